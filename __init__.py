@@ -15,9 +15,9 @@ from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
     from .advisor.advise import advise
+    from .advisor.answer.recommendation import Recommendation
     from .advisor.estimate import estimate
     from .advisor.question.run import read_run
-    from .advisor.recommend.recommendation import Recommendation
     from .probes.dry_run import dry_run
     from .probes.run import Run
 
@@ -28,7 +28,7 @@ _LAZY = {
     "advise": ".advisor.advise",
     "estimate": ".advisor.estimate",
     "read_run": ".advisor.question.run",
-    "Recommendation": ".advisor.recommend.recommendation",
+    "Recommendation": ".advisor.answer.recommendation",
     "dry_run": ".probes.dry_run",
     "Run": ".probes.run",
 }

@@ -1,5 +1,5 @@
 """`python -m ds_advise` is `ds-advise`."""
 
-from .advisor.cli import main
+from .advisor.cli.main import main
 
 main()

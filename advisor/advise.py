@@ -21,16 +21,16 @@ from ..estimators.workload import (
     Quantization,
 )
 from ..probes.store_path import anything_kept
+from .answer.reasons import doubts, reasons
+from .answer.recommendation import Recommendation, closest
+from .answer.what_if import changes
 from .ask import ask
-from .collector import collector_paused
 from .estimate import plain_pytorch
+from .gc_pause import collector_paused
 from .question.cluster_options import ClusterOptions
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
-from .recommend.reasons import doubts, reasons
-from .recommend.recommendation import Recommendation, closest
-from .recommend.search.choice import fastest_that_fits, worth_trying_first
-from .recommend.search.ladder import predict_all
-from .recommend.what_if import changes
+from .search.choice import fastest_that_fits, worth_trying_first
+from .search.ladder import predict_all
 
 
 def advise(
@@ -164,7 +164,7 @@ def answer(question: Question) -> Recommendation:
     )
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: what knows probes is of no use to most questions.
-        from .prove.after_probes import with_past_probes
+        from .verification.after_probes import with_past_probes
 
         recommendation = with_past_probes(recommendation)
     return recommendation
@@ -213,7 +213,7 @@ def answer_with_proofs(
     recommendation = advise(**{**question, "gpus": cluster}, deepspeed_estimate=False, say=say)
     # Imported where they are needed: an answer without proofs is to come at once.
     if verify:
-        from .prove.verify import verify as verified
+        from .verification.verify import verify as verified
 
         recommendation = verified(
             recommendation,
@@ -221,7 +221,7 @@ def answer_with_proofs(
             on_start=lambda candidate: say(f"dry run of {candidate.rung} ..."),
         )
     if probe:
-        from .prove.probe_series import settle
+        from .verification.probe_series import settle
 
         recommendation = settle(
             recommendation,

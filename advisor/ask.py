@@ -10,13 +10,13 @@ from typing import Any, Literal
 from ..estimators.errors import WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
-from .largest.micro_batch import with_largest_micro_batch
-from .largest.model_size import of_largest_model
-from .largest.sequence import STEP, with_longest_sequence
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
+from .search.max_micro_batch import with_largest_micro_batch
+from .search.max_model_size import of_largest_model
+from .search.max_seq_len import STEP, with_longest_sequence
 
 
 def ask(
@@ -62,7 +62,7 @@ def ask(
         cluster = replace(cluster, threads_per_rank=positive("threads", threads))
     job = None
     if (data, samples, tokens, epochs, packing, eval_split, price) != (None, None, None, None, False, 0.0, None):
-        from .job.options import JobOptions, batch_of  # imported here: most questions are about no whole job
+        from .question.job_options import JobOptions, batch_of  # imported here: most questions are about no whole job
 
         job = JobOptions(
             data=data,

@@ -13,10 +13,10 @@ from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
 from .question.question import Question
 from .question.software import named_values, yes_or_no
-from .recommend.candidate import Candidate
-from .recommend.fit import LEAST
-from .recommend.search.choice import best_of_rung
-from .recommend.search.ways import candidates_of
+from .search.candidate import Candidate
+from .search.choice import best_of_rung
+from .search.fit import LEAST
+from .search.search_space import candidates_of
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
 """What `rung` names: the eight rungs, and plain PyTorch beside them."""

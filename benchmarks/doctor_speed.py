@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ds_advise.validate.doctor.readers.folder import read_folder
-from ds_advise.validate.doctor.readers.graphics import read_graphics
-from ds_advise.validate.doctor.readers.host import read_host, read_memory, read_processor
-from ds_advise.validate.doctor.readers.software import read_software
-from ds_advise.validate.doctor.readers.toolchain import read_ops_folder, read_toolchain
-from ds_advise.validate.doctor.readers.tools import run_tool
+from ds_advise.validate.doctor.graphics import read_graphics
+from ds_advise.validate.doctor.read_folder import read_folder
+from ds_advise.validate.doctor.read_host import read_host, read_memory, read_processor
+from ds_advise.validate.doctor.software import read_software
+from ds_advise.validate.doctor.toolchain import read_ops_folder, read_toolchain
+from ds_advise.validate.doctor.tools import run_tool
 
 TARGET_S = 5.0
 ROOT = Path("/")

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.launch.question.nodes import slurm_rendezvous, static_rendezvous
-from ds_advise.advisor.lint import LintAnswer
-from ds_advise.advisor.prove.probe_series import budget_seconds
+from ds_advise.advisor.launch.nodes import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.lint_file import LintAnswer
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
-from ds_advise.advisor.reports.lint import answer_json
+from ds_advise.advisor.render.lint import answer_json
+from ds_advise.advisor.verification.probe_series import budget_seconds
 from ds_advise.ds_configs.hostfile import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.validate.lint import DeepSpeedFacts, apply, lint, load_facts, read_document

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ds_advise.advisor.question.cluster_spec import parse_cluster
-from ds_advise.advisor.recommend.search.choice import paying
+from ds_advise.advisor.search.choice import paying
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import find

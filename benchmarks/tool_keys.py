@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ds_advise.advisor.foreign.formats.known_keys import FILE
+from ds_advise.advisor.importers.known_keys import FILE
 
 FOLDERS = {
     "llama-factory": ("src/llamafactory/hparams",),

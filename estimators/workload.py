@@ -17,6 +17,9 @@ Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "deepspeed"]
 
+DEFAULT_SEQ_LEN = 2048
+"""Tokens of a sample where neither the user nor the data give a length."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ds_advise.probes.dry_run import DryRunResult
-from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.recording.request import Request
 
 from benchmarks.dry_run.forked_dry_runs import answers
 from tests.training_scripts.forked_ranks import start_server

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...estimators.errors import ModelConfigError, UnknownModelError
-from ...estimators.job.job import Job, SamplesOfLength
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import Phrase, phrase
+from ...estimators.time.job import Job, SamplesOfLength
+from .approx_tokenizer import BYTES_PER_TOKEN, FourBytes
 from .batching import Index
 from .defaults import SEED, sequence_length
-from .four_bytes import BYTES_PER_TOKEN, FourBytes
 from .model_files import load_tokenizer
 from .prepare import DataFile, Samples, cut, prepare
 from .shapes import ROW_SHAPES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...estimators.job.job import PADDED_TO
 from ...estimators.models.model_shape import ModelShape
-from ..question.workload import DEFAULT_SEQ_LEN
+from ...estimators.time.job import PADDED_TO
+from ...estimators.workload import DEFAULT_SEQ_LEN
 
 if TYPE_CHECKING:
     from .prepare import DataFile  # which loads numpy

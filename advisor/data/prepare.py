@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..terminal.progress import seldom
+from ..text.progress import seldom
 from .batching import Cuts, Index, evaluation_split, index_of
 from .errors import DataError
 from .rendering import Renderer

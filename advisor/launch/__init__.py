@@ -1,1 +1,0 @@
-"""The full training, started, watched and ended: `launch`."""

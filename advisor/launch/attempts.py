@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...probes.store import record_of, try_store
-from ..terminal.output import Output
+from ..text.output import Output
 from .fallback import Continuation
 from .request import FAILURE_TITLES, LaunchOutcome, LaunchRequest
 from .run import launch

@@ -10,10 +10,10 @@ from pathlib import Path
 from ...ds_configs.other_plan import under_other_plan
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ..terminal.words import plan_title
+from ..text.labels import plan_title
 from .other_plans import next_plan
-from .question.script_arguments import ScriptArguments
 from .request import LaunchOutcome, LaunchRequest
+from .script_arguments import ScriptArguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from ...estimators.plan import Plan
 from ...probes.run import Run
 from ..advise import answer
 from ..question.question import Question, of_script
-from ..recommend.candidate import Candidate
+from ..search.candidate import Candidate
 from .request import FailureKind
 
 _LESS = 0.95

@@ -15,11 +15,11 @@ from ...probes.rank_processes import extension_lock
 from ...probes.search_path import search_path
 from .command import launch_line
 from .environment import environment_of
-from .ranks.shared_memory import free_abandoned_buffers
-from .ranks.supervisor import adopt_orphans, kill_descendants
-from .ranks.trainer_callback import STOP_FILE
+from .records import Records
 from .request import LaunchRequest
-from .watch.records import Records
+from .shared_memory import free_abandoned_buffers
+from .supervisor import adopt_orphans, kill_descendants
+from .trainer_callback import STOP_FILE
 
 _BY_TRAINER = "the Trainer saves a checkpoint within the next steps; once more ends it now"
 _BY_SIGTERM = "SIGTERM goes to the ranks, which save what they have been written to save; once more ends them now"
@@ -38,7 +38,7 @@ class RankProcesses:
         adopt_orphans(True)
         with (request.folder / "launcher.log").open("wb") as log:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.ranks.supervisor", str(os.getpid()), *words],
+                [sys.executable, "-m", f"{__package__}.supervisor", str(os.getpid()), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
+from .display import Display
+from .monitor import Monitor
 from .processes import RankProcesses
 from .request import LaunchOutcome, LaunchRequest, TrainingFailure
-from .watch.display import Display
-from .watch.monitor import Monitor
 
 _POLL_S = 0.1
 

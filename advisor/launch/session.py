@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...estimators.errors import WorkloadError
-from ..terminal.output import Output
+from ..text.output import Output
 from .attempts import Attempts, make_attempts
 from .check import How, Objection, objections, prediction_of
 from .environment import environment_of, kept_settings
 from .fallback import next_launch
-from .question.framework import source_of, uses_trainer
-from .question.script_arguments import ScriptArguments
+from .framework import source_of, uses_trainer
 from .request import LaunchRequest
+from .script_arguments import ScriptArguments
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to see that it fits; "auto": a probe where the ranks of the whole job can run here, else a dry run."""

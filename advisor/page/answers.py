@@ -16,11 +16,11 @@ from ...estimators.hardware.gpus import gpus
 from ...estimators.models import catalogue
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import predicted
-from ..pictures.palette import dark_rules
+from ..answer.recommendation import Change, Recommendation
+from ..answer.what_if import changes_tried
+from ..html_report.palette import dark_rules
 from ..question.cluster_spec import parse_cluster
 from ..question.workload import WorkloadOptions
-from ..recommend.recommendation import Change, Recommendation
-from ..recommend.what_if import changes_tried
 from .options import OPTIONS, State, command_of, model_of, options_in, question_of
 from .view import COLUMNS, PICTURES, answer_view, json_text, picture
 

@@ -7,19 +7,19 @@ from typing import Any
 
 from ...ds_configs.script_lines import script_lines, trainer_lines
 from ...ds_configs.write import to_json
-from ..pictures.canvas import NARROW, WIDE
-from ..pictures.plans import memory_bars, speed_against_memory, time_bars
-from ..pictures.scatter import draw_scatter
-from ..pictures.stacked_bars import draw_stacked_bars
-from ..recommend.candidate import LadderStep
-from ..recommend.deliver import recommended_config
-from ..recommend.fit import LIKELY, MOST_HOST_BYTES, chance, fits_sentence
-from ..recommend.reasons import gain_of_risk, time_shares
-from ..recommend.recommendation import Recommendation, closest
-from ..recommend.start import start_commands, start_settings
-from ..recommend.to_json import candidate_json, json_form
-from ..terminal.units import count, gib, rate, rough_rate, seconds
-from ..terminal.words import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
+from ..answer.reasons import gain_of_risk, time_shares
+from ..answer.recommendation import Recommendation, closest
+from ..answer.start import start_commands, start_settings
+from ..answer.to_json import candidate_json, json_form
+from ..html_report.canvas import NARROW, WIDE
+from ..html_report.plans import memory_bars, speed_against_memory, time_bars
+from ..html_report.scatter import draw_scatter
+from ..html_report.stacked_bars import draw_stacked_bars
+from ..render.deliver import recommended_config
+from ..search.candidate import LadderStep
+from ..search.fit import LIKELY, MOST_HOST_BYTES, chance, fits_sentence
+from ..text.labels import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
+from ..text.units import count, gib, rate, rough_rate, seconds
 
 CONFIG_FILE = "ds_config.json"
 

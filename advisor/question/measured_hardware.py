@@ -18,7 +18,7 @@ from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
 from ...probes.store_path import anything_kept
 from ...probes.this_machine import mount_point
-from ..terminal.units import age
+from ..text.units import age
 
 if TYPE_CHECKING:
     from ...probes.bench.result import BenchResult

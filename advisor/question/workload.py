@@ -12,6 +12,7 @@ from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import (
+    DEFAULT_SEQ_LEN,
     AttentionKernel,
     Framework,
     LayerKernels,
@@ -23,8 +24,6 @@ from ...estimators.workload import (
     Workload,
 )
 from .software import software_of
-
-DEFAULT_SEQ_LEN = 2048
 
 LARGEST_COUNT = 10**9
 """Counts beyond this are typing errors."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ..ask import ask
-from ..job.options import parse_duration
+from ..question.job_options import parse_duration
 from ..question.question import Question
 from .advice import RentAdvice, sorted_offers
 from .offers import Market

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 from ...estimators.plan import PlainPyTorch, Rung
-from ..job.form import JobJson, job_json
-from ..recommend.to_json import SCHEMA_VERSION
+from ..answer.job import JobJson, job_json
+from ..answer.to_json import SCHEMA_VERSION
 from .advice import RentAdvice
 from .offers import Offer
 

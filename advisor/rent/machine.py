@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.job.price import Price
+from ...estimators.time.price import Price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.job.duration import JobDuration
-from ...estimators.job.interruptions import Interrupted, interrupted_run
-from ...estimators.job.price import HOUR_S, Price
-from ..job.options import batch_of
+from ...estimators.time.duration import JobDuration
+from ...estimators.time.interruptions import Interrupted, interrupted_run
+from ...estimators.time.price import HOUR_S, Price
+from ..answer.what_if import gpus_argument
+from ..question.job_options import batch_of
 from ..question.question import Question
 from ..question.workload import resolve_precision
-from ..recommend.candidate import Candidate, duration_of
-from ..recommend.search.fastest import Slopes, fastest
-from ..recommend.what_if import gpus_argument
+from ..search.candidate import Candidate, duration_of
+from ..search.fastest import Slopes, fastest
 from .machine import Machine
 
 BOOT_S = 300.0

@@ -8,11 +8,11 @@ from math import floor, log10
 from rich.console import Console
 from rich.text import Text
 
-from ..job.words import hours, money
-from ..recommend.report.subject import training_subject
-from ..terminal.lines import blank, cells, sentence
-from ..terminal.units import counted_noun, gib, rate
-from ..terminal.words import batch_words, checkpointing_words, cluster_title, plan_title
+from ..render.subject import training_subject
+from ..text.job import hours, money
+from ..text.labels import batch_words, checkpointing_words, cluster_title, plan_title
+from ..text.lines import blank, cells, sentence
+from ..text.units import counted_noun, gib, rate
 from .advice import RentAdvice
 from .offers import WAIT_S, Offer
 

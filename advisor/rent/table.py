@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.job.price import Price
+from ...estimators.time.price import Price
 from ..question.cluster_spec import MOST_NODES, parse_cluster
 from .machine import Machine
 

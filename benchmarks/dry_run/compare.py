@@ -20,9 +20,9 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.rank_part import of_rank
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.request import Request
-from ds_advise.probes.dry_run.result import DryRunResult
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.recording.request import Request
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
 from .cases import FAMILIES, Case

@@ -20,8 +20,8 @@ from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.ask import ask
 from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, depth_series, extrapolated
-from ds_advise.probes.dry_run.result import DryRunResult
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
 ALLOCATED, HOST = 0.005, 0.01

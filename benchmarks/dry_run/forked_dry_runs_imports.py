@@ -8,5 +8,5 @@ import peft.utils.transformers_weight_conversion
 import torch.testing._internal.distributed.fake_pg
 import transformers.integrations
 from ds_advise.probes.dry_run import training, worker
-from ds_advise.probes.dry_run.recording import mode
-from ds_advise.probes.dry_run.simulated_gpu import attention, kernels, unknown_values
+from ds_advise.probes.recording import mode
+from ds_advise.probes.simulated_gpu import attention, kernels, unknown_values

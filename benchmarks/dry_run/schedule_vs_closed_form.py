@@ -30,8 +30,8 @@ from pathlib import Path
 from statistics import mean
 
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.schedule.play import play
 from ds_advise.estimators.schedule.recorded import Schedule
+from ds_advise.estimators.schedule.simulate import play
 from ds_advise.estimators.time.step_time import estimate_time
 
 from ..document import put

@@ -15,7 +15,7 @@ from pathlib import Path
 from ds_advise.validate.lint import RULES, Rule
 from ds_advise.validate.lint.facts import to_json
 from ds_advise.validate.lint.installed_facts import BUNDLED, installed_version, source_folder
-from ds_advise.validate.lint.sources import read_facts
+from ds_advise.validate.lint.read_deepspeed import read_facts
 
 MANUAL = Path(__file__).parents[2] / "docs" / "lint.md"
 BEGIN, END = "<!-- rules: written by benchmarks/lint/documents.py -->\n", "<!-- end of rules -->\n"

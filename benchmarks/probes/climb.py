@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ds_advise.advisor.prove.probe_series import run_series
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
-from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.fit import fit_of
-from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.search.fit import fit_of
+from ds_advise.advisor.verification.probe_series import run_series
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 
 from .cpu_probes import MODELS, RANKS, Runs, ask, candidates, publish

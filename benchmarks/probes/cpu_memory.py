@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from ds_advise.advisor.prove.probe import cpu_rank_bytes
-from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.verification.probe import cpu_rank_bytes
 from ds_advise.estimators.memory.fit_probability import CPU_COVERED
 
 from .cpu_probes import LARGER, MODELS, RANKS, Runs, ask, candidates, publish

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ds_advise.advisor.advise import answer
-from ds_advise.advisor.prove.probe_series import runnable
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.verification.probe_series import runnable
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload

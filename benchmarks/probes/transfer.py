@@ -21,8 +21,8 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median, quantiles
 
-from ds_advise.advisor.prove.calibration import calibration
-from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.verification.calibration import calibration
 from ds_advise.probes.real_run import ProbeResult
 
 from .cpu_probes import MODELS, Runs, ask, candidates, publish

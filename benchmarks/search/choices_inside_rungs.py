@@ -18,13 +18,13 @@ from itertools import product
 from typing import NamedTuple
 
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.prove.dry_run import prove_by_dry_run
+from ds_advise.advisor.answer.evidence import DryRunAnswer
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.run import run_of
-from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.evidence import DryRunAnswer
-from ds_advise.advisor.recommend.fit import SURE
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.terminal.units import gib
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.search.fit import SURE
+from ds_advise.advisor.text.units import gib
+from ds_advise.advisor.verification.dry_run import prove_by_dry_run
 
 from ..document import put
 

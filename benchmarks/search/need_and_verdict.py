@@ -19,8 +19,8 @@ from itertools import product
 from pathlib import Path
 
 from click.testing import CliRunner
-from ds_advise.advisor.cli import program
-from ds_advise.advisor.terminal.units import gib
+from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.text.units import gib
 
 MODELS = ("Qwen2.5-1.5B", "llama3.1-8b", "Qwen2.5-32B")
 GPUS = ("1x24GB", "2x32GB", "8x40GB", "8xA100-80GB")

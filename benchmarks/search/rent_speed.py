@@ -35,7 +35,7 @@ QUESTIONS = (
 
 _TIMED = """
 import resource, sys
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 code = run(sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, file=sys.stderr)

@@ -16,12 +16,12 @@ from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
 from ..plan import Plan
 from ..workload import Workload
+from . import activations, gradients, weights
+from .passes import Passes
 from .speed_spread import speed_spread
-from .step import activations, gradients, weights
-from .step.passes import Passes
-from .step.step import Step
-from .step.transfers import Transfers
-from .step.update import update
+from .step import Step
+from .transfers import Transfers
+from .update import update
 
 
 def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:

@@ -4,8 +4,8 @@
 and by what they are. torch and DeepSpeed are imported only in the subprocess that it starts.
 """
 
+from ..recording.result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint
 from .ask import DryRunError, NeedsValuesError
-from .result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint
 from .run import dry_run
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from .request import Request
+from ..recording.request import Request
 
 
 class UnfilledAutoError(ValueError):

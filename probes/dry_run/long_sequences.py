@@ -16,8 +16,8 @@ import torch
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from ...estimators.models.families import shape_from_config
 from ...estimators.tiles import loss_tiles, mlp_tiles
+from ..recording.request import Request
 from .models import TrainableModel
-from .request import Request
 
 
 def prepared(subject: TrainableModel, request: Request, config: dict[str, Any], device: str) -> TrainableModel:

@@ -14,8 +14,8 @@ import torch
 from packaging.version import Version
 
 from ...estimators.workload import Workload
-from .request import Request
-from .simulated_gpu.attention import FLASH
+from ..recording.request import Request
+from ..simulated_gpu.attention import FLASH
 
 _BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the model"
 

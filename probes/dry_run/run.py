@@ -9,15 +9,15 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ...ds_configs.beyond_plans import FIRST_WITHOUT_AUTOEP, beyond_plans
+from ...ds_configs.unmodeled_features import FIRST_WITHOUT_AUTOEP, beyond_plans
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
+from ..recording.request import Request
+from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Run
 from .ask import DryRunError, NeedsValuesError, ask
 from .extrapolate import DepthNotLinearError, depth_series, extrapolated
 from .fullest_rank import fullest_rank
-from .request import Request
-from .result import DryRunResult, Peak, Reserved
 
 _HOPPER = 9.0
 """Compute capability whose kernels are chosen for a GPU without one (AMD's, the CPU)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.schedule.play import PlayedStep, play
-from .result import DryRunResult
+from ...estimators.schedule.simulate import PlayedStep, play
+from ..recording.result import DryRunResult
 
 
 def played_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> PlayedStep | None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ...ds_configs.read import autotp_size_in
+from ..recording.phases import PhaseRecorder
+from ..recording.request import Request
 from . import auto_values, long_sequences, models
-from .recording.phases import PhaseRecorder
-from .request import Request
 
 _REPEATABLE = 3
 """The first iteration that can repeat the one before: in the first the optimizer makes its states, and ZeRO-3 records

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ..harmless import harmless
-from .recording import analysis
-from .request import Request
-from .result import DryRunResult
-from .simulated_gpu import collectives
+from ..recording import analysis
+from ..recording.request import Request
+from ..recording.result import DryRunResult
+from ..simulated_gpu import collectives
 
 if TYPE_CHECKING:
-    from .recording.ledger import Ledger
-    from .recording.phases import PhaseRecorder
-    from .recording.schedule import ScheduleRecorder
+    from ..recording.ledger import Ledger
+    from ..recording.phases import PhaseRecorder
+    from ..recording.schedule import ScheduleRecorder
 
 
 def main() -> None:
@@ -123,11 +123,11 @@ def _package(error: Exception) -> str:
 
 
 def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
-    from .recording.allocation_classifier import AllocationClassifier
-    from .recording.ledger import Ledger
-    from .recording.phases import PhaseRecorder
-    from .recording.schedule import ScheduleRecorder
-    from .simulated_gpu.device import DEVICE_TYPE, register
+    from ..recording.allocation_classifier import AllocationClassifier
+    from ..recording.ledger import Ledger
+    from ..recording.phases import PhaseRecorder
+    from ..recording.schedule import ScheduleRecorder
+    from ..simulated_gpu.device import DEVICE_TYPE, register
 
     register()
     classifier = AllocationClassifier()
@@ -140,14 +140,15 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
     import torch
 
-    from .simulated_gpu import attention, engine_hooks, expert_parallel, kernels, short_cuts, unknown_values
+    from ..simulated_gpu import attention, engine_hooks, expert_parallel, kernels, unknown_values
+    from ..simulated_gpu import startup_patches as short_cuts
 
     short_cuts.before_deepspeed()
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
     from deepspeed.accelerator import set_accelerator
 
-    from .simulated_gpu.accelerator import SimulatedAccelerator
+    from ..simulated_gpu.accelerator import SimulatedAccelerator
 
     set_accelerator(
         SimulatedAccelerator(
@@ -174,10 +175,10 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
 
 
 def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunResult:
+    from ..recording.mode import RecordingMode
+    from ..simulated_gpu.device import DEVICE_TYPE
+    from ..simulated_gpu.quick_fake import QuickFakeTensorMode
     from . import training
-    from .recording.mode import RecordingMode
-    from .simulated_gpu.device import DEVICE_TYPE
-    from .simulated_gpu.quick_fake import QuickFakeTensorMode
 
     ledger, schedule = recorder.ledger, recorder.schedule
     _simulate(request, ledger, schedule)

@@ -18,8 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...estimators.workload import Workload
-from ..dry_run.request import Request
-from ..dry_run.simulated_gpu import collectives
+from ..recording.request import Request
+from ..simulated_gpu import collectives
 from .case import HostTimeCase
 from .narrow import defaults, narrow
 from .result import PHASES, HostCounts, HostTime

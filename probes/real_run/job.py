@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..dry_run.request import Request
+from ..recording.request import Request
 
 Device = Literal["cpu", "cuda"]
 

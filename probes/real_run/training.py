@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..dry_run import auto_values, long_sequences, models
-from ..dry_run.request import Request
 from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
+from ..recording.request import Request
 from . import base_model, memory
 from .clocks import Clock
 from .communication import CollectiveTime

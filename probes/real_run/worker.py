@@ -98,7 +98,7 @@ def _join(job: ProbeJob, rank: int, folder: Path) -> None:
     """Meet the other ranks; alone, the fake process group stands for them."""
     import torch.distributed as dist
 
-    from ..dry_run.simulated_gpu import collectives as fake_group
+    from ..simulated_gpu import collectives as fake_group
 
     if job.solo:
         fake_group.join(rank, job.request.world_size, job.request.gpus_per_node)

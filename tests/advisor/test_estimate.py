@@ -8,7 +8,7 @@ from typing import Any
 import ds_advise
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.commands.advise import advise
+from ds_advise.advisor.cli.advise import advise
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.plan import RUNGS
 

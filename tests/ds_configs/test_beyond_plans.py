@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ds_advise.ds_configs.beyond_plans import beyond_plans
+from ds_advise.ds_configs.unmodeled_features import beyond_plans
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.workload import Workload

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 
 from benchmarks.shown_output import DOCUMENTS, DOTS, PICTURE, ROOT, Block, blocks, make_files, picture, refreshed
 

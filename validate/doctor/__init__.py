@@ -9,7 +9,7 @@ from .examine import AREAS, Checkup, examine, judge
 from .facts import MachineFacts
 from .findings import STATUSES, DoctorFinding, FindingStatus
 from .gather import gather
-from .hide import Hider
+from .redact import Hider
 
 __all__ = [
     "AREAS",

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
-from .checks import building, environment, folder, gpus, host, nodes, versions
+from . import building, environment, gpus, versions
+from . import check_folder as folder
+from . import check_host as host
+from . import check_nodes as nodes
 from .facts import MachineFacts
 from .findings import STATUSES, DoctorFinding, FindingStatus
 from .gather import gather

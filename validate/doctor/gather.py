@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 from ...ds_configs.hostfile import read_hostfile
 from ...estimators.errors import ConfigFileError
 from .facts import MachineFacts
-from .readers.folder import read_folder
-from .readers.graphics import read_graphics
-from .readers.host import rank_port, read_host, read_memory, read_processor
-from .readers.nodes import AT_ONCE, MOST_NODES, read_nodes
-from .readers.software import read_software
-from .readers.toolchain import read_ops_folder, read_toolchain
-from .readers.tools import Runner, run_tool
+from .graphics import read_graphics
+from .read_folder import read_folder
+from .read_host import rank_port, read_host, read_memory, read_processor
+from .read_nodes import AT_ONCE, MOST_NODES, read_nodes
+from .software import read_software
+from .toolchain import read_ops_folder, read_toolchain
+from .tools import Runner, run_tool
 
 _Part = TypeVar("_Part")
 

@@ -35,7 +35,7 @@ def load_facts() -> DeepSpeedFacts:
         facts = from_json(json.loads(cached.read_text(encoding="utf-8")), origin="installed")
         if facts.version == version:
             return facts
-    from .sources import read_facts
+    from .read_deepspeed import read_facts
 
     facts = read_facts(folder, version, source_folder("torch"))
     with contextlib.suppress(OSError):

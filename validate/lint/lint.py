@@ -14,7 +14,7 @@ from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Edit, Hit, Path, Rule, Severity
 from .rules import RULES
-from .rules.training.trainer import is_for_the_trainer
+from .rules.trainer import is_for_the_trainer
 
 MOST_FINDINGS = 200
 """Nobody reads more of a file that is no configuration at all."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ds_advise.probes.dry_run.recording.allocator import Allocate, CachingAllocator, EmptyCache, Event, Free
+from ds_advise.probes.recording.allocator import Allocate, CachingAllocator, EmptyCache, Event, Free
 
 from ..configuration import from_arguments
 from ..machine.place import NotPossibleError, Place

@@ -10,11 +10,11 @@ from ...estimate import MEMORY_SYMBOLS, Formula, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
 from ..terms import Terms
-from .graph.saved_tensors import ZERO, Size, frontier, total
+from .embedding_and_head import End, encoder_output_terms, end, input_term, shared_terms
 from .linear_terms import SOURCE, LinearTerm, saved_term, saved_terms
 from .loss import loss_terms
-from .outside import End, encoder_output_terms, end, input_term, shared_terms
 from .recording import LayerRecorder, Recording
+from .saved_tensors import ZERO, Size, frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 _FORWARD = Formula("forward pass of a layer", "B x + y: largest moment of one layer's forward pass", SOURCE, _LARGEST)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...models.model_shape import FeedForward
-from .graph.moved_bytes import backward_bytes, forward_bytes
-from .graph.saved_tensors import AutogradGraph, Value
 from .layer_variants import LayerVariant
+from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
+from .saved_tensors import AutogradGraph, Value
 
 INDEX = 8
 """Bytes of an index."""

@@ -6,9 +6,9 @@ from typing import Literal
 
 from ...models.model_shape import Attention
 from ...workload import Workload
-from .graph.saved_tensors import Value
 from .layer_variants import LayerVariant
 from .ops import Ops
+from .saved_tensors import Value
 
 Kernel = Literal["flash", "efficient", "math", "eager"]
 

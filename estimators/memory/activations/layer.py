@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ...models.model_shape import Attention, Block, FeedForward
 from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
-from .graph.saved_tensors import Value
 from .kernels import Kernel, attend, delta_rule
 from .layer_variants import LayerVariant
 from .norms import norm
 from .ops import Ops
+from .saved_tensors import Value
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula
 from ..terms import Terms
-from .graph.saved_tensors import Size, Storage, total
+from .saved_tensors import Size, Storage, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 

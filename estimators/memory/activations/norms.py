@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .graph.saved_tensors import Value
 from .ops import Ops
+from .saved_tensors import Value
 
 NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "rms_bare", "layer_fp32", "layer_bare"]
 

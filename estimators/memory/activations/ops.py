@@ -9,7 +9,7 @@ from ...models.four_bits import in_int8, quantized
 from ...models.lora import Adapters
 from ...models.model_shape import Tensor
 from ...workload import Workload
-from .graph.saved_tensors import AutogradGraph, Value
+from .saved_tensors import AutogradGraph, Value
 
 
 class Ops(NamedTuple):

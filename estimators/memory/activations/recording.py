@@ -10,12 +10,12 @@ from typing import NamedTuple
 from ...models.lora import adapters, trained_copies
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload
-from .graph.moved_bytes import backward_bytes, forward_bytes
-from .graph.saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
 from .layer_variants import LayerVariant, layer_variant
+from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
+from .saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 
 
 @dataclass(frozen=True)

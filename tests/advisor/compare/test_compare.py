@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run as run_here
-from ds_advise.advisor.compare.comparison import Comparison, compare, differences, parts, read_circumstances
-from ds_advise.advisor.compare.key_meanings import MEANINGS
-from ds_advise.advisor.compare.report import render_comparison
-from ds_advise.advisor.compare.settings import LOOSE_DEFAULTS, ConfigSettings
+from ds_advise.advisor.answer.comparison import Comparison, compare, differences, parts, read_circumstances
+from ds_advise.advisor.answer.config_settings import LOOSE_DEFAULTS, ConfigSettings
+from ds_advise.advisor.answer.key_meanings import MEANINGS
+from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.recommend.search.ladder import predict_all
+from ds_advise.advisor.render.comparison import render_comparison
+from ds_advise.advisor.search.ladder import predict_all
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS
@@ -462,7 +462,7 @@ def test_errors_have_their_types(tmp_path: Path) -> None:
 def test_nothing_slow_is_imported(files: dict[str, str]) -> None:
     """A comparison of files, and one of rungs, come at once: no torch, no DeepSpeed, no pydantic."""
     program = (
-        "import sys\nfrom ds_advise.advisor.cli import run\ncode = run(sys.argv[1:])\n"
+        "import sys\nfrom ds_advise.advisor.cli.main import run\ncode = run(sys.argv[1:])\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'deepspeed', 'transformers', 'pydantic')))\n"
     )
     for arguments in (

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.commands.options import FOREIGN_FORMATS
-from ds_advise.advisor.foreign.answer import read_foreign
-from ds_advise.advisor.foreign.formats.catalogue import NAMES
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.options import FOREIGN_FORMATS
+from ds_advise.advisor.importers.answer import read_foreign
+from ds_advise.advisor.importers.catalogue import NAMES
 
 pytestmark = pytest.mark.usefixtures("kept_facts")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.foreign.formats.catalogue import recognised
-from ds_advise.advisor.foreign.formats.known_keys import keys_of
+from ds_advise.advisor.importers.catalogue import recognised
+from ds_advise.advisor.importers.known_keys import keys_of
 
 from benchmarks.tool_keys import declared, known_keys
 
@@ -46,6 +46,6 @@ def test_the_training_arguments_are_those_of_the_installed_transformers() -> Non
     """The rest of the file follows from other projects' sources."""
     import json
 
-    from ds_advise.advisor.foreign.formats.known_keys import FILE
+    from ds_advise.advisor.importers.known_keys import FILE
 
     assert known_keys({})["training-arguments"] == json.loads(FILE.read_text())["training-arguments"].split()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.foreign.formats.accelerate import read
-from ds_advise.advisor.foreign.formats.hf_words import OPTIMIZERS
-from ds_advise.advisor.foreign.texts.source import read_source
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.importers.accelerate import read
+from ds_advise.advisor.importers.hf_arguments import OPTIMIZERS
+from ds_advise.advisor.importers.source import read_source
 
 pytestmark = pytest.mark.slow
 

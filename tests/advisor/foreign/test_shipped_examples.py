@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.foreign.figures import ForeignFigures, figures_of
-from ds_advise.advisor.foreign.formats.catalogue import recognised
-from ds_advise.advisor.foreign.formats.command_line import launched
-from ds_advise.advisor.foreign.formats.foreign_run import ForeignRun
-from ds_advise.advisor.foreign.rewrite import write_files, written_as
+from ds_advise.advisor.importers.catalogue import recognised
+from ds_advise.advisor.importers.command_line import launched
+from ds_advise.advisor.importers.figures import ForeignFigures, figures_of
+from ds_advise.advisor.importers.foreign_run import ForeignRun
+from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config

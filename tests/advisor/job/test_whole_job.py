@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.data.approx_tokenizer import FourBytes
 from ds_advise.advisor.data.counted import CountedData, count_data
-from ds_advise.advisor.data.four_bytes import FourBytes
-from ds_advise.advisor.job.options import JobOptions, parse_amount, parse_price
-from ds_advise.advisor.job.words import hours, money
-from ds_advise.advisor.recommend.candidate import duration_of
-from ds_advise.advisor.terminal import progress
-from ds_advise.advisor.trainer.folder import TrainingFolder
-from ds_advise.advisor.trainer.proposal import propose
-from ds_advise.advisor.trainer.settings import TrainingSettings
+from ds_advise.advisor.question.job_options import JobOptions, parse_amount, parse_price
+from ds_advise.advisor.search.candidate import duration_of
+from ds_advise.advisor.text import progress
+from ds_advise.advisor.text.job import hours, money
+from ds_advise.advisor.train.folder import TrainingFolder
+from ds_advise.advisor.train.proposal import propose
+from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.job.price import Price
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.time.price import Price
 
 CONFIG = {
     "model_type": "qwen2",

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import predicted
+from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.largest.bisection import largest
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.question import Largest
-from ds_advise.advisor.recommend.report.render import render
-from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.search.bisection import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.catalogue import family

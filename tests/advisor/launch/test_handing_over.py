@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.launch.display import Display
+from ds_advise.advisor.launch.monitor import Monitor
 from ds_advise.advisor.launch.request import LaunchRequest, Script
-from ds_advise.advisor.launch.watch.display import Display
-from ds_advise.advisor.launch.watch.monitor import Monitor
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
 from rich.console import Console

@@ -12,20 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.check import Objection, objections, prediction_of
+from ds_advise.advisor.launch.display import Display, Progress
 from ds_advise.advisor.launch.environment import costly_switches, environment_of, kept_settings
 from ds_advise.advisor.launch.fallback import next_launch
+from ds_advise.advisor.launch.framework import framework_of, launcher_of
+from ds_advise.advisor.launch.nodes import equal_nodes, first_host, static_rendezvous
 from ds_advise.advisor.launch.other_plans import plans_that_fit
-from ds_advise.advisor.launch.question.framework import framework_of, launcher_of
-from ds_advise.advisor.launch.question.nodes import equal_nodes, first_host, static_rendezvous
-from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
-from ds_advise.advisor.launch.watch.display import Display, Progress
-from ds_advise.advisor.prove.past_probes import keep_probe
+from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
-from ds_advise.advisor.recommend.fit import Fit
+from ds_advise.advisor.search.fit import Fit
+from ds_advise.advisor.verification.past_probes import keep_probe
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -80,7 +80,7 @@ def dry(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[str, 
 
 
 def wrapped(folder: Path, more: str = "") -> str:
-    return f"--module ds_advise.advisor.launch.ranks.rank --folder {folder}/log{more} train.py"
+    return f"--module ds_advise.advisor.launch.rank --folder {folder}/log{more} train.py"
 
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

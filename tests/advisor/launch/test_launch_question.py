@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.launch.question.question import launch_question
-from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.launch import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
+from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 
 PLACE = {

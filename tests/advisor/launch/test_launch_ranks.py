@@ -19,14 +19,14 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.launch.ranks.shared_memory import free_abandoned_buffers
+from ds_advise.advisor.launch.display import Display
+from ds_advise.advisor.launch.failures import failure_of
+from ds_advise.advisor.launch.host import HostWatcher
+from ds_advise.advisor.launch.monitor import Monitor
+from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
-from ds_advise.advisor.launch.watch.display import Display
-from ds_advise.advisor.launch.watch.failures import failure_of
-from ds_advise.advisor.launch.watch.host import HostWatcher
-from ds_advise.advisor.launch.watch.monitor import Monitor
-from ds_advise.advisor.launch.watch.records import Records
+from ds_advise.advisor.launch.shared_memory import free_abandoned_buffers
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.rank_processes.event_log import EventLog
@@ -43,7 +43,7 @@ print(json.dumps([sys.argv, sys.path[0], __name__, __file__, os.environ.get("GIV
 def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[str, Any]]]:
     """(what rank 3 printed, its notes)."""
     done = subprocess.run(
-        [sys.executable, "-m", "ds_advise.advisor.launch.ranks.rank", *words],
+        [sys.executable, "-m", "ds_advise.advisor.launch.rank", *words],
         cwd=tmp_path,
         env=os.environ | {"RANK": "3"},
         capture_output=True,
@@ -109,7 +109,7 @@ def test_records_that_cannot_be_written_do_not_matter(tmp_path: Path, case: str)
     else:
         (tmp_path / "log").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "ds_advise.advisor.launch.ranks.rank", "--folder", "log", "train.py"],
+        [sys.executable, "-m", "ds_advise.advisor.launch.rank", "--folder", "log", "train.py"],
         cwd=tmp_path,
         env=os.environ | {"RANK": "3"},
         capture_output=True,
@@ -128,7 +128,7 @@ def _children_of(pid: int) -> list[psutil.Process]:
 
 def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
     """SIGKILL of the parent ends what its command has started, in sessions of their own too."""
-    command = [sys.executable, "-m", "ds_advise.advisor.launch.ranks.supervisor"]
+    command = [sys.executable, "-m", "ds_advise.advisor.launch.supervisor"]
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -159,7 +159,7 @@ def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
 
     def code(*command: str) -> int:
         return subprocess.run(
-            [sys.executable, "-m", "ds_advise.advisor.launch.ranks.supervisor", str(os.getpid()), *command],
+            [sys.executable, "-m", "ds_advise.advisor.launch.supervisor", str(os.getpid()), *command],
             cwd=tmp_path,
             timeout=900,
             capture_output=True,

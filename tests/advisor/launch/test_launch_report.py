@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.launch.report import render_figures
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
-from ds_advise.advisor.terminal.output import Output
-from ds_advise.advisor.trainer.check import prove
-from ds_advise.advisor.trainer.settings import TrainingSettings
+from ds_advise.advisor.render.launch import render_figures
+from ds_advise.advisor.text.output import Output
+from ds_advise.advisor.train.check import prove
+from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.probes.real_run.result import StepTime
 from rich.console import Console
 

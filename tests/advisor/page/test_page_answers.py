@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.commands.advise import advise
+from ds_advise.advisor.cli.advise import advise
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge
 from ds_advise.advisor.page.options import OPTIONS, Option, command_of, options_in, question_of
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.build import MEMORY
 from ds_advise.advisor.page.options import command_of
-from ds_advise.advisor.terminal.units import gib, rate
+from ds_advise.advisor.text.units import gib, rate
 
 from benchmarks.page.browser import FIRST_ANSWER, WHOLE_ANSWER, served
 

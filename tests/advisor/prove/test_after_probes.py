@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.prove.after_probes import runnable
-from ds_advise.advisor.prove.past_probes import PastProbes, keep_probe
-from ds_advise.advisor.prove.probe_series import run_series
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
-from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.verification.after_probes import runnable
+from ds_advise.advisor.verification.past_probes import PastProbes, keep_probe
+from ds_advise.advisor.verification.probe_series import run_series
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime

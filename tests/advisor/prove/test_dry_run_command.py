@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.prove.timeline import PLAIN_SPARKS, SPARKS, sparkline
-from ds_advise.advisor.schemas.catalogue import schema
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.schema_catalogue import schema
+from ds_advise.advisor.verification.timeline import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
-from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.recording.request import Request
 
 from tests.advisor.schemas.validator import wrong
 from tests.advisor.share.report_page import MOST_BYTES, Page

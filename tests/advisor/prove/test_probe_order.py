@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.prove.after_probes import after_series
-from ds_advise.advisor.prove.probe_order import ProbeOrder, ProbeVerdict
-from ds_advise.advisor.prove.probe_series import budget_seconds, run_series, settle
-from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.evidence import ProbeSeries
-from ds_advise.advisor.recommend.fit import NEEDS_MORE
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report.render import render
+from ds_advise.advisor.answer.evidence import ProbeSeries
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.advisor.search.fit import NEEDS_MORE
+from ds_advise.advisor.verification.after_probes import after_series
+from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict
+from ds_advise.advisor.verification.probe_series import budget_seconds, run_series, settle
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.cpu_cluster import GLOO_BYTES_PER_S, cpu_cluster
 from ds_advise.advisor.question.measured_hardware import HOST_STREAM_SHARE, STREAM_SHARE
@@ -225,7 +225,7 @@ def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> Non
     program = (
         "import sys\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from ds_advise.advisor.cli import run\n"
+        "from ds_advise.advisor.cli.main import run\n"
         f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
         "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n"
     )

@@ -9,15 +9,15 @@ from dataclasses import replace
 import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.to_json import json_form
+from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster_spec import parse_cluster
-from ds_advise.advisor.recommend.fit import SURE
-from ds_advise.advisor.recommend.next_steps import render_next_steps
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report.render import render
-from ds_advise.advisor.recommend.search.choice import SAME_SPEED
-from ds_advise.advisor.recommend.to_json import json_form
-from ds_advise.advisor.recommend.what_if import gpus_argument
-from ds_advise.advisor.terminal.units import times
+from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.render.next_steps import render_next_steps
+from ds_advise.advisor.search.choice import SAME_SPEED
+from ds_advise.advisor.search.fit import SURE
+from ds_advise.advisor.text.units import times
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpus

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.terminal.words import plan_title
+from ds_advise.advisor.text.labels import plan_title
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.estimators.errors import WorkloadError

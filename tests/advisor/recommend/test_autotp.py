@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.recommend.next_steps import render_next_steps
+from ds_advise.advisor.render.next_steps import render_next_steps
 from rich.console import Console
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.recommend.search.choice import SAME_SPEED, fastest_that_fits, paying
-from ds_advise.advisor.recommend.search.fastest import fastest
-from ds_advise.advisor.recommend.search.ladder import predict, predict_all
-from ds_advise.advisor.recommend.search.series import RESOLVED
-from ds_advise.advisor.recommend.search.ways import ways_of
+from ds_advise.advisor.search.batch_sweep import RESOLVED
+from ds_advise.advisor.search.choice import SAME_SPEED, fastest_that_fits, paying
+from ds_advise.advisor.search.fastest import fastest
+from ds_advise.advisor.search.ladder import predict, predict_all
+from ds_advise.advisor.search.search_space import ways_of
 from ds_advise.estimators.plan import Plan
 
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [

@@ -9,11 +9,11 @@ from typing import Any
 
 from click.testing import CliRunner
 from ds_advise import advise
-from ds_advise.advisor.cli import program
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.search.choice import SAME_SPEED
-from ds_advise.advisor.recommend.search.fastest import fastest
-from ds_advise.advisor.recommend.search.ladder import predict
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.search.choice import SAME_SPEED
+from ds_advise.advisor.search.fastest import fastest
+from ds_advise.advisor.search.ladder import predict
 
 ROOMY: dict[str, Any] = {"model": "Qwen2.5-32B", "gpus": "8x40GB", "seq_len": 8192}
 """One sample leaves a quarter of the GPU, and a second one does not fit."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
+from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS, doubts
+from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.estimate import estimate
-from ds_advise.advisor.recommend.deliver import recommended_config
-from ds_advise.advisor.recommend.reasons import SENT_IN_FEWER_BITS, doubts
-from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.advisor.render.deliver import recommended_config
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.models.families import shape_from_config

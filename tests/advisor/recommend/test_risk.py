@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.cli import main
-from ds_advise.advisor.prove.verify import in_order
-from ds_advise.advisor.recommend.fit import LEAST, LIKELY, SURE, verdict_of
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report.render import render
-from ds_advise.advisor.recommend.search.choice import WORTH_A_RISK
-from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.to_json import json_form
+from ds_advise.advisor.cli.main import main
+from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.search.choice import WORTH_A_RISK
+from ds_advise.advisor.search.fit import LEAST, LIKELY, SURE, verdict_of
+from ds_advise.advisor.verification.verify import in_order
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.cli import program
+from ds_advise.advisor.cli.main import program
 
 QUESTIONS = [
     "Qwen2.5-14B --gpus 2x32GB",

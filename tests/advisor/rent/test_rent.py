@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ds_advise.advisor.advise import predicted
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.recommend.candidate import duration_of
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.rent.advice import RentAdvice
 from ds_advise.advisor.rent.ask import rent
+from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.estimators.errors import DsAdviseError
 
 TABLE = """provider,gpus,price_per_gpu,spot_per_gpu,ram,nodes,interconnect

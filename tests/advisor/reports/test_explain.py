@@ -9,10 +9,10 @@ import re
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.cli import program, run
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.reports.explanation import explain
-from ds_advise.advisor.reports.formula_words import in_words, with_numbers
+from ds_advise.advisor.answer.explanation import explain
+from ds_advise.advisor.answer.formula_labels import in_words, with_numbers
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.cli.main import program, run
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, TimeTerm, symbols_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.schemas.catalogue import NAMES, schema
-from ds_advise.advisor.schemas.generate import schema_of
+from ds_advise.advisor.answer.json_schema import schema_of
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.schema_catalogue import NAMES, schema
 
 from tests.advisor.schemas.validator import wrong
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
-from ds_advise.advisor.share import picture_file
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.html_report import picture_file
 
 from tests.advisor.share.report_page import MOST_BYTES, Page
 
@@ -187,9 +187,9 @@ def test_a_png_needs_its_renderer_and_says_so(
 
 def test_the_answer_alone_imports_nothing_of_the_report() -> None:
     program = (
-        "import sys\nfrom ds_advise.advisor.cli import run\n"
+        "import sys\nfrom ds_advise.advisor.cli.main import run\n"
         f"run({[*QUESTION, '--no-write', '--quiet']!r})\n"
-        "rooms = ('ds_advise.advisor.share', 'ds_advise.advisor.pictures')\n"
+        "rooms = ('ds_advise.advisor.html_report', 'ds_advise.advisor.html_report')\n"
         "found = [name for name in sys.modules if name.startswith(rooms)]\n"
         "sys.exit(str(found) if found else 0)\n"
     )

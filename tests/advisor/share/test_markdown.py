@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--offline", "--no-deepspeed-estimate"]
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.schema_catalogue import schema
+from ds_advise.advisor.html_report.launch import session_html
+from ds_advise.advisor.html_report.probe import probe_html
 from ds_advise.advisor.launch.attempts import Attempts, keep_training
 from ds_advise.advisor.launch.check import Objection
-from ds_advise.advisor.launch.report import json_form
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
 from ds_advise.advisor.launch.session import Session
-from ds_advise.advisor.prove.probe import ProbeAnswer
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
-from ds_advise.advisor.schemas.catalogue import schema
-from ds_advise.advisor.share.launch import session_html
-from ds_advise.advisor.share.probe import probe_html
+from ds_advise.advisor.render.launch import json_form
+from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.probes.real_run import RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.shell_completion import BashComplete
-from ds_advise.advisor.cli import program
+from ds_advise.advisor.cli.main import program
 
 
 def completed(line: str) -> list[str]:

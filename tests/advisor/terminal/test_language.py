@@ -15,12 +15,12 @@ import ds_advise
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.cli import program
-from ds_advise.advisor.recommend.next_steps import render_next_steps
-from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report.render import render
-from ds_advise.advisor.terminal.language import Language, catalogue, language_of_environment, speaking
-from ds_advise.advisor.terminal.words import component_title
+from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.render.next_steps import render_next_steps
+from ds_advise.advisor.text.labels import component_title
+from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, speaking
 from rich.cells import cell_len
 from rich.console import Console
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.prove.probe_report import where
 from ds_advise.advisor.question.cluster_spec import parse_cluster
-from ds_advise.advisor.terminal.lines import ended
-from ds_advise.advisor.terminal.units import count, counted_noun, gib, rate, seconds, whole_percents
+from ds_advise.advisor.render.probe import where
+from ds_advise.advisor.text.lines import ended
+from ds_advise.advisor.text.units import count, counted_noun, gib, rate, seconds, whole_percents
 from ds_advise.estimators.errors import DsAdviseError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,18 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.schema_catalogue import schema
 from ds_advise.advisor.data import defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.schemas.catalogue import schema
-from ds_advise.advisor.trainer import choices
-from ds_advise.advisor.trainer.check import check_disk, missing_package
-from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
-from ds_advise.advisor.trainer.folder import TrainingFolder
-from ds_advise.advisor.trainer.job import TrainingJob, TrainingResult, read_job, read_result, write_record
-from ds_advise.advisor.trainer.report import left_out
+from ds_advise.advisor.train import choices
+from ds_advise.advisor.train.check import check_disk, missing_package
+from ds_advise.advisor.train.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
+from ds_advise.advisor.train.folder import TrainingFolder
+from ds_advise.advisor.train.job import TrainingJob, TrainingResult, read_job, read_result, write_record
+from ds_advise.advisor.train.report import left_out
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -105,8 +105,8 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
     assert "global batch 4" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
-    assert f"ds_advise.advisor.launch.ranks.rank --folder {tmp_path}/out/training/launch-1" in printed
-    assert f"ds_advise.advisor.trainer.ranks.rank {tmp_path}/out/training/job.json" in printed
+    assert f"ds_advise.advisor.launch.rank --folder {tmp_path}/out/training/launch-1" in printed
+    assert f"ds_advise.advisor.train.rank {tmp_path}/out/training/job.json" in printed
     assert not (tmp_path / "out").exists()
 
 

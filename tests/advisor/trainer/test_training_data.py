@@ -20,8 +20,8 @@ from ds_advise.advisor.data.rows import Row, read_rows
 from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
 from ds_advise.advisor.data.tokenizing import Tokenized, tokenize
 from ds_advise.advisor.data.tokens import Tokens, TokenWriter, open_tokens
-from ds_advise.advisor.terminal import progress
-from ds_advise.advisor.trainer.ranks.batches import IGNORED, Collator, TokenDataset
+from ds_advise.advisor.text import progress
+from ds_advise.advisor.train.batches import IGNORED, Collator, TokenDataset
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from ds_advise.estimators.job.interruptions import interrupted_run
-from ds_advise.estimators.job.saving import young_interval_s
+from ds_advise.estimators.time.interruptions import interrupted_run
+from ds_advise.estimators.time.saving import young_interval_s
 
 HOUR = 3600.0
 

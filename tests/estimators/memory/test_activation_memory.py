@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.estimators.memory.activations import activation_memory
-from ds_advise.estimators.memory.activations.graph.saved_tensors import AutogradGraph, total
 from ds_advise.estimators.memory.activations.kernels import attention_kernel
+from ds_advise.estimators.memory.activations.saved_tensors import AutogradGraph, total
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Attention, ModelShape
 from ds_advise.estimators.software import Software

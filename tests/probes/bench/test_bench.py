@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.probes.bench import run as bench_run
 from ds_advise.probes.bench.ask import ask_bench
@@ -122,7 +122,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from ds_advise.advisor.cli import run\n"
+        "from ds_advise.advisor.cli.main import run\n"
         f"sys.exit(run(['bench', '--device', 'cpu', '--nvme', {str(tmp_path / 'drive')!r}]))\n"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}

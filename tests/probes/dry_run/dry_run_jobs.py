@@ -41,14 +41,14 @@ from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from ds_advise.estimators import tiles
 from ds_advise.probes.dry_run import training, worker
-from ds_advise.probes.dry_run.recording.allocation_classifier import AllocationClassifier
-from ds_advise.probes.dry_run.recording.ledger import Ledger
-from ds_advise.probes.dry_run.recording.mode import RecordingMode
-from ds_advise.probes.dry_run.recording.phases import PhaseRecorder
-from ds_advise.probes.dry_run.recording.schedule import ScheduleRecorder
-from ds_advise.probes.dry_run.request import Request
-from ds_advise.probes.dry_run.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
-from ds_advise.probes.dry_run.simulated_gpu.accelerator import SimulatedAccelerator
+from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
+from ds_advise.probes.recording.ledger import Ledger
+from ds_advise.probes.recording.mode import RecordingMode
+from ds_advise.probes.recording.phases import PhaseRecorder
+from ds_advise.probes.recording.request import Request
+from ds_advise.probes.recording.schedule import ScheduleRecorder
+from ds_advise.probes.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
+from ds_advise.probes.simulated_gpu.accelerator import SimulatedAccelerator
 from pydantic import TypeAdapter
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes

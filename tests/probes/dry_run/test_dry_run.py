@@ -14,8 +14,8 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
 from ds_advise.probes.dry_run.ask import ask_each
-from ds_advise.probes.dry_run.result import from_json
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.recording.result import from_json
 from ds_advise.probes.run import Run
 
 from tests.machines import h100s

@@ -172,7 +172,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_torch_without_a_simulated_device_is_told_which_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ds_advise.probes.dry_run.simulated_gpu import device
+    from ds_advise.probes.simulated_gpu import device
 
     monkeypatch.setitem(sys.modules, "torch.utils.backend_registration", None)
     with pytest.raises(RuntimeError, match=r"offers no Python-defined device; torch 2\.13 does"):

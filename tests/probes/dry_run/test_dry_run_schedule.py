@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from ds_advise.advisor.prove.dry_run import beside_closed_form
-from ds_advise.advisor.prove.dry_run_report import render_dry_run
-from ds_advise.advisor.prove.timeline import trace
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.render.dry_run import render_dry_run
+from ds_advise.advisor.verification.dry_run import beside_closed_form
+from ds_advise.advisor.verification.timeline import trace
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
@@ -25,8 +25,8 @@ from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.time.memory_bound import put_together
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
-from ds_advise.probes.dry_run.recording.schedule import _computed, _of_groups
 from ds_advise.probes.dry_run.step_time import played_step
+from ds_advise.probes.recording.schedule import _computed, _of_groups
 from ds_advise.probes.run import Run
 from rich.console import Console
 

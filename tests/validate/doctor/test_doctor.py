@@ -14,7 +14,7 @@ from shutil import which
 
 import ds_advise
 import pytest
-from ds_advise.advisor.cli import run as run_here
+from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.validate.doctor import STATUSES
 
 PACKAGE = Path(ds_advise.__file__).parent
@@ -62,7 +62,7 @@ def test_it_works_without_torch_and_imports_nothing_slow() -> None:
         "metadata.Distribution.from_name = without\n"
         "for name in ('torch', 'deepspeed', 'transformers', 'numpy', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
-        "from ds_advise.advisor.cli import run\n"
+        "from ds_advise.advisor.cli.main import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
     done = command("--json", program=("-c", program))

@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from ds_advise.advisor.reports.doctor import render_doctor, report_block
+from ds_advise.advisor.render.doctor import render_doctor, report_block
 from ds_advise.validate.doctor import AREAS, MachineFacts, judge
 from ds_advise.validate.doctor.facts import (
     NO_PYNVML,

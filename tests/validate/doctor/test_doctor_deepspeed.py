@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ds_advise.validate.doctor.readers.host import read_processor
-from ds_advise.validate.doctor.readers.toolchain import find_cuda_home, read_toolchain
-from ds_advise.validate.doctor.readers.tools import run_tool
+from ds_advise.validate.doctor.read_host import read_processor
+from ds_advise.validate.doctor.toolchain import find_cuda_home, read_toolchain
+from ds_advise.validate.doctor.tools import run_tool
 
 ASK = """
 import json, os

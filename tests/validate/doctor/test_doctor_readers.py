@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from ds_advise.validate.doctor.gather import gather, looked_at
-from ds_advise.validate.doctor.hide import Hider
-from ds_advise.validate.doctor.readers.folder import read_folder, why_not_direct
-from ds_advise.validate.doctor.readers.graphics import read_graphics
-from ds_advise.validate.doctor.readers.host import read_host, read_memory, read_processor
-from ds_advise.validate.doctor.readers.nodes import port_of, read_nodes
-from ds_advise.validate.doctor.readers.software import read_software
-from ds_advise.validate.doctor.readers.toolchain import find_cuda_home, read_ops_folder, read_toolchain
-from ds_advise.validate.doctor.readers.tools import Ran, run_tool
+from ds_advise.validate.doctor.graphics import read_graphics
+from ds_advise.validate.doctor.read_folder import read_folder, why_not_direct
+from ds_advise.validate.doctor.read_host import read_host, read_memory, read_processor
+from ds_advise.validate.doctor.read_nodes import port_of, read_nodes
+from ds_advise.validate.doctor.redact import Hider
+from ds_advise.validate.doctor.software import read_software
+from ds_advise.validate.doctor.toolchain import find_cuda_home, read_ops_folder, read_toolchain
+from ds_advise.validate.doctor.tools import Ran, run_tool
 
 MEMINFO = """MemTotal:       528000000 kB
 MemFree:        300000000 kB
@@ -441,7 +441,7 @@ def test_versions_are_read_and_not_imported() -> None:
             sys.executable,
             "-c",
             (
-                "import sys\nfrom ds_advise.validate.doctor.readers.software import read_software\nfound = "
+                "import sys\nfrom ds_advise.validate.doctor.software import read_software\nfound = "
                 "read_software()\n"
                 "print(found.packages['torch'], found.torch_cuda or '-')\n"
                 "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)\n"

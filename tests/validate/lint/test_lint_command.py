@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.cli import run
+from ds_advise.advisor.cli.main import run
 
 pytestmark = pytest.mark.usefixtures("kept_facts")
 

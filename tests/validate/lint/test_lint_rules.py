@@ -7,11 +7,11 @@ from pathlib import Path
 
 import ds_advise
 import pytest
-from ds_advise.advisor.recommend.fit import SURE
+from ds_advise.advisor.search.fit import SURE
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.rule import Rule
-from ds_advise.validate.lint.rules.engine.resources import SURE as LINT_SURE
+from ds_advise.validate.lint.rules.resources import SURE as LINT_SURE
 
 from .lint_cases import codes, facts, facts_for, judged
 

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from ..rule import Rule
-from .engine import checkpointing, communication, experts, logging, resources
-from .file import keys, reading, types
-from .training import batch, optimizer, precision, scheduler, trainer
-from .zero import aio, offload, zeropp
-from .zero import stages as zero
+from . import (
+    aio,
+    batch,
+    checkpointing,
+    communication,
+    experts,
+    keys,
+    logging,
+    offload,
+    optimizer,
+    precision,
+    reading,
+    resources,
+    scheduler,
+    stages,
+    trainer,
+    types,
+    zeropp,
+)
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(
@@ -20,7 +34,7 @@ RULES: tuple[Rule, ...] = tuple(
                 batch,
                 trainer,
                 precision,
-                zero,
+                stages,
                 zeropp,
                 offload,
                 aio,

@@ -1,0 +1,347 @@
+"""Two configurations side by side: what differs between them, and what that does to memory and speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from ...ds_configs.emit import ds_config
+from ...ds_configs.read import plan_from_ds_config
+from ...estimators.errors import ConfigFileError, WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.time.duration import JobDuration, job_duration
+from ...estimators.time.job import Job
+from ...estimators.time.price import Price
+from ...estimators.unsupported import unsupported
+from ...estimators.workload import Workload
+from ...validate.lint import load_facts
+from ...validate.lint.facts import DeepSpeedFacts
+from ..question.cluster_spec import parse_cluster
+from ..question.ds_config_file import read_ds_config
+from ..question.job_options import JobOptions
+from ..question.model_source import load_model
+from ..question.question import CheckpointingChoice, Question
+from ..question.workload import WorkloadOptions
+from ..search.candidate import Candidate
+from ..search.ladder import predict, predict_all
+from .config_settings import ConfigSettings, Origin, Setting
+from .job import job_json
+from .key_meanings import meaning, rank
+from .to_json import CandidateJson, candidate_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What the two configurations are to be run with."""
+
+    model: ModelShape
+    cluster: Cluster
+    options: WorkloadOptions
+    """Precision and optimizer count where a file leaves them open."""
+    micro_batch_size: int | None = None
+    """What TrainingArguments says, which fills `auto`; None: 1 for a file, what is fastest for a rung."""
+    gradient_accumulation_steps: int | None = None
+    gradient_checkpointing: bool = True
+    job: Job | None = None
+    """How much is trained; None where nobody said."""
+    price: Price | None = None
+    job_basis: tuple[str, ...] = ()
+    """As in `Question`."""
+
+    def duration(self, candidate: Candidate) -> JobDuration | None:
+        """How long the job takes under a plan."""
+        if self.job is None:
+            return None
+        return job_duration(self.model, self.workload, self.cluster, candidate.plan, candidate.time, self.job)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of rungs, and of a file that leaves everything open."""
+        return self.options.workload(self.model, self.cluster.gpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two. name: the file or the rung. candidate: its figures, None where model or GPUs are not known."""
+
+    name: str
+    settings: ConfigSettings
+    candidate: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A setting that is not the same. acts: it does something in one of the two at least."""
+
+    path: str
+    first: Setting
+    second: Setting
+    meaning: str
+    acts: bool
+
+
+class SettingJson(TypedDict):
+    """A value and where it comes from."""
+
+    value: Any
+    origin: Origin
+
+
+class DifferenceJson(TypedDict):
+    """A key that is not the same on both sides."""
+
+    key: str
+    first: SettingJson
+    second: SettingJson
+    meaning: str
+    acts: bool
+    """It does something in one of the two."""
+
+
+class SideJson(TypedDict):
+    """A or B."""
+
+    name: str
+    plan: CandidateJson | None
+    """Null without --model."""
+
+
+class ComparisonJson(TypedDict):
+    """Two configurations side by side."""
+
+    schema_version: int
+    deepspeed: str
+    """The version whose defaults were taken."""
+    sides: list[SideJson]
+    differences: list[DifferenceJson]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two sides and their differences, those that decide most first; circumstances: None where only the files are
+    known."""
+
+    first: Side
+    second: Side
+    differences: tuple[Difference, ...]
+    circumstances: Circumstances | None
+    deepspeed: str
+
+    def to_json(self) -> ComparisonJson:
+        """One object; the sides have figures where model and GPUs are known. NaN and infinities, which JSON does not
+        have, are text."""
+
+        def setting(known: Setting) -> SettingJson:
+            return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
+
+        def plan(candidate: Candidate | None) -> CandidateJson | None:
+            known = self.circumstances
+            if candidate is None or known is None:
+                return None
+            duration = known.duration(candidate)
+            return candidate_json(candidate, job=None if duration is None else job_json(duration, known.price))
+
+        return {
+            "schema_version": 1,
+            "deepspeed": self.deepspeed,
+            "sides": [{"name": side.name, "plan": plan(side.candidate)} for side in (self.first, self.second)],
+            "differences": [
+                {
+                    "key": found.path,
+                    "first": setting(found.first),
+                    "second": setting(found.second),
+                    "meaning": found.meaning,
+                    "acts": found.acts,
+                }
+                for found in self.differences
+            ],
+        }
+
+
+def read_circumstances(
+    model: str,
+    *,
+    gpus: str,
+    ram: str | None = None,
+    nvme: str | None = None,
+    interconnect: str | None = None,
+    micro_batch: int | None = None,
+    accumulation: int | None = None,
+    gradient_checkpointing: bool = True,
+    offline: bool = False,
+    job: JobOptions | None = None,
+    seq_len: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    **workload: Any,
+) -> Circumstances:
+    """What the command line says, typed; workload: of `WorkloadOptions`; say: progress of counting data.
+
+    Raises DsAdviseError for what is unknown, impossible or contradictory.
+    """
+    cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
+    shape = load_model(model, offline=offline)
+    asked = job.asked(model, shape, seq_len=seq_len, say=say) if job is not None and job.is_asked else None
+    circumstances = Circumstances(
+        model=shape,
+        cluster=cluster,
+        options=WorkloadOptions(seq_len=seq_len if asked is None else asked.seq_len or seq_len, **workload),
+        job=None if asked is None else asked.job,
+        job_basis=asked.basis if asked else (),
+        price=None if job is None else job.parsed_price(),
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    _ = circumstances.workload  # what cannot be is refused before a file is read
+    return circumstances
+
+
+def compare(first: str, second: str, circumstances: Circumstances | None = None) -> Comparison:
+    """Compare two files, two rungs, or one of each.
+
+    Raises ConfigFileError for a file that cannot be read or holds what DeepSpeed refuses, WorkloadError for a rung
+    without circumstances and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
+    """
+    facts = load_facts()
+    sides = [side_of(name, circumstances, facts) for name in (first, second)]
+    return Comparison(
+        first=sides[0],
+        second=sides[1],
+        differences=differences(sides[0].settings, sides[1].settings),
+        circumstances=circumstances,
+        deepspeed=facts.version,
+    )
+
+
+def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
+    """The keys of either file whose settings are not the same once `auto` and what is missing have their values."""
+    found = []
+    for path in sorted(first.paths() | second.paths(), key=rank):
+        ours, theirs = first.get(path), second.get(path)
+        if ours.same_as(theirs) or _only_repeats_the_default(path, first, second) or _follows(path, ours, theirs):
+            continue
+        found.append(
+            Difference(
+                path=path, first=ours, second=theirs, meaning=meaning(path), acts=first.acts(path) or second.acts(path)
+            )
+        )
+    return tuple(found)
+
+
+def _follows(path: str, ours: Setting, theirs: Setting) -> bool:
+    """The whole batch, where one side leaves it to follow from the other two batch sizes and the number of GPUs."""
+    return path == "train_batch_size" and (ours.value in (None, "auto") or theirs.value in (None, "auto"))
+
+
+def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSettings) -> bool:
+    """A key of a block that only one of the two switches on, with the value that it has there anyway."""
+    for here, there in ((first, second), (second, first)):
+        if here.active(path) and not there.active(path):
+            return here.get(path).same_as(here.default(path))
+    return False
+
+
+def side_of(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts | None = None) -> Side:
+    """A file or a rung as one side, whose errors are those of `compare`."""
+    facts = facts or load_facts()
+    if name in RUNGS and not Path(name).exists():
+        if circumstances is None:
+            raise WorkloadError(
+                f"{name} is a rung, whose numbers follow from the model and the GPUs",
+                fix="pass --model and --gpus, or a ds_config.json in its place",
+            )
+        return _rung_side(name, circumstances, facts)
+    config = read_ds_config(Path(name))
+    if circumstances is None:
+        return Side(name=name, settings=ConfigSettings(config, facts))
+    model, cluster = circumstances.model, circumstances.cluster
+    workload = circumstances.options.workload_of(config, model, cluster.gpu)
+    if workload.optimizer not in OPTIMIZERS:
+        raise WorkloadError(
+            f"{name}: the memory of the optimizer {workload.optimizer[:40]!r} is not known",
+            why="its states per parameter decide the memory",
+            fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
+        )
+    try:
+        plan = plan_from_ds_config(
+            config,
+            model,
+            cluster,
+            gradient_checkpointing=circumstances.gradient_checkpointing,
+            micro_batch_size=circumstances.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
+            gradient_accumulation_steps=circumstances.gradient_accumulation_steps
+            or _one_for_auto(config, "gradient_accumulation_steps"),
+        )
+    except ConfigFileError as error:
+        raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
+    return Side(
+        name=name,
+        settings=ConfigSettings(config, facts, plan, workload, cluster),
+        candidate=_candidate(name, plan, model, workload, cluster),
+    )
+
+
+def _one_for_auto(config: dict[str, Any], key: str) -> int | None:
+    """1 for an `auto` that nobody fills; the Trainer's own 8 samples per GPU would say more of the Trainer than of the
+    file."""
+    return 1 if config.get(key) == "auto" else None
+
+
+def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Candidate:
+    obstacle = unsupported(model, workload, plan, cluster)
+    if obstacle is not None:
+        raise WorkloadError(f"{name} cannot run: {obstacle}", fix="compare it without --model")
+    return predict(model, workload, cluster, plan)
+
+
+def _rung_side(rung: Rung, circumstances: Circumstances, facts: DeepSpeedFacts) -> Side:
+    """The best plan of the rung, as the configuration that would be written for it."""
+    model, cluster = circumstances.model, circumstances.cluster
+    workload = circumstances.workload
+    checkpointing: CheckpointingChoice = "on" if circumstances.gradient_checkpointing else "off"
+    micro, accumulation = circumstances.micro_batch_size, circumstances.gradient_accumulation_steps
+    if accumulation is not None:
+        micro = micro or 1
+        workload = replace(workload, global_batch_size=micro * accumulation * cluster.world_size)
+    ladder, _ = predict_all(
+        Question(
+            model=model,
+            workload=workload,
+            cluster=cluster,
+            micro_batch_size=micro,
+            gradient_checkpointing=checkpointing,
+        )
+    )
+    step = next(step for step in ladder if step.rung == rung)
+    candidate = step.candidate
+    if candidate is None:
+        raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another rung")
+    config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework)
+    return Side(
+        name=rung, candidate=candidate, settings=ConfigSettings(config, facts, candidate.plan, workload, cluster)
+    )
+
+
+class ComponentPair(NamedTuple):
+    """A component of both sides: bytes or seconds, 0 where a side does not have it."""
+
+    name: str
+    first: float
+    second: float
+
+
+def parts(first: Mapping[str, float], second: Mapping[str, float], least: float) -> list[ComponentPair]:
+    """The components of both, the largest first; those below the share `least` of both totals together as `other`."""
+    every = [ComponentPair(name, first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])]
+    ours, theirs = sum(first.values()), sum(second.values())
+    large = [part for part in every if part.first >= least * ours or part.second >= least * theirs]
+    small = [part for part in every if part not in large]
+    ordered = sorted(large, key=lambda part: -max(part.first, part.second))
+    rest = ComponentPair("other", sum(part.first for part in small), sum(part.second for part in small))
+    return [*ordered, rest] if rest.first or rest.second else ordered

@@ -1,0 +1,223 @@
+"""Every component of a plan's figures: its formula, the numbers put in, the result, the source, what it leaves out.
+
+The records are the estimators' own terms; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+from ...estimators.errors import WorkloadError
+from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
+from ...estimators.plan import RUNGS, PlainPyTorch, Rung
+from ..search.candidate import Candidate
+from ..search.fit import Verdict
+from ..text.labels import component_title
+from .formula_labels import in_words, with_numbers
+from .recommendation import Recommendation, closest
+
+Term = MemoryTerm | TimeTerm
+
+
+class TermJson(TypedDict):
+    """A component: of memory with size_bytes, of time with seconds."""
+
+    name: str
+    size_bytes: NotRequired[int]
+    seconds: NotRequired[float]
+    hidden_seconds: NotRequired[float]
+    """Seconds behind other work, which cost nothing."""
+    resource: NotRequired[str]
+    """What it keeps busy."""
+    formula: str
+    formula_in_words: str
+    formula_with_numbers: str
+    """"" where a number is not known."""
+    inputs: dict[str, float]
+    source: str
+    not_covered: str
+
+
+class SectionJson(TypedDict):
+    """Terms that add up to the total, in bytes or seconds."""
+
+    total: float
+    terms: list[TermJson]
+
+
+class ExplanationJson(TypedDict):
+    """A plan taken apart."""
+
+    rung: Rung | PlainPyTorch
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
+    cpu_checkpointing: bool
+    sequence_parallel_size: int
+    autotp_size: int
+    autoep_size: int
+    bf16_optimizer_states: bool
+    zero_hpz_partition_size: int
+    zero_quantized_weights: bool
+    zero_quantized_gradients: bool
+    evidence: Evidence
+    fit_probability: float
+    verdict: Verdict
+    allocated_bytes_per_gpu: int
+    reserved_bytes_per_gpu: int
+    device_bytes_per_gpu: int
+    cached_bytes_per_gpu: int
+    """What PyTorch keeps cached besides, as far as that is known; nvidia-smi shows both."""
+    step_seconds: float
+    tokens_per_second: float
+    peak: str
+    """The moment of a step at which the GPU holds the most."""
+    allocated_bytes_by_moment: dict[str, int]
+    host_loading_bytes_per_node: int
+    sections: dict[str, SectionJson]
+    """gpu_memory, gpu_cache, host_memory, nvme and time, as far as the plan has them."""
+    symbols: dict[str, str]
+    """What the symbols of the formulas mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Terms of one kind; those of memory add up to `total` bytes, those of time to `total` seconds."""
+
+    name: str
+    terms: tuple[Term, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A candidate's sections, and the symbols that stand in their formulas."""
+
+    candidate: Candidate
+    sections: tuple[Section, ...]
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """What each symbol means, in the order of first use; a second meaning is given with its section."""
+        meanings: dict[str, dict[str, str]] = {}
+        for section in self.sections:
+            for term in section.terms:
+                for symbol, meaning in symbols_of(term).items():
+                    known = meanings.setdefault(symbol, {})
+                    known.setdefault(meaning, f"in {section.name.replace('_', ' ')}, {meaning}" if known else meaning)
+        return {symbol: "; ".join(known.values()) for symbol, known in meanings.items()}
+
+    def to_json(self) -> ExplanationJson:
+        """One object; the terms of a section add up to its total."""
+        plan, memory = self.candidate.plan, self.candidate.memory
+        return {
+            "rung": plan.rung,
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+            "gradient_checkpointing": plan.gradient_checkpointing,
+            "cpu_checkpointing": plan.cpu_checkpointing,
+            "sequence_parallel_size": plan.sequence_parallel_size,
+            "autotp_size": plan.autotp_size,
+            "autoep_size": plan.autoep_size,
+            "bf16_optimizer_states": plan.bf16_optimizer_states,
+            "zero_hpz_partition_size": plan.zero_hpz_partition_size,
+            "zero_quantized_weights": plan.zero_quantized_weights,
+            "zero_quantized_gradients": plan.zero_quantized_gradients,
+            "evidence": self.candidate.estimate.evidence,
+            "fit_probability": self.candidate.fit.probability,
+            "verdict": self.candidate.fit.verdict,
+            "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
+            "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
+            "device_bytes_per_gpu": memory.device_bytes_per_gpu,
+            "cached_bytes_per_gpu": memory.cached_bytes_per_gpu,
+            "step_seconds": self.candidate.time.step_s,
+            "tokens_per_second": self.candidate.tokens_per_s,
+            "peak": memory.peak.name,
+            "allocated_bytes_by_moment": {phase.name: phase.allocated_bytes for phase in memory.phases},
+            "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
+            "sections": {
+                section.name: {"total": section.total, "terms": [_json(term) for term in section.terms]}
+                for section in self.sections
+            },
+            "symbols": self.symbols,
+        }
+
+
+def _json(term: Term) -> TermJson:
+    form: TermJson = {
+        "name": term.name,
+        "formula": term.formula,
+        "formula_in_words": in_words(term),
+        "formula_with_numbers": with_numbers(term),
+        "inputs": dict(term.inputs),
+        "source": term.source,
+        "not_covered": term.not_covered,
+    }
+    if isinstance(term, MemoryTerm):
+        return {**form, "size_bytes": term.size_bytes}
+    return {**form, "seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
+
+
+def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:
+    """The recommended plan, or the best of a rung, taken apart; `component` keeps the terms of that name.
+
+    Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
+    """
+    return explain_plan(_candidate(answer, rung), component=component)
+
+
+def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
+    """One plan taken apart; the same error for a component that it does not have."""
+    memory, time = candidate.memory, candidate.time
+    every = (
+        Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
+        Section(name="gpu_cache", terms=memory.cache_terms, total=memory.cached_bytes_per_gpu),
+        Section(
+            name="host_memory",
+            terms=memory.host_pinned_terms + memory.host_pageable_terms,
+            total=memory.host_training_bytes_per_node,
+        ),
+        Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
+        Section(name="time", terms=time.terms, total=time.step_s),
+    )
+    sections = tuple(section for section in every if section.terms)
+    return Explanation(
+        candidate=candidate,
+        sections=sections if component is None else _only(sections, component),
+    )
+
+
+def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
+    if rung is None:
+        chosen = answer.recommended or closest(answer.ladder)
+        if chosen is None:
+            raise WorkloadError("no rung can run this at all", why=answer.ladder[0].reason, fix="change the question")
+        return chosen
+    step = next((step for step in answer.ladder if step.rung == rung), None)
+    if step is None:
+        raise WorkloadError(f"unknown rung {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
+    if step.candidate is None:
+        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung")
+    return step.candidate
+
+
+def _only(sections: Sequence[Section], component: str) -> tuple[Section, ...]:
+    def letters(name: str) -> str:
+        return component_title(name).lower().replace("-", " ").replace("_", " ")
+
+    wanted = letters(component)
+    names = dict.fromkeys(letters(term.name) for section in sections for term in section.terms)
+    chosen = {wanted} if wanted in names else {name for name in names if wanted in name}
+    if not chosen:
+        raise WorkloadError(f"the plan has no component {component[:40]!r}", fix=f"pass one of {', '.join(names)}")
+    kept = (
+        Section(
+            name=section.name,
+            total=section.total,
+            terms=tuple(term for term in section.terms if letters(term.name) in chosen),
+        )
+        for section in sections
+    )
+    return tuple(section for section in kept if section.terms)

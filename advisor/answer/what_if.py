@@ -1,0 +1,287 @@
+"""What would change the answer: the question asked again with one thing different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import repeat
+
+from ...estimators.errors import WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware.gpus import find_gpu
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.models.lora import nameable_targets
+from ...estimators.optimizers import BF16_STATES
+from ...estimators.phrase import Phrase, phrase
+from ...estimators.software import DEFAULT
+from ...estimators.tiles import untileable
+from ...estimators.time.collective_time import ring
+from ..question.cluster_spec import join_nodes, parse_ram
+from ..question.question import Question
+from ..search.candidate import Candidate, LadderStep, duration_of
+from ..search.fastest import Slopes, fastest
+from ..text.job import hours, money
+from ..text.units import rate
+from .recommendation import Change
+
+WORTH_TELLING = 1.15
+"""A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
+
+MOST_STEPS = 3
+"""Steps of each kind of change that are asked when a plan fits already: three doublings of the GPUs."""
+
+LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
+"""GPUs of rising memory that are widely rented, offered where nothing fits."""
+
+LARGE_NODE_RAM = "2TB"
+"""RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
+
+ACCUMULATED = 4
+"""Micro batches over which a step on the host is spread to show what that gains."""
+
+SHORTEST_SEQUENCE = 256
+MOST_GPUS_PER_NODE = 8
+MOST_NODES = 128
+
+
+_Asked = tuple[str, Question]
+"""Flags, and the question with them."""
+
+
+def _with_length(question: Question, seq_len: int) -> Question:
+    return replace(question, workload=replace(question.workload, seq_len=seq_len))
+
+
+def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
+    """Flags that would make it fit or make it faster, each with what the answer would then be.
+
+    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told
+    and those that lead to another rung. Without one, until something fits, so that the least change of each kind is
+    told; and where no single kind helps, larger GPUs and more of them together.
+    """
+    return tuple(change for change in changes_tried(question, ladder, chosen) if change is not None)
+
+
+def changes_tried(
+    question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None
+) -> Iterator[Change | None]:
+    """`changes` one after the other, and None where one was tried that is not told: who waits may stop in between."""
+    yield from _storage(question, ladder, chosen)
+    of_training = [*map(_without_autoep, (_methods, _losses, _states), repeat(question)), _experts(question)]
+    of_training.append(_collectives(question, chosen))
+    kinds = [*of_training, _gpus(question), _sequences(question)]
+    if chosen is None:
+        kinds += [_without_autoep(_tiles, question), _pageable(question, ladder), _larger_gpus(question)]
+    else:
+        kinds.append(_larger_batch(question, chosen))
+    if question.cluster.gpu.is_cpu:  # there is no other machine to buy
+        kinds = [*of_training, _sequences(question)]
+    slopes, enough = Slopes(), 0.0 if chosen is None else WORTH_TELLING * chosen.tokens_per_s
+    for series in kinds:
+        rungs: set[str] = set() if chosen is None else {chosen.rung}
+        for position, (flags, altered) in enumerate(series):
+            best = fastest(altered, slopes, enough=enough)
+            if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
+                yield None
+            else:
+                outcome = _with_job(_outcome(best, chosen), question, altered, best)
+                yield Change(flags=flags, outcome=outcome)
+                rungs.add(best.rung)
+            last = best is not None if chosen is None else position == MOST_STEPS - 1
+            if last:
+                break
+
+
+def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
+    said = phrase("{rung}, about {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
+    rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
+    rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
+    if rounds:
+        said = phrase("{outcome}, less exact", outcome=said)
+    if chosen is None:
+        return phrase("fits: {outcome}", outcome=said)
+    return phrase("{outcome} ({ratio} x)", outcome=said, ratio=f"{best.tokens_per_s / chosen.tokens_per_s:.1f}")
+
+
+def _without_autoep(kind: Callable[[Question], Iterator[_Asked]], question: Question) -> Iterator[_Asked]:
+    """Changes that do not go with experts that AutoEP spreads: they take it back."""
+    if question.experts == "zero":
+        yield from kind(question)
+    else:
+        yield from ((f"{flags} --experts zero", altered) for flags, altered in kind(replace(question, experts="zero")))
+
+
+def _methods(question: Question) -> Iterator[_Asked]:
+    given, flags = question.workload, ""
+    if given.lora_targets is None and (targets := nameable_targets(question.model)):
+        given, flags = replace(given, lora_targets=targets), f" --lora-targets {','.join(targets)}"
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ("lora",)}[given.method]:
+        yield f"--method {method}{flags}", replace(question, workload=replace(given, method=method))  # type: ignore[arg-type]
+
+
+def _losses(question: Question) -> Iterator[_Asked]:
+    if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
+        yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+
+
+def _tiles(question: Question) -> Iterator[_Asked]:
+    """Loss and feed-forward a tile at a time, as far as they are whole: what a long sequence needs on the GPU."""
+    given = question.workload
+    mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
+    if given.mlp == "whole" and untileable(question.model, mlp) is None:
+        yield "--mlp tiled", replace(question, workload=mlp)
+    if given.loss not in ("fused", "tiled") and untileable(question.model, both) is None:
+        flags = "--loss tiled" + " --mlp tiled" * (given.mlp == "whole")
+        yield flags, replace(question, workload=both)
+
+
+def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[_Asked]:
+    """Layers' inputs that wait on the host without being page-locked, where the host is too small for their blocks."""
+    software = question.workload.software
+    held = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
+    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in held):
+        workload = replace(question.workload, software=replace(software, pinned_inputs=False))
+        yield "--software pinned-inputs=no", replace(question, workload=workload)
+
+
+def _states(question: Question) -> Iterator[_Asked]:
+    workload = question.workload
+    possible = workload.precision == "bf16" and workload.optimizer in BF16_STATES and workload.method == "full"
+    if possible and question.states == "fp32":
+        yield "--states bf16", replace(question, states="bf16")
+
+
+def _collectives(question: Question, chosen: Candidate | None) -> Iterator[_Asked]:
+    """Collectives in fewer bits, where ZeRO-3's cross a network that is slower than the links of a node."""
+    cluster = question.cluster
+    if chosen is None or chosen.plan.zero_stage < 3 or min(cluster.nodes, cluster.gpus_per_node) == 1:
+        return
+    if question.collectives == "exact" and ring(cluster).resource == "network":
+        yield "--collectives quantized", replace(question, collectives="quantized")
+
+
+def _experts(question: Question) -> Iterator[_Asked]:
+    if question.experts == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
+        with suppress(WorkloadError):
+            yield "--experts autoep", replace(question, experts="autoep")
+
+
+def _larger_batch(question: Question, chosen: Candidate) -> Iterator[_Asked]:
+    """Accumulation, where the optimizer steps on the host: its step is then shared by more samples."""
+    if question.is_batch_free and chosen.plan.offload_optimizer != "none":
+        replicas = question.cluster.world_size // chosen.plan.ranks_per_sample
+        samples = ACCUMULATED * chosen.plan.micro_batch_size * replicas
+        workload = replace(question.workload, global_batch_size=samples)
+        yield f"--global-batch {samples}", replace(question, workload=workload)
+
+
+def _sequences(question: Question) -> Iterator[_Asked]:
+    if question.model.fixed_len is not None:
+        return
+    length = question.workload.seq_len // 2
+    while length >= SHORTEST_SEQUENCE:
+        with suppress(WorkloadError):  # which the GPUs that share a sample do not divide
+            yield f"--seq-len {length}", _with_length(question, length)
+        length //= 2
+
+
+def _gpus(question: Question) -> Iterator[_Asked]:
+    """Twice the GPUs, again and again: within the node first, then by nodes."""
+    cluster = question.cluster
+    nodes, per_node = cluster.nodes, cluster.gpus_per_node
+    while nodes < MOST_NODES:
+        if per_node < MOST_GPUS_PER_NODE:
+            per_node = min(per_node * 2, MOST_GPUS_PER_NODE)
+        else:
+            nodes *= 2
+        larger = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=per_node))
+        if not _divides(question, larger.world_size):
+            return
+        yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+
+
+def _larger_gpus(question: Question) -> Iterator[_Asked]:
+    """As many GPUs of each larger size, then more and more nodes of the largest."""
+    cluster = question.cluster
+    for name in LARGER_GPUS:
+        gpu = find_gpu(name)
+        if gpu.memory_bytes > cluster.gpu.memory_bytes:
+            larger = replace(cluster, gpu=gpu)
+            yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+    usable, _ = parse_ram(LARGE_NODE_RAM)
+    large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=usable)
+    for flags, altered in _gpus(replace(question, cluster=large_node)):
+        yield f"{flags} --ram {LARGE_NODE_RAM}", altered
+
+
+def _divides(question: Question, ranks: int) -> bool:
+    """The batch sizes that the user fixed are possible on so many GPUs."""
+    batch = question.workload.global_batch_size
+    return batch is None or (batch % ranks == 0 and (batch // ranks) % (question.micro_batch_size or 1) == 0)
+
+
+def gpus_argument(cluster: Cluster) -> str:
+    """The `--gpus` value that names this cluster."""
+    gpu = cluster.gpu
+    kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
+    counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
+    return counts + kind
+
+
+def _with_job(outcome: Phrase, question: Question, altered: Question, best: Candidate) -> Phrase:
+    """With how long the job then takes, and what it costs where the price is still that of the machines."""
+    duration, price = duration_of(altered, best), altered.price
+    if duration is None or altered.workload.seq_len != question.workload.seq_len:
+        return outcome
+    was, now = question.cluster, altered.cluster
+    said = phrase("{outcome}, the whole job {time}", outcome=outcome, time=hours(duration.duration_s))
+    same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
+    if price is not None and same_node and was.gpu.name == now.gpu.name:
+        said = phrase("{outcome}, {cost}", outcome=said, cost=money(duration.cost(price), price.currency))
+    return said
+
+
+def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
+    """More host RAM or NVMe, and, where RAM is only required, the best plan that needs less of it."""
+    cluster = question.cluster
+    blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
+    for limit, flag in (("host", "--ram"), ("nvme", "--nvme PATH:")):
+        stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
+        if not stopped or (limit == "host" and cluster.host_memory_bytes_per_node is None):  # no host has so much
+            continue
+        fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
+        if chosen is not None and fastest.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
+            continue
+        shown = [fastest]
+        if chosen is None:
+            least = min(stopped, key=lambda candidate: _need(candidate, limit))
+            shown = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
+        separator = " " if limit == "host" else ""
+        for best in shown:
+            yield Change(
+                flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen)
+            )
+    if chosen is not None and cluster.host_memory_bytes_per_node is None:
+        need = chosen.memory.host_bytes_per_node
+        lean = [
+            step.candidate
+            for step in ladder
+            if step.taken and step.candidate is not None and step.candidate.memory.host_bytes_per_node <= need * 0.7
+        ]
+        if lean:
+            best = max(lean, key=lambda candidate: candidate.tokens_per_s)
+            needed = best.memory.host_bytes_per_node
+            yield Change(
+                flags=f"--ram {_round_up_gib(needed)}GiB",
+                outcome=phrase("suffices for {outcome}", outcome=_outcome(best, chosen)),
+            )
+
+
+def _need(candidate: Candidate, limit: str) -> int:
+    memory = candidate.memory
+    return memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
+
+
+def _round_up_gib(size_bytes: int) -> int:
+    return -(-size_bytes // 2**30)

@@ -1,1 +1,0 @@
-"""`ds-advise check`: configurations against requirements, for continuous integration."""

@@ -1,0 +1,61 @@
+"""The schema of every command whose `--json` is one object of a fixed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...estimators.errors import WorkloadError
+from ...probes.dry_run import DryRunResult
+from ...probes.real_run import ProbeResult
+from ...probes.store import RecordJson
+from ...validate.doctor.examine import CheckupJson
+from ..answer.comparison import ComparisonJson
+from ..answer.evidence import DryRunAdditions
+from ..answer.explanation import ExplanationJson
+from ..answer.json_schema import DIALECT, Schema, schema_of
+from ..answer.requirements import CheckJson
+from ..answer.to_json import SCHEMA_VERSION, AdviceJson
+from ..importers.to_json import ForeignJson
+from ..render.history import HistoryJson
+from ..render.launch import SessionJson
+from ..render.lint import LintJson
+from ..rent.form import RentJson
+from ..train.report import TrainingJson
+from ..verification.probe import ProbeAdditions
+
+_KEPT_APART = ("timeline", "schedule")
+"""Fields of a dry run that are too long for its answer; `--timeline` writes them."""
+
+_SCHEMAS: Mapping[str, Callable[[], Schema]] = {
+    "advise": lambda: schema_of([AdviceJson]),
+    "explain": lambda: schema_of([ExplanationJson]),
+    "dry-run": lambda: schema_of([DryRunResult, DryRunAdditions], without=_KEPT_APART),
+    "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
+    "launch": lambda: schema_of([SessionJson]),
+    "train": lambda: schema_of([TrainingJson]),
+    "bench": lambda: schema_of([RecordJson]),
+    "history": lambda: schema_of([HistoryJson]),
+    "compare": lambda: schema_of([ComparisonJson]),
+    "check": lambda: schema_of([CheckJson]),
+    "rent": lambda: schema_of([RentJson]),
+    "from": lambda: schema_of([ForeignJson]),
+    "lint": lambda: schema_of([LintJson]),
+    "doctor": lambda: schema_of([CheckupJson]),
+}
+
+NAMES = tuple(_SCHEMAS)
+
+
+def schema(command: str) -> Schema:
+    """The JSON Schema of what a command prints with --json; its `$id` ends in the version.
+
+    Raises WorkloadError for a command that has none.
+    """
+    if command not in _SCHEMAS:
+        raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:ds-advise:{command}:{SCHEMA_VERSION}",
+        "title": f"ds-advise {command} --json",
+        **_SCHEMAS[command](),
+    }

@@ -1,1 +1,0 @@
-"""One file a command; each is imported only when it runs."""

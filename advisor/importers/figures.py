@@ -1,0 +1,202 @@
+"""What a foreign run needs as it is, and the best plan of the same training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...ds_configs.launch_commands import unset_threads
+from ...ds_configs.presets import plan_for
+from ...ds_configs.read import plan_from_ds_config
+from ...estimators.errors import ConfigFileError, WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.plan import PlainPyTorch, Plan
+from ...estimators.unsupported import unsupported
+from ...estimators.workload import Workload
+from ..advise import predicted
+from ..estimate import plan_of
+from ..question.question import CheckpointingChoice, Question, Risk, of_script
+from ..question.workload import WorkloadOptions
+from ..search.candidate import Candidate
+from ..search.choice import as_fast
+from ..search.fit import LEAST
+from ..search.ladder import predict
+from ..text.units import times
+from .foreign_run import ForeignRun
+
+_WORTH_A_WORD = 1.1
+"""Speed-ups below this are within what is known of the host."""
+
+_WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
+"""Stands for a run without DeepSpeed: everything that a configuration could say is left to the run's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignFigures:
+    """What a run needs, and what would be better for it."""
+
+    model: ModelShape
+    cluster: Cluster
+    workload: Workload
+    """Its global batch is that of the run."""
+    plan: Plan
+    """The run's own."""
+    as_is: Candidate | None
+    """None where the plan cannot run at all."""
+    refusal: str
+    """Why it cannot; "" where it can."""
+    recommended: Candidate | None
+    """The fastest plan that fits with the same training and global batch; None where none does."""
+    is_better: bool
+    """Whether the recommended plan fits where the run does not, or is faster."""
+    remarks: tuple[str, ...] = ()
+
+
+def figures_of(
+    run: ForeignRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
+) -> ForeignFigures:
+    """The figures of a run on these GPUs.
+
+    offloads_checkpoints: whether the file can say that layers' inputs wait in host RAM.
+
+    Raises ConfigFileError and WorkloadError where the run contradicts itself, or nothing is known of what it names.
+    """
+    config, equal_parts = _config(run), cluster
+    cluster = _with_threads(run, cluster)
+    options, remarks = _options(run, model)
+    workload = options.workload_of(config, model, cluster.gpu)
+    if workload.optimizer not in OPTIMIZERS:
+        raise WorkloadError(
+            f"there are no figures here of the optimizer {workload.optimizer[:40]}", why="its states are not known"
+        )
+    plan = _plan(run, config, model, workload, cluster)
+    refusal = unsupported(model, workload, plan, cluster) or ""
+    as_is = None if refusal else predict(model, workload, cluster, plan)
+    if as_is is not None and as_is.plan.offload_optimizer != "none":
+        remarks += _on_threads(as_is, predict(model, workload, equal_parts, plan), cluster)
+    workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
+    recommended = None
+    if plan.autotp_size == 1:  # the script's data loader knows the groups
+        question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **of_script(plan))
+        if run.leaves_batch_to_script:
+            recommended = _recommended(_as_the_script_has_it(question, plan), run, offloads_checkpoints=True)
+        if recommended is None:
+            recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
+    fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
+    is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
+    return ForeignFigures(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=plan,
+        as_is=as_is,
+        refusal=refusal,
+        recommended=recommended,
+        is_better=is_better,
+        remarks=remarks,
+    )
+
+
+def _as_the_script_has_it(question: Question, plan: Plan) -> Question:
+    """The question with the micro batch and the checkpointing of the plan."""
+    kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
+    return replace(
+        question,
+        micro_batch_size=plan.micro_batch_size,
+        gradient_checkpointing="offload" if plan.cpu_checkpointing else kept,
+    )
+
+
+def _recommended(question: Question, run: ForeignRun, *, offloads_checkpoints: bool) -> Candidate | None:
+    """The best plan of DeepSpeed; a run without it goes on without it where that is as fast."""
+    best = predicted(question).recommended
+    if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
+        best = predicted(replace(question, gradient_checkpointing="on")).recommended
+    if run.sharding == "zero":
+        return best
+    own = plan_of(question, _plain(run, question.cluster))
+    stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
+    return own if stays else best
+
+
+def _plain(run: ForeignRun, cluster: Cluster) -> PlainPyTorch:
+    return "fsdp" if run.sharding == "fsdp" and cluster.world_size > 1 else "torch"
+
+
+def _config(run: ForeignRun) -> Mapping[str, Any]:
+    if run.deepspeed is None:
+        return _WITHOUT_CONFIG
+    if run.deepspeed.config is None:
+        raise ConfigFileError(
+            f"the DeepSpeed configuration {run.deepspeed.name[:80]} is not here",
+            why="it decides what each GPU holds",
+            fix="run this where it is, or name it with --ds-config FILE",
+        )
+    return run.deepspeed.config
+
+
+def _with_threads(run: ForeignRun, cluster: Cluster) -> Cluster:
+    """The cluster with the host's threads that the run is given; without a word of them, those of its launcher."""
+    threads = run.threads_per_rank
+    if threads is None and run.launcher is not None and cluster.world_size > 1:
+        threads = unset_threads(run.launcher, cluster)
+    return cluster if threads is None else replace(cluster, threads_per_rank=threads)
+
+
+def _on_threads(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:
+    """A sentence, where an equal part of the cores for each rank would make the step much faster."""
+    gain = as_is.time.step_s / with_equal_parts.time.step_s
+    if gain < _WORTH_A_WORD:
+        return ()
+    threads = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
+    return (
+        f"each rank's optimizer steps on the host with {threads}: with OMP_NUM_THREADS={cores_per_rank(cluster)} the "
+        f"run as it is would be {times(gain)} as fast",
+    )
+
+
+def _options(run: ForeignRun, model: ModelShape) -> tuple[WorkloadOptions, tuple[str, ...]]:
+    """(what is trained, what was left out of it)."""
+    software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
+    training = {**run.training, "software": software}
+    liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
+    if liger and model.model_type not in FUSED_LOSS_MODEL_TYPES:
+        training = {name: value for name, value in training.items() if name not in ("kernels", "loss")}
+        return WorkloadOptions(**training), (f"Liger has no kernels for {model.model_type} models: counted without",)
+    return WorkloadOptions(**training), ()
+
+
+def _plan(run: ForeignRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
+    micro = run.micro_batch_size or 1
+    accumulation = run.gradient_accumulation_steps
+    if accumulation is None:
+        accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))
+    if run.sharding != "zero":
+        plan = plan_for(
+            _plain(run, cluster),
+            model,
+            workload,
+            cluster,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            gradient_checkpointing=bool(run.gradient_checkpointing),
+        )
+        return replace(plan, cpu_checkpointing=run.gradient_checkpointing == "offload")
+    try:
+        return plan_from_ds_config(
+            config,
+            model,
+            cluster,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            gradient_checkpointing=bool(run.gradient_checkpointing),
+            cpu_checkpointing=run.gradient_checkpointing == "offload",
+        )
+    except ConfigFileError as error:
+        name = run.deepspeed.name if run.deepspeed is not None else ""
+        raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error

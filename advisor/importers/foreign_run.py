@@ -1,0 +1,79 @@
+"""What another tool's file says of a training, in this project's terms, and what may be written back into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...ds_configs.launch_commands import Launcher
+from ...estimators.plan import Plan, Sharding
+from ...estimators.workload import Framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedPart:
+    """The DeepSpeed configuration that a file names or holds."""
+
+    name: str
+    """The path as the file writes it, or the key that holds the configuration itself."""
+    config: Mapping[str, Any] | None
+    """None where the file that is named is not there."""
+    path: Path | None = None
+    """Where it was found, None where it is part of the file, or built in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignRun:
+    """A training as a file describes it; what the file leaves open has the default of its tool."""
+
+    tool: str
+    """As its users call it."""
+    model: str | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `WorkloadOptions`."""
+    micro_batch_size: int | None = None
+    """None where the script decides it."""
+    gradient_accumulation_steps: int | None = 1
+    """None: as many as `least_global_batch` takes."""
+    least_global_batch: int | None = None
+    """Samples per optimizer step that the tool makes up by accumulation."""
+    gradient_checkpointing: bool | Literal["offload"] = False
+    """"offload" also holds on the host what checkpointing keeps."""
+    sharding: Sharding = "none"
+    """Whose the step is: DeepSpeed's ("zero"), FSDP's, or torch's alone."""
+    deepspeed: DeepSpeedPart | None = None
+    framework: Framework = "hf"
+    """Who reads the DeepSpeed configuration."""
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    leaves_batch_to_script: bool = False
+    """The file can say neither micro batch nor gradient checkpointing."""
+    launcher: Launcher | None = None
+    """What starts the ranks, None where nobody says."""
+    threads_per_rank: int | None = None
+    """OMP_NUM_THREADS, None where it is not set."""
+    expandable_segments: bool = False
+    """PyTorch's allocator is told to use them, by the tool or in the script's environment."""
+    faults: tuple[str, ...] = ()
+    """Sentences: what the tool itself refuses or ignores."""
+    remarks: tuple[str, ...] = ()
+    """Sentences: what is taken as something near it, and what the figures leave out."""
+    obstacle: str = ""
+    """Why there can be no figures; "" where there can."""
+    uncounted: tuple[str, ...] = ()
+    """Keys that may decide memory or speed, and from which nothing is concluded."""
+    unknown: tuple[str, ...] = ()
+    """Keys that are none of the tool's, with the nearest that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """What is to be written into the file."""
+
+    plan: Plan
+    config_name: str | None
+    """The DeepSpeed configuration as the file is to name it; None where a run without DeepSpeed stays one."""
+    config: Mapping[str, Any] | None
+    """Its content."""

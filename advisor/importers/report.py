@@ -1,0 +1,123 @@
+"""What a file of another tool means, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from ..render.lint import render_diff, render_findings
+from ..search.candidate import Candidate
+from ..search.fit import chance
+from ..text.labels import checkpointing_words, cluster_title, method_title, plan_title
+from ..text.lines import blank, ended, printable, sentence
+from ..text.units import gib, rate, rough_rate, times
+from .answer import ForeignAnswer
+from .figures import ForeignFigures
+
+_MOST_KEYS = 12
+"""Keys of a kind that are listed; JSON has all."""
+
+
+def render_foreign(answer: ForeignAnswer, console: Console) -> None:
+    """What the file is, what its run needs, what would be better, what is wrong, and what would change in it."""
+    run, name = answer.run, printable(str(answer.source.path))
+    title = f"a script that trains with {run.tool}" if answer.source.line is not None else answer.form.title
+    sentence(console, Text(f"{name} is {title}.", style="bold"))
+    if answer.source.started_by is not None:
+        sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
+    if answer.figures is not None:
+        _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
+    for remark in run.remarks + (answer.figures.remarks if answer.figures is not None else ()):
+        sentence(console, _capital(ended(printable(remark))))
+    _listed("Not counted, for nothing is concluded from them here", run.uncounted, console)
+    if answer.form.name != "accelerate":  # whose unknown keys are a fault
+        _listed(f"No keys of {run.tool}", run.unknown, console)
+    _wrong(answer, console)
+    _changes(answer, console)
+
+
+def _listed(title: str, keys: Sequence[str], console: Console) -> None:
+    if keys:
+        more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
+        sentence(console, f"{title}: {', '.join(printable(key)[:60] for key in keys[:_MOST_KEYS])}{more}.")
+
+
+def _figures(figures: ForeignFigures, console: Console, *, leaves_batch: bool) -> None:
+    workload = figures.workload
+    sentence(
+        console,
+        f"{figures.model.name} · {method_title(workload)} · {workload.precision} · {workload.optimizer} · sequence "
+        f"{workload.seq_len} · {cluster_title(figures.cluster)}",
+    )
+    blank(console)
+    if figures.as_is is None:
+        sentence(console, Text(f"As it is, it cannot run: {figures.refusal}.", style="bold red"))
+    else:
+        _plan("As it is", figures.as_is, figures, console)
+    better = figures.recommended
+    if better is None:
+        batch = workload.global_batch_size
+        sentence(console, f"No plan that is predicted fits with its global batch of {batch}: see what would help with")
+        sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
+    elif figures.is_better:
+        _plan("Better", better, figures, console)
+        of_script = ("micro_batch_size", "gradient_checkpointing")
+        if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in of_script):
+            sentence(console, "The script must set the micro batch and the checkpointing: they are not in this file.")
+        if figures.as_is is not None and figures.as_is.fit.fits:
+            sentence(console, f"That is {times(better.tokens_per_s / figures.as_is.tokens_per_s)} as fast.")
+    else:
+        sentence(console, "No plan with the same training and global batch is known to be faster.")
+
+
+def _plan(title: str, candidate: Candidate, figures: ForeignFigures, console: Console) -> None:
+    plan, fit, time = candidate.plan, candidate.fit, candidate.time
+    fits = fit.fits
+    verdict = "fits" if fits else fit.verdict if fit.verdict == "does not fit" else chance(fit.probability) + " to fit"
+    steps = plan.gradient_accumulation_steps
+    batch = f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
+    words = f"{plan_title(plan)}, {batch}, {checkpointing_words(plan)}"
+    style = "bold green" if fits else "bold red" if fit.verdict == "does not fit" else "bold yellow"
+    sentence(console, Text(f"{title}: {words}: {verdict}.", style=style))
+    speed = f"{rate(candidate.tokens_per_s)} tokens/s"
+    if (interval := time.tokens_per_s_range) is not None:
+        speed += f" ({rough_rate(interval[0])} to {rough_rate(interval[1])})"
+    host, offer = candidate.memory.host_bytes_per_node, figures.cluster.gpu.memory_bytes
+    gives_back = ", some of which PyTorch's cache gives back," if fits and candidate.device_bytes > offer else ""
+    sentence(
+        console,
+        f"  It needs {gib(candidate.device_bytes)} of {gib(offer)} GiB per GPU{gives_back} and "
+        f"{gib(host)} GiB of host RAM per node; about {speed}.",
+        hang=4,
+    )
+
+
+def _wrong(answer: ForeignAnswer, console: Console) -> None:
+    blank(console)
+    for fault in answer.run.faults:
+        sentence(console, Text(_capital(ended(printable(fault))), style="bold red"))
+    if answer.report is not None and answer.run.deepspeed is not None:
+        part = answer.run.deepspeed
+        render_findings(printable(str(part.path or part.name)), answer.report, console)
+
+
+def _changes(answer: ForeignAnswer, console: Console) -> None:
+    if answer.unwritable is not None:
+        blank(console)
+        sentence(console, f"It cannot be written back: {ended(printable(answer.unwritable.what))}")
+        sentence(console, _capital(ended(printable(answer.unwritable.fix))))
+    if not answer.files:
+        return
+    blank(console)
+    sentence(console, Text("Written." if answer.written else "What would change:", style="bold"))
+    for file in answer.files:
+        old, new = printable(file.old_name or "a new file"), printable(str(file.new_path))
+        render_diff(old, new, file.old_text, file.new_text, console)
+    if not answer.written:
+        sentence(console, f"Write it with -o FILE; {printable(str(answer.source.path))} itself only with --force.")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,170 @@
+"""The better configuration in the file's own form: the tool's file with as few changes as will do, and the DeepSpeed
+configuration that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from ...ds_configs.emit import ds_config
+from ...ds_configs.other_plan import under_other_plan
+from ...ds_configs.write import to_json, write_text
+from ...estimators.errors import ConfigFileError
+from ...estimators.plan import Plan
+from ...estimators.workload import Workload
+from ...validate.lint import LintReport, apply, lint, load_facts, read_document
+from ...validate.lint.document import Document
+from .catalogue import Format
+from .figures import ForeignFigures
+from .foreign_run import ForeignRun, Improvement
+from .source import Source, parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedFile:
+    """A text before and after."""
+
+    old_name: str
+    """"" for a file that is new."""
+    old_text: str
+    new_path: Path
+    new_text: str
+
+
+def changed_files(
+    source: Source,
+    form: Format,
+    run: ForeignRun,
+    figures: ForeignFigures,
+    document: Document | None,
+    report: LintReport | None,
+    *,
+    destination: Path | None,
+) -> tuple[ChangedFile, ...]:
+    """The tool's file and the DeepSpeed configuration as they should be; nothing where the run is best as it is, its
+    tool takes it, and nothing in its DeepSpeed part can be corrected without changing the training.
+
+    Raises ConfigFileError where the file's form does not let it be changed.
+    """
+    if figures.is_better and figures.recommended is not None:
+        plan = figures.recommended.plan
+        text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
+    elif run.faults and run.sharding == "zero":  # the same plan, as the tool takes it
+        plan = figures.plan
+        text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
+    else:
+        plan = figures.plan
+        text = None if document is None or report is None else _corrected(document, report)
+        if text is None:
+            return ()
+    return written_as(source, form, run, plan, text, destination=destination)
+
+
+def written_as(
+    source: Source, form: Format, run: ForeignRun, plan: Plan, config_text: str | None, *, destination: Path | None
+) -> tuple[ChangedFile, ...]:
+    """The files that run this plan; config_text: None for a plan without DeepSpeed.
+
+    Raises ConfigFileError where the file's form does not let it be changed.
+    """
+    path = destination or source.path
+    config_path = _config_path(path, run, is_new=destination is not None)
+    config = None if config_text is None else read_document(config_text.encode(), name="the new file").root.value
+    better = Improvement(plan=plan, config_name=None if config is None else str(config_path), config=config)
+    text = source.edited(form.by.changes(source, run, better))
+    _check(source, form, text, better)
+    files = [ChangedFile(old_name=str(source.path), old_text=source.text, new_path=path, new_text=text)]
+    if config_text is not None and str(config_path) in text:  # else it is part of the file itself
+        old = run.deepspeed.path if run.deepspeed is not None else None
+        files.append(
+            ChangedFile(
+                old_name="" if old is None else str(old),
+                old_text="" if old is None else old.read_text(encoding="utf-8-sig"),
+                new_path=config_path,
+                new_text=config_text,
+            )
+        )
+    return tuple(files)
+
+
+def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, ...]:
+    """Write them, the configuration that is named before the file that names it. Raises ConfigFileError for one that is
+    there and differs, unless `force` is set."""
+    for file in reversed(files):
+        write_text(file.new_text, file.new_path, force=force)
+    return tuple(file.new_path for file in files)
+
+
+def _better_config(run: ForeignRun, plan: Plan, figures: ForeignFigures, *, accelerate: bool) -> str | None:
+    """The text of the DeepSpeed configuration for a plan, with everything of the run's own that the plan does not
+    decide; None for a plan without DeepSpeed."""
+    if plan.sharding != "zero":
+        return None
+    own = run.deepspeed.config if run.deepspeed is not None else None
+    written = ds_config(plan, figures.model, figures.workload, figures.cluster, flavor="hf")
+    config = under_other_plan(own or {}, written, plan)
+    for name in ("train_batch_size", "gradient_clipping"):
+        if own is not None and name not in own:  # what the run does without it stays as it is
+            config.pop(name, None)
+    if accelerate:
+        config = _for_accelerate(config, own or {}, plan, figures.workload)
+    in_order = {name: config[name] for name in own or {} if name in config}
+    document = read_document(to_json(in_order | config).encode(), name="the new configuration")
+    report = lint(
+        document,
+        facts=load_facts(),
+        framework="hf",
+        cluster=figures.cluster,
+        model=figures.model,
+        workload=figures.workload,
+    )
+    return _corrected(document, report) or document.text
+
+
+def _for_accelerate(
+    config: Mapping[str, Any], own: Mapping[str, Any], plan: Plan, workload: Workload
+) -> dict[str, Any]:
+    """What accelerate's own file said must stand in the configuration beside which it may not say it; the optimizer
+    stays the script's."""
+    config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
+    for name in ("bf16", "fp16"):
+        if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
+            config[name] = {**config[name], "enabled": workload.precision == name}
+    return {**config, "gradient_accumulation_steps": plan.gradient_accumulation_steps}
+
+
+def _corrected(document: Document, report: LintReport) -> str | None:
+    """The text with what can be corrected without changing the training, None where there is nothing."""
+    text, made = apply(document, report.edits)
+    return text if made else None
+
+
+def _config_path(path: Path, run: ForeignRun, *, is_new: bool) -> Path:
+    """Beside the changed file; else beside the configuration that was named, by the name under which it was found."""
+    name = f"{path.stem}.ds_config.json"
+    named = run.deepspeed.name if run.deepspeed is not None else ""
+    if is_new or not named.endswith(".json"):
+        return path.with_name(name)
+    return Path(PurePath(named).with_name(name))
+
+
+def _check(source: Source, form: Format, text: str, better: Improvement) -> None:
+    """That the changed text says what was meant. Raises ConfigFileError where it does not."""
+    again = form.by.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
+    plan, part = better.plan, again.deepspeed
+    wanted, said = [better.config is not None], [part is not None]
+    if form.name != "accelerate":
+        wanted.append(plan.gradient_checkpointing)
+        said.append(bool(again.gradient_checkpointing))
+    batches = again.micro_batch_size in (None, plan.micro_batch_size) and again.gradient_accumulation_steps in (
+        plan.gradient_accumulation_steps,
+        *([1] if form.name == "accelerate" else []),
+    )
+    if not batches or wanted != said:
+        raise ConfigFileError(
+            "the file's form does not let its options be changed one by one",
+            why="a value in it serves several options",
+            fix="write each value beside its own option",
+        )

@@ -1,0 +1,187 @@
+"""A file of another tool as text and as values, whatever its kind."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ...estimators.errors import ConfigFileError
+from ...validate.lint.config_file import read_file
+from ...validate.lint.document import MAX_BYTES, read_document
+from ..launch.script_arguments import ScriptArguments
+from .change import KeyPath, Value
+from .json_text import edit_json
+from .launch_line import LaunchLine, training_lines
+from .shell_words import Word, read_shell
+from .slurm import SlurmJob, read_slurm
+from .yaml_text import edit_yaml, read_yaml
+
+Kind = Literal["yaml", "json", "shell"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file that was read."""
+
+    path: Path
+    text: str
+    kind: Kind
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Its keys, or the options of its training command."""
+    line: LaunchLine | None = None
+    """The training command of a script."""
+    further_lines: int = 0
+    """How many more commands train."""
+    job: SlurmJob | None = None
+    started_by: Source | None = None
+    """The script whose training command hands this configuration to its tool."""
+
+    @property
+    def arguments(self) -> ScriptArguments:
+        """The values as options. Every call returns new ones, of which nothing has been read."""
+        return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
+
+    def handed_by(self, script: Source | None) -> Source:
+        """The file with what the script's command says in the place of its keys; None for a file that is read alone."""
+        if script is None or script.line is None:
+            return self
+        return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
+
+    def edited(self, changes: Mapping[KeyPath, Value]) -> str:
+        """The text with these keys or options set, or taken out where the value is None.
+
+        Raises ConfigFileError where its form does not let them be changed, or the command that hands the file over
+        says otherwise.
+        """
+        if not changes:
+            return self.text
+        if self.started_by is not None and self.started_by.line is not None:
+            for name, *_ in changes:
+                if name in self.started_by.line.overrides:
+                    raise ConfigFileError(
+                        f"the command in {self.started_by.path} sets {name}, which counts more than {self.path}",
+                        fix="set it in that file alone",
+                    )
+        if self.line is None:
+            return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
+        text = self.text
+        for (name, *_), value in changes.items():
+            source = parsed(self.path, text, "shell")
+            assert source.line is not None
+            text = _with_option(text, source.line, name, value)
+        return text
+
+
+def read_source(path: Path, kind: Kind | None = None) -> Source:
+    """The file. kind: None tells it by content and ending.
+
+    Raises ConfigFileError for what cannot be read, and for a text that is none of the kinds.
+    """
+    raw = read_file(path, MAX_BYTES, fix="give a configuration of one of the tools, or a script that trains")
+    if len(raw) > MAX_BYTES:
+        raise ConfigFileError(f"{path}: larger than {MAX_BYTES:,} bytes, so it is no configuration")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ConfigFileError(f"{path}: not UTF-8 text (byte {problem.start})", fix="save it as UTF-8") from problem
+    if "\0" in text:
+        raise ConfigFileError(f"{path}: not text", fix="name the configuration or the script itself")
+    if not text.strip():
+        raise ConfigFileError(f"{path}: the file is empty", fix="name the configuration or the script itself")
+    return parsed(path, text, kind or _kind(path, text))
+
+
+def parsed(path: Path, text: str, kind: Kind) -> Source:
+    """The text as values; the errors of `read_source`."""
+    if kind == "yaml":
+        return Source(path=path, text=text, kind=kind, values=read_yaml(text, str(path)))
+    if kind == "json":
+        root = read_document(text.encode(), name=str(path)).root
+        return Source(path=path, text=text, kind=kind, values=root.value)
+    job = read_slurm(text)
+    lines = training_lines(read_shell(text, job.variables() if job is not None else None))
+    if not lines:
+        raise ConfigFileError(
+            f"{path}: no command in it trains, as far as its text tells",
+            why="it calls neither a launcher, nor python with training arguments, nor one of the tools",
+            fix="name the script that calls them, or the configuration",
+        )
+    line = lines[0]
+    return Source(path=path, text=text, kind=kind, line=line, further_lines=len(lines) - 1, job=job)
+
+
+def _kind(path: Path, text: str) -> Kind:
+    if text.lstrip().startswith("{"):
+        return "json"
+    if text.startswith("#!") or path.suffix in (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job"):
+        return "shell"
+    if path.suffix in (".yaml", ".yml"):
+        return "yaml"
+    if path.suffix == ".json":
+        return "json"
+    try:
+        read_yaml(text, str(path))
+    except ConfigFileError:
+        return "shell"
+    return "yaml"
+
+
+def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
+    """The script's text with an option of its training command set, or taken out."""
+    words = line.arguments
+    index = next((i for i, word in enumerate(words) if _option(word) == name), None)
+    if index is None:
+        place = (line.end, line.end) if line.end >= 0 else None
+        return text if value is None else _spliced(text, place, f" --{name} {_shown(value)}", name)
+    word, has_value = words[index], "=" in words[index].text
+    following = words[index + 1] if index + 1 < len(words) and not has_value else None
+    if following is not None and following.text.startswith("--"):
+        following = None
+    last = following or word
+    if value is None:
+        return _without(text, words, index, last)
+    if following is None and not has_value:  # a switch that stands alone
+        span = word.span()
+        return _spliced(text, span and (span[1], span[1]), f" {_shown(value)}", name)
+    span = last.span(word.text.index("=") + 1 if has_value else 0)
+    return _spliced(text, _with_quotes(text, span), _shown(value), name)
+
+
+def _without(text: str, words: tuple[Word, ...], index: int, last: Word) -> str:
+    name = _option(words[index])
+    first, end = words[index].span(), _with_quotes(text, last.span())
+    if first is None or end is None:
+        return _spliced(text, None, "", name)
+    start = first[0]
+    while start and text[start - 1] in " \t":
+        start -= 1
+    if text[:start].endswith("\\\n"):  # the line before goes on with what follows
+        start = len(text[: start - 2].rstrip(" \t"))
+    return _spliced(text, (start, end[1]), "", name)
+
+
+def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The place of a word with the quotes around it."""
+    if span is not None and span[0] and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]:
+        return span[0] - 1, span[1] + 1
+    return span
+
+
+def _spliced(text: str, span: tuple[int, int] | None, new: str, name: str) -> str:
+    if span is None:
+        raise ConfigFileError(
+            f"--{name} is put together from several parts of the script, so it cannot be changed there",
+            fix="write its value in one place",
+        )
+    return text[: span[0]] + new + text[span[1] :]
+
+
+def _option(word: Word) -> str:
+    return word.text[2:].partition("=")[0].replace("-", "_") if word.text.startswith("--") else ""
+
+
+def _shown(value: Value) -> str:
+    return shlex.quote(("true" if value else "false") if isinstance(value, bool) else str(value))

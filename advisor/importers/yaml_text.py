@@ -1,0 +1,171 @@
+"""A YAML file as values, and changed in as few characters as will do: comments, order and quotes of the rest stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import yaml
+
+from ...estimators.errors import ConfigFileError
+from .change import KeyPath, Value
+
+_MOST_ALIASES = 20
+"""A configuration has a few. Aliases of aliases multiply: with so many a text grows to thousands of values at most."""
+
+_FIX = "give the configuration file that you pass to the tool"
+
+
+def read_yaml(text: str, name: str) -> dict[str, Any]:
+    """The mapping in a text, read as `yaml.safe_load` does. Raises ConfigFileError where there is none."""
+    try:
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+        if aliases > _MOST_ALIASES:
+            raise ConfigFileError(f"{name}: {aliases} aliases, more than a configuration has", fix=_FIX)
+        value = yaml.safe_load(text)
+        json.dumps(value, default=str)  # ends at a value that holds itself
+    except yaml.MarkedYAMLError as problem:
+        _fail(problem, name)
+    except yaml.reader.ReaderError as problem:
+        raise ConfigFileError(f"{name}: not YAML: a character that no text has", fix=_FIX) from problem
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
+        raise ConfigFileError(f"{name}: not YAML that can be read", fix=_FIX) from problem
+    if not isinstance(value, dict):
+        raise ConfigFileError(f"{name}: holds no keys with values", fix=_FIX)
+    return {str(key): item for key, item in value.items()}
+
+
+def _fail(problem: yaml.MarkedYAMLError, name: str) -> NoReturn:
+    mark = problem.problem_mark
+    where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+    raise ConfigFileError(f"{name}: not YAML: {problem.problem or problem.context}{where}", fix=_FIX) from problem
+
+
+def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
+    """The text with these keys set, or taken out where the value is None.
+
+    Raises ConfigFileError where the text is of a form in which that cannot be done, such as a key behind an alias.
+    """
+    wanted = _unshared(yaml.safe_load(text))
+    for path, value in changes.items():
+        text = _set(text, path, value)
+        _note(wanted, path, value)
+    try:
+        done = yaml.safe_load(text) == wanted
+    except yaml.YAMLError:
+        done = False
+    if not done:
+        raise ConfigFileError(
+            "the file's form does not let its keys be changed one by one", fix="write one key a line, without aliases"
+        )
+    return text
+
+
+def _unshared(value: Any) -> Any:
+    """The values with a copy of their own for every alias."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
+
+
+def _note(values: dict[str, Any], path: KeyPath, value: Value) -> None:
+    """The same change in the values."""
+    for name in path[:-1]:
+        inner = values.get(name)
+        if not isinstance(inner, dict):
+            if value is None:
+                return
+            inner = values[name] = {}
+        values = inner
+    if value is None:
+        values.pop(path[-1], None)
+    else:
+        values[path[-1]] = value
+
+
+def _set(text: str, path: KeyPath, value: Value) -> str:
+    owner = yaml.compose(text, Loader=yaml.SafeLoader)
+    found: tuple[yaml.Node, yaml.Node] | None = None
+    depth = 0
+    for depth, name in enumerate(path, start=1):
+        found = _entry(owner, name)
+        if found is None or depth == len(path):
+            break
+        if not isinstance(found[1], yaml.MappingNode):
+            return text if value is None else _replace(text, found, _nested(path[depth:], value))
+        owner = found[1]
+    if found is None:
+        return text if value is None else _insert(text, owner, {path[depth - 1]: _nested(path[depth:], value)})
+    return _remove(text, owner, found) if value is None else _replace(text, found, value)
+
+
+def _nested(path: KeyPath, value: Value) -> Value:
+    """The value inside new mappings of these names."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+def _entry(owner: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """(key, value) of a name in a mapping: of one that stands twice the last, as the loader has it."""
+    entries = owner.value if isinstance(owner, yaml.MappingNode) else []
+    return next(((key, value) for key, value in reversed(entries) if key.value == name), None)
+
+
+def _replace(text: str, found: tuple[yaml.Node, yaml.Node], value: Value) -> str:
+    key, old = found
+    start, end = key.end_mark.index, max(_end(old), key.end_mark.index)
+    colon = text.index(":", start) + 1
+    is_plain = isinstance(old, yaml.ScalarNode) and old.end_mark.index > colon
+    if is_plain and not isinstance(value, Mapping):  # the blanks before it stay
+        return text[: old.start_mark.index] + _scalar(value) + text[end:]
+    written = _block(value, key.start_mark.column + 2) if isinstance(value, Mapping) else f" {_scalar(value)}"
+    return text[:colon] + written + text[max(end, colon) :]
+
+
+def _remove(text: str, owner: yaml.Node, found: tuple[yaml.Node, yaml.Node]) -> str:
+    key, value = found
+    if owner.flow_style:
+        end = text.find(",", _end(value))
+        return text[: key.start_mark.index] + text[end + 1 if end != -1 else _end(value) :].lstrip(" ")
+    start = text.rfind("\n", 0, key.start_mark.index) + 1
+    end = text.find("\n", max(_end(value), key.end_mark.index))
+    left = text[:start] + (text[end + 1 :] if end != -1 else "")
+    if len(owner.value) > 1:
+        return left
+    return text[: key.start_mark.index] + "{}" + text[max(_end(value), text.index(":", key.end_mark.index) + 1) :]
+
+
+def _insert(text: str, owner: yaml.Node, entries: Mapping[str, Value]) -> str:
+    """New keys after the last one of a mapping."""
+    if owner.flow_style:
+        inner = ", ".join(f"{name}: {json.dumps(value)}" for name, value in entries.items())
+        at = owner.end_mark.index - 1
+        return f"{text[:at]}{', ' if owner.value else ''}{inner}{text[at:]}"
+    last_key, last = owner.value[-1]
+    column = owner.value[0][0].start_mark.column
+    end = text.find("\n", max(_end(last), last_key.end_mark.index))
+    before, after = (text + "\n", "") if end == -1 else (text[: end + 1], text[end + 1 :])
+    return before + _block(entries, column).lstrip("\n") + "\n" + after
+
+
+def _block(entries: Mapping[str, Any], column: int) -> str:
+    """A mapping in block style, on lines of its own that begin at a column."""
+    lines = yaml.safe_dump(dict(entries), sort_keys=False, width=10**6, allow_unicode=True).rstrip("\n").split("\n")
+    return "".join(f"\n{' ' * column}{line}" for line in lines)
+
+
+def _scalar(value: Value) -> str:
+    dumped: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+    return dumped.removesuffix("...\n").rstrip("\n")
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a value's own text ends: that of a block ends with its last part, not where the next token begins."""
+    if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
+        end: int = node.end_mark.index
+        is_block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+        return len(node.end_mark.buffer[:end].rstrip()) if is_block else end
+    last = node.value[-1]
+    return max(_end(last[1]), last[0].end_mark.index + 1) if isinstance(node, yaml.MappingNode) else _end(last)

@@ -1,1 +1,0 @@
-"""The user's own job: what was said of it, and how its duration and cost are told."""

@@ -1,0 +1,100 @@
+"""This node's memory while a training runs: its processes, what is left, the swap, the OOM killer's counters, the
+GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...probes.cgroup import memory_groups
+from ...probes.kernel_files import read_pairs
+from ...probes.rank_processes.watch import COMPILERS
+from ...probes.this_machine import host_memory_bytes, visible_handles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    """The node's memory at one moment."""
+
+    host_bytes: int
+    """What the training's processes hold and cannot drop: anonymous and shared memory, without mapped files. Compilers
+    of extensions, which take gigabytes once, are left out."""
+    free_bytes: int
+    """What a process here may still take: the machine's or the container's, whichever is less."""
+    swapped_out_bytes: int
+    """Written to swap since the machine began."""
+    gpus: tuple[tuple[int, int], ...]
+    """(used, total) of every visible GPU, all processes together."""
+
+
+class HostWatcher:
+    """Samples the memory of the descendants of a process and of the node around them."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.memory_bytes = host_memory_bytes()
+        self._pynvml, self._handles = _gpu_handles()
+
+    def sample(self) -> MemorySample:
+        return MemorySample(
+            host_bytes=self._held_bytes(),
+            free_bytes=_free_bytes(),
+            swapped_out_bytes=(_vmstat("pswpout") or 0) * resource.getpagesize(),
+            gpus=self._gpus(),
+        )
+
+    def _held_bytes(self) -> int:
+        held = 0
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._pid).children(recursive=True):
+                status = read_pairs(Path(f"/proc/{process.pid}/status"))
+                if status.get("Name", "").strip() in COMPILERS:
+                    continue
+                held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+        return held
+
+    def _gpus(self) -> tuple[tuple[int, int], ...]:
+        if self._pynvml is None:
+            return ()
+        try:
+            infos = [self._pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
+        except self._pynvml.NVMLError:
+            return ()
+        return tuple((int(info.used), int(info.total)) for info in infos)
+
+
+def oom_kills(root: Path = Path("/")) -> dict[str, int]:
+    """How often the kernel has killed a process because memory ran out, by the counter's file: of this cgroup and those
+    above it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
+    counts = {str(group.events_file): group.killed for group in memory_groups(root)}
+    counts[str(root / "proc/vmstat")] = _vmstat("oom_kill", root)
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _free_bytes() -> int:
+    free = int(psutil.virtual_memory().available)
+    for group in memory_groups():
+        limit_bytes, counts = group.limit_bytes, group.counters()
+        if limit_bytes is not None:
+            free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
+    return free
+
+
+def _vmstat(name: str, root: Path = Path("/")) -> int | None:
+    count = read_pairs(root / "proc/vmstat", " ").get(name, "")
+    return int(count) if count.isdecimal() else None
+
+
+def _gpu_handles() -> tuple[Any, list[Any]]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml, visible_handles(pynvml)
+    except Exception:  # no library, no driver, no permission: all mean that nobody can tell
+        return None, []

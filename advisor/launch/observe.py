@@ -1,0 +1,218 @@
+"""What a rank can be seen to do: DeepSpeed's engine steps, the Trainer begins and saves.
+
+Nothing is imported for it. When the script itself imports DeepSpeed's engine or the Trainer, three methods of the
+engine are wrapped, a callback is put among the Trainer's defaults, and the lock under which extensions are compiled is
+made one that a killed rank does not leave behind. A script that uses neither is not seen, and runs all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ...probes.rank_processes.event_log import EventLog
+
+_MEMORY_EVERY_S = 1.0
+"""torch collects all its counters for each question about one; the peaks between two looks are kept by torch itself."""
+
+
+def install(events: EventLog, folder: Path) -> None:
+    """Observe this process from now on."""
+
+    def trainer(module: ModuleType) -> None:
+        from .trainer_callback import add_callback
+
+        add_callback(module, events, folder)
+
+    sys.meta_path.insert(
+        0,
+        _AfterImport(
+            {
+                "deepspeed.runtime.engine": lambda module: observe(module, events),
+                "transformers.trainer": trainer,
+                "torch.utils.file_baton": _lasting_lock,
+            }
+        ),
+    )
+
+
+def _lasting_lock(_: ModuleType) -> None:
+    from ...probes.rank_processes import extension_lock
+
+    extension_lock.install()
+
+
+class _AfterImport(MetaPathFinder):
+    """Hands each of the named modules to its function once the module is there."""
+
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
+        action = self._actions.pop(name, None)  # taken out first: the search below comes here again
+        spec = importlib.util.find_spec(name) if action is not None else None
+        if action is None or spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def executed(module: ModuleType) -> None:
+            execute(module)
+            with contextlib.suppress(Exception):
+                action(module)
+
+        spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+def observe(module: Any, events: EventLog) -> None:
+    """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
+    engine_class, seen = module.DeepSpeedEngine, _Seen(events)
+    engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
+    engine_class.backward = _around(engine_class.backward, seen.before_backward)
+    engine_class.step = _around(engine_class.step, seen.before_step, seen.after_step)
+
+
+def _around(method: Any, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
+    @functools.wraps(method)
+    def wrapped(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            before(engine, *args, **kwargs)
+        result = method(engine, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            after(engine)
+        return result
+
+    return wrapped
+
+
+class _Seen:
+    """What was seen since the last optimizer step.
+
+    A GPU is never waited for: its loss and its times are read a step later, when it has long computed them.
+    """
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._tokens, self._forward_s, self._global_steps = 0, 0.0, 0
+        self._began: Any = None
+        self._passes: list[tuple[Any, Any]] = []
+        self._losses: list[Any] = []
+        self._is_mean = True
+        self._late: list[tuple[int, Any, Any]] = []
+        self._memory_at = 0.0
+        self._told_settings = False
+
+    def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
+        if not engine.module.training:
+            self._began = None
+            return
+        inputs: Any = kwargs.get("input_ids", args[0] if args else None)
+        shape = getattr(inputs, "shape", ())
+        if len(shape) >= 2 and not inputs.is_floating_point():
+            self._tokens += inputs.numel()
+        self._began = _now(engine)
+
+    def after_forward(self, engine: Any) -> None:
+        if self._began is None:
+            return
+        began, ended = self._began, _now(engine)
+        if isinstance(ended, float):
+            self._forward_s += ended - began
+        else:
+            self._passes.append((began, ended))
+
+    def before_backward(self, _engine: Any, loss: Any, *_: Any, scale_wrt_gas: bool = True, **__: Any) -> None:
+        self._losses.append(loss.detach())
+        self._is_mean = scale_wrt_gas  # without it the caller has divided by the accumulation already
+
+    def before_step(self, engine: Any, *_: Any, **__: Any) -> None:
+        self._global_steps = engine.global_steps
+
+    def after_step(self, engine: Any) -> None:
+        if engine.global_steps == self._global_steps:
+            return  # not at the end of the accumulation
+        import torch
+
+        step, line = int(engine.global_steps), dict[str, float](tokens=self._tokens)
+        if not self._told_settings:
+            self._told_settings = True
+            self._events.note({"engine": _settings(engine)})
+        self._tell_late()
+        losses, self._losses, self._tokens = self._losses, [], 0
+        loss = None
+        if losses:
+            stacked = torch.stack([value.float().reshape(()) for value in losses])
+            loss = stacked.mean() if self._is_mean else stacked.sum()
+        # ZeRO-3 gathers weights during the forward pass: its time is the slowest rank's.
+        times_are_own = engine.zero_optimization_stage() < 3
+        if loss is not None and loss.is_cuda:
+            copy = torch.empty((), dtype=torch.float32, pin_memory=True)
+            copy.copy_(loss, non_blocking=True)
+            self._late.append((step, copy, _event(torch)))
+        elif loss is not None:
+            line["loss"] = float(loss)
+        if times_are_own and not self._passes:
+            line["forward_s"] = self._forward_s
+        self._forward_s = 0.0
+        if engine.device.type == "cuda":
+            line |= self._own_forward_s(times_are_own) | self._memory(torch)
+        self._events.note({"step": step, **line})
+
+    def _own_forward_s(self, times_are_own: bool) -> dict[str, float]:
+        """The time of the passes that the GPU has completed; the others count for the next step."""
+        milliseconds = 0.0
+        while self._passes and self._passes[0][1].query():
+            began, ended = self._passes.pop(0)
+            milliseconds += began.elapsed_time(ended)
+        return {"forward_s": milliseconds / 1e3} if milliseconds and times_are_own else {}
+
+    def _tell_late(self) -> None:
+        """Losses that have arrived."""
+        while self._late and self._late[0][2].query():
+            step, loss, _ = self._late.pop(0)
+            self._events.note({"step": step, "loss": float(loss)})
+
+    def _memory(self, torch: Any) -> dict[str, float]:
+        now = time.monotonic()
+        if now - self._memory_at < _MEMORY_EVERY_S:
+            return {}
+        self._memory_at = now
+        return {
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+        }
+
+
+def _settings(engine: Any) -> dict[str, int]:
+    """What the engine itself says of its plan, under the names of `Plan`."""
+    return {
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
+        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+    }
+
+
+def _now(engine: Any) -> Any:
+    """An event in the GPU's queue, or the clock of the process that computes itself."""
+    if engine.device.type != "cuda":
+        return time.perf_counter()
+    import torch
+
+    return _event(torch)
+
+
+def _event(torch: Any) -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -1,1 +1,0 @@
-"""The search for a plan: which are tried, and which is taken."""

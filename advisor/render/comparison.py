@@ -1,0 +1,258 @@
+"""A comparison for people: the verdict, the figures side by side, where they come from, and the keys that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ...ds_configs.unmodeled_features import beyond_plans
+from ..answer.comparison import Circumstances, Comparison, Difference, parts
+from ..answer.config_settings import Setting
+from ..search.candidate import Candidate
+from ..search.fit import chance
+from ..text.job import hours, money
+from ..text.labels import cluster_title, component_title, method_title, phase_title
+from ..text.lines import blank, cells, printable, row, sentence
+from ..text.units import gib, percent, rate, times
+
+_LABEL, _CELL = 34, 13
+"""Columns of a row's name, and of each of the three figures after it."""
+
+_KEY, _WIDE = 46, 15
+"""Columns of a key, and of each of its two values."""
+
+_SAME_SPEED = 0.03
+"""Predictions closer than this are called equal; the search calls them so too."""
+
+_SMALL_SHARE = 0.01
+_SAME = 0.005
+"""Relative difference below which two times are shown as equal."""
+
+_LONGEST_VALUE = 24
+
+
+def render_comparison(comparison: Comparison, console: Console) -> None:
+    """Print everything."""
+    candidates = [side.candidate for side in (comparison.first, comparison.second) if side.candidate is not None]
+    for line in verdict(comparison):
+        sentence(console, line)
+    blank(console)
+    for letter, side in (("A", comparison.first), ("B", comparison.second)):
+        rung = side.candidate.rung if side.candidate is not None else side.name
+        sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
+        for feature in beyond_plans(side.settings.config) if side.candidate is not None else ():
+            sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
+    if comparison.circumstances is not None and len(candidates) == 2:
+        _subject(comparison, console)
+        blank(console)
+        _figures(candidates[0], candidates[1], console)
+        _whole_job(comparison.circumstances, candidates[0], candidates[1], console)
+        _memory(candidates[0], candidates[1], console)
+        _time(candidates[0], candidates[1], console)
+    _differences(comparison.differences, console)
+    blank(console)
+    sentence(console, _basis(comparison), style="dim")
+
+
+def verdict(comparison: Comparison) -> tuple[Text | str, ...]:
+    """The sentences that the comparison begins with."""
+    candidates = [side.candidate for side in (comparison.first, comparison.second) if side.candidate is not None]
+    count = len([found for found in comparison.differences if found.acts])
+    if len(candidates) < 2:
+        if not count:
+            return (Text("Both do the same.", style="bold green"),)
+        return (
+            Text(f"{count} setting{'s differ' if count > 1 else ' differs'}.", style="bold"),
+            "Pass --model and --gpus to see what that does to memory and speed.",
+        )
+    first, second = candidates
+    lines: list[Text | str] = [Text(_speed(first, second), style="bold")]
+    saved = first.device_bytes - second.device_bytes
+    if abs(saved) > _SMALL_SHARE * first.device_bytes:
+        lines.append(f"B takes {gib(abs(saved))} GiB {'less' if saved > 0 else 'more'} of each GPU.")
+    return tuple(lines)
+
+
+def _speed(first: Candidate, second: Candidate) -> str:
+    if not first.fit.fits and not second.fit.fits:
+        return f"Neither is sure to fit: A {first.fit.reason}, B {second.fit.reason}."
+    if not first.fit.fits or not second.fit.fits:
+        fits, lacks = ("A", second) if first.fit.fits else ("B", first)
+        other = "B" if fits == "A" else "A"
+        return f"Only {fits} is sure to fit; {other}: {lacks.fit.reason}."
+    ratio = second.tokens_per_s / first.tokens_per_s
+    if abs(ratio - 1) < _SAME_SPEED:
+        return "Both fit, and are equally fast."
+    faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
+    return f"Both fit; {faster} is {times(by)} as fast."
+
+
+def _fits(candidate: Candidate) -> str:
+    """`yes`, `no`, or the probability."""
+    return {"fits": "yes", "does not fit": "no"}.get(candidate.fit.verdict, chance(candidate.fit.probability))
+
+
+def _subject(comparison: Comparison, console: Console) -> None:
+    known = comparison.circumstances
+    assert known is not None
+    workload = known.workload
+    sentence(
+        console,
+        f"{known.model.name} · {method_title(workload)} · sequence {workload.seq_len} · {cluster_title(known.cluster)}",
+    )
+
+
+def _figures(first: Candidate, second: Candidate, console: Console) -> None:
+    memories = first.memory, second.memory
+    plans = first.plan, second.plan
+    _row("", ("A", "B", "B - A"), console, bold=True)
+    _row("fits", [_fits(candidate) for candidate in (first, second)], console)
+    _row(
+        "tokens/s",
+        (rate(first.tokens_per_s), rate(second.tokens_per_s), times(second.tokens_per_s / first.tokens_per_s)),
+        console,
+    )
+    _row("GPU GiB", _gib_cells(first.device_bytes, second.device_bytes), console)
+    _row("RAM GiB per node", _gib_cells(*(memory.host_bytes_per_node for memory in memories)), console)
+    if any(memory.nvme_bytes_per_node for memory in memories):
+        _row("NVMe GiB per node", _gib_cells(*(memory.nvme_bytes_per_node for memory in memories)), console)
+    _row(
+        "micro batch x accumulation",
+        [f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}" for plan in plans],
+        console,
+    )
+
+
+def _whole_job(known: Circumstances, first: Candidate, second: Candidate, console: Console) -> None:
+    """Hours and cost of both, where it was told how much is trained."""
+    ours, theirs = known.duration(first), known.duration(second)
+    if ours is None or theirs is None:
+        return
+    steps = [f"{duration.steps:,}" for duration in (ours, theirs)]
+    _row("optimizer steps of the job", steps, console)
+    ratio = times(theirs.duration_s / ours.duration_s)
+    _row("hours of the job", (hours(ours.duration_s), hours(theirs.duration_s), ratio), console)
+    if known.price is not None:
+        spent = [duration.cost(known.price) for duration in (ours, theirs)]
+        paid = [money(cost, known.price.currency) for cost in spent]
+        _row("cost of the job", (*paid, times(spent[1] / spent[0])), console)
+    for line in known.job_basis:
+        sentence(console, line)
+
+
+def _memory(first: Candidate, second: Candidate, console: Console) -> None:
+    memories = first.memory, second.memory
+    peaks = [phase_title(memory.peak.name) for memory in memories]
+    at = f"peak: {peaks[0]}" if peaks[0] == peaks[1] else f"peak of A: {peaks[0]}; of B: {peaks[1]}"
+    blank(console)
+    sentence(console, f"Where a GPU's memory goes, GiB ({at})", style="bold")
+    for part in parts(memories[0].components, memories[1].components, _SMALL_SHARE):
+        _row(component_title(part.name), _gib_cells(int(part.first), int(part.second)), console)
+
+
+def _time(first: Candidate, second: Candidate, console: Console) -> None:
+    """Of a step where both have the same tokens, else of as many tokens: steps of unequal work are no comparison."""
+    ours, theirs = first.time, second.time
+    same = ours.tokens_per_step == theirs.tokens_per_step
+    of = f"a step of {ours.tokens_per_step:,} tokens" if same else "1,000 tokens"
+    blank(console)
+    sentence(console, f"Where the time goes, ms of {of}", style="bold")
+    columns = [
+        {
+            name: 1e3 * seconds if same else 1e6 * seconds / time.tokens_per_step
+            for name, seconds in time.components.items()
+        }
+        for time in (ours, theirs)
+    ]
+    for part in parts(columns[0], columns[1], _SMALL_SHARE):
+        change = part.second - part.first
+        difference = _signed(_ms(abs(change)), change) if abs(change) > _SAME * max(part.first, part.second) else "="
+        _row(component_title(part.name), (_ms(part.first), _ms(part.second), difference), console)
+
+
+def _differences(differences: Sequence[Difference], console: Console) -> None:
+    """The keys under their blocks, each with both values and what it decides."""
+    acting = [found for found in differences if found.acts]
+    if acting:
+        blank(console)
+        cells(console, f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold")
+    block = ""
+    for found in acting:
+        here, dot, name = found.path.partition(".")
+        if dot and here != block:
+            row(console, f" {here}")
+        block = here
+        label, values = f" {'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
+        if len(label) <= _KEY and all(len(value) < _WIDE for value in values):
+            cells(console, f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}")
+        else:
+            sentence(console, f"{label[1:]}: A {values[0]}; B {values[1]}", hang=4)
+        if found.meaning:
+            sentence(console, f"    {found.meaning}", style="dim", hang=4)
+    idle = [found for found in differences if not found.acts]
+    if idle:
+        blank(console)
+        names = ", ".join(printable(found.path) for found in idle)
+        sentence(console, f"Without effect at these ZeRO stages: {names}.", style="dim")
+
+
+def _value(setting: Setting) -> str:
+    if setting.origin == "unset":
+        return "-"
+    if isinstance(setting.value, bool):
+        text = "true" if setting.value else "false"
+    elif isinstance(setting.value, int | float):
+        text = _number(setting.value)
+    else:
+        text = setting.value if isinstance(setting.value, str) else _compact(setting.value)
+    text = printable(text)
+    text = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+    return f"{text} *" if setting.origin == "default" else text
+
+
+def _compact(value: Any) -> str:
+    return "{...}" if isinstance(value, dict) else repr(value) if isinstance(value, list) else "null"
+
+
+def _number(value: int | float) -> str:
+    """`50,000,000` as `5e7` where that is exact, as configurations write it."""
+    if isinstance(value, int) and not 1e5 <= abs(value) < 1e15:
+        return f"{value:,}"
+    short = f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
+    return short if float(short) == value else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _basis(comparison: Comparison) -> str:
+    starred = any(
+        "default" in (found.first.origin, found.second.origin) for found in comparison.differences if found.acts
+    )
+    star = f"* DeepSpeed {comparison.deepspeed}'s default; - not set. " if starred else ""
+    if comparison.circumstances is None:
+        return f"{star}Keys with their default on both sides are no difference."
+    return f"{star}Evidence: analytic; {percent(_SAME_SPEED)} of speed are within its resolution."
+
+
+def _gib_cells(first: int, second: int) -> tuple[str, str, str]:
+    return (
+        gib(first) if first else "-",
+        gib(second) if second else "-",
+        _signed(gib(abs(second - first)), second - first),
+    )
+
+
+def _ms(duration: float) -> str:
+    return "-" if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
+
+
+def _signed(text: str, difference: float) -> str:
+    if text in ("-", "0.00"):  # nothing that would show
+        return "="
+    return f"{'+' if difference > 0 else '-'}{text}"
+
+
+def _row(name: str, values: Sequence[str], console: Console, *, bold: bool = False) -> None:
+    line = f" {name:<{_LABEL}}" + "".join(f"{value:>{_CELL}}" for value in values)
+    cells(console, line.rstrip(), style="bold" if bold else "")

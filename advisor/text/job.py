@@ -1,0 +1,121 @@
+"""A job's duration and cost in sentences."""
+
+from __future__ import annotations
+
+from ...estimators.phrase import Phrase, listed, phrase
+from ...estimators.time.duration import JobDuration
+from ...estimators.time.price import HOUR_S, Price
+from .units import gib, percent, seconds
+
+_TOLD_WASTE = 0.05
+"""Share of a micro batch's time without a sample's own tokens from which on it is told."""
+
+
+def hours(duration_s: float) -> str:
+    """`3.2 h` with two digits, `12 h`, `1,240 h`; less than two hours in minutes."""
+    if duration_s < 2 * HOUR_S:
+        return f"{duration_s / 60:.0f} min" if duration_s >= 100 else seconds(duration_s)
+    value = duration_s / HOUR_S
+    return f"{value:.1f} h" if value < 9.95 else f"{value:,.0f} h"
+
+
+def money(amount: float, currency: str) -> str:
+    """`$64`, `$6.37`, `1,240`."""
+    figure = f"{amount:.2f}" if amount < 99.995 else f"{amount:,.0f}"
+    return f"{currency}{figure}" if len(currency) < 2 else f"{figure} {currency.upper()}"
+
+
+def price_words(price: Price) -> Phrase:
+    cost = money(price.per_hour, price.currency)
+    return (
+        phrase("{cost} per GPU and hour", cost=cost)
+        if price.unit == "gpu"
+        else phrase("{cost} per node and hour", cost=cost)
+    )
+
+
+def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
+    """Steps, hours, GPU-hours and cost, each with its interval."""
+    between = duration.duration_s_range
+    steps = duration.steps
+    said = phrase(
+        "The whole job takes about {time}: {steps}, {gpu_hours}",
+        time=_with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1]))),
+        steps=phrase("{count} steps", count=f"{steps:,}") if steps != 1 else phrase("{count} step", count=steps),
+        gpu_hours=_gpu_hours(duration),
+    )
+    if price is None:
+        return phrase("{job} (--price makes it a cost).", job=said)
+    ends = duration.cost_range(price)
+    paid = money(duration.cost(price), price.currency)
+    paid = _with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
+    return phrase("{job}, {cost} at {price}.", job=said, cost=paid, price=price_words(price))
+
+
+def _with_ends(figure: str, ends: tuple[str, str] | None) -> str:
+    """A figure, and its interval in brackets where the ends are told apart."""
+    if ends is None or ends[0] == ends[1]:
+        return figure
+    return phrase("{figure} ({low} to {high})", figure=figure, low=ends[0], high=ends[1])
+
+
+def _gpu_hours(duration: JobDuration) -> Phrase:
+    value = duration.gpu_hours
+    figure = f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
+    if duration.cluster.gpu.is_cpu:
+        return phrase("{count} rank-hours", count=figure)
+    return phrase("{count} GPU-hours", count=figure)
+
+
+def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phrase]:
+    """What the duration consists of, what padding and waiting waste, and how often to save.
+
+    packing_helps: whether `--packing` would leave less padding.
+    """
+    found = [_parts(duration)]
+    if duration.mean_len < (1 - _TOLD_WASTE) * duration.timed_len:
+        told = {
+            "mean": f"{duration.mean_len:,.0f}",
+            "timed": f"{duration.timed_len:,}",
+            "share": percent(duration.padding),
+        }
+        waste = phrase(
+            "Samples have {mean} tokens on average and take the time of {timed}: {share} of what is computed is "
+            "padding, and all wait for the longest sample",
+            **told,
+        )
+        if packing_helps:
+            waste = phrase("{waste}; --packing fills samples with several rows", waste=waste)
+        found.append(phrase("{words}.", words=waste))
+    saving = duration.saving
+    size, write = gib(saving.size_bytes), hours(saving.write_s)
+    if saving.count == 1:
+        one = phrase(
+            "A checkpoint of {size} GiB takes {time} to write; one at the end is enough.", size=size, time=write
+        )
+        return [*found, one]
+    every = max(1, round(saving.interval_s / duration.step_s))
+    several = phrase(
+        "A checkpoint of {size} GiB takes {time} to write; one every {interval} ({steps} steps) loses least.",
+        size=size,
+        time=write,
+        interval=hours(saving.interval_s),
+        steps=f"{every:,}",
+    )
+    return [*found, several]
+
+
+def _parts(duration: JobDuration) -> Phrase:
+    """What was counted."""
+    saving = duration.saving
+    checkpoints = {"count": f"{saving.count:,}", "time": hours(saving.total_s)}
+    parts = [
+        phrase("training {time}", time=hours(duration.training_s)),
+        phrase("loading the model {time}", time=hours(duration.loading_s)),
+        phrase("{count} checkpoint {time}", **checkpoints)
+        if saving.count == 1
+        else phrase("{count} checkpoints {time}", **checkpoints),
+    ]
+    if duration.evaluation_s:
+        parts.append(phrase("evaluation {time}", time=hours(duration.evaluation_s)))
+    return phrase("Counted: {parts}.", parts=listed(parts))

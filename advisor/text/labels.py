@@ -1,0 +1,147 @@
+"""Plain words for plans, components and resources, used by every rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import Phrase, listed, named, phrase
+from ...estimators.plan import Plan
+from ...estimators.workload import Workload
+
+
+def checkpointing_word(plan: Plan) -> Phrase:
+    """`on`, `off`, or `host` where what checkpointing keeps waits there."""
+    if plan.cpu_checkpointing:
+        return phrase("host")
+    return phrase("on") if plan.gradient_checkpointing else phrase("off")
+
+
+def checkpointing_words(plan: Plan) -> Phrase:
+    """`gradient checkpointing on`, and where its layers' inputs are if not on the GPU."""
+    if plan.cpu_checkpointing:
+        return phrase("gradient checkpointing on, its layers' inputs in host RAM")
+    return phrase("gradient checkpointing on") if plan.gradient_checkpointing else phrase("gradient checkpointing off")
+
+
+def batch_words(plan: Plan) -> str:
+    """`4`, `2x8` with accumulation, `1/4` where four GPUs compute each sample together."""
+    steps, shared = plan.gradient_accumulation_steps, plan.ranks_per_sample
+    return f"{plan.micro_batch_size}" + (f"/{shared}" if shared > 1 else "") + (f"x{steps}" if steps > 1 else "")
+
+
+def plan_title(plan: Plan) -> str:
+    """`ZeRO-3 with optimizer and parameters in host RAM`; `ZeRO-2 (states in bf16)`."""
+    title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else phrase("Plain data parallelism (ZeRO-0)")
+    if plan.sharding != "zero":
+        title = phrase("PyTorch's FSDP") if plan.sharding == "fsdp" else phrase("Plain PyTorch")
+    further = [phrase("layers split by {ranks}", ranks=plan.autotp_size)] * (plan.autotp_size > 1)
+    further += [phrase("experts spread over {ranks}", ranks=plan.autoep_size)] * (plan.autoep_size > 1)
+    further += [phrase("states in bf16")] * plan.bf16_optimizer_states
+    further += [named("hpZ")] * (plan.zero_hpz_partition_size > 1)
+    further += [phrase("quantized collectives")] * plan.quantizes_collectives
+    if further:
+        title = phrase("{title} ({further})", title=title, further=listed(further))
+    optimizer, param = plan.offload_optimizer, plan.offload_param
+    if optimizer == param == "none":
+        return title
+    if optimizer == param:
+        what = phrase("optimizer and parameters {place}", place=_place(optimizer))
+    elif param == "none":
+        what = phrase("optimizer {place}", place=_place(optimizer))
+    elif optimizer == "none":
+        what = phrase("parameters {place}", place=_place(param))
+    else:
+        what = phrase(
+            "optimizer {place} and parameters {other_place}", place=_place(optimizer), other_place=_place(param)
+        )
+    return phrase("{title} with {what}", title=title, what=what)
+
+
+def _place(where: str) -> Phrase:
+    return phrase("in host RAM") if where == "cpu" else phrase("on NVMe")
+
+
+def method_title(workload: Workload) -> Phrase:
+    """`full fine-tuning`, `LoRA r=8 on all linear layers`."""
+    if workload.method == "full":
+        return phrase("full fine-tuning")
+    targets = ", ".join(workload.lora_targets) if workload.lora_targets else phrase("all linear layers")
+    kind = "LoRA" if workload.method == "lora" else f"QLoRA ({workload.quantization.upper()})"
+    adapters = phrase("{kind} r={rank} on {targets}", kind=kind, rank=workload.lora_rank, targets=targets)
+    if workload.modules_to_save:
+        copied = ", ".join(workload.modules_to_save)
+        adapters = phrase("{adapters}, and {modules} trained whole", adapters=adapters, modules=copied)
+    if not workload.lora_dropout:
+        return adapters
+    return phrase("{adapters}, dropout {share}", adapters=adapters, share=f"{workload.lora_dropout:g}")
+
+
+def device_word(cluster: Cluster) -> Phrase:
+    """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the
+    rank."""
+    return phrase("rank") if cluster.gpu.is_cpu else phrase("GPU")
+
+
+def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
+    """What trains; with `speed`, whose speed is assumed where the GPU is not named.
+
+    `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
+    `2 ranks on the CPU (AMD EPYC 7742)`."""
+    gpu, count = cluster.gpu, cluster.gpus_per_node
+    if gpu.is_cpu:
+        return (
+            phrase("{count} ranks on the {cpu}", count=count, cpu=gpu.name)
+            if count > 1
+            else phrase("{count} rank on the {cpu}", count=count, cpu=gpu.name)
+        )
+    if gpu.assumed:
+        gpus = (
+            phrase("{count} GPUs of {size} GB", count=count, size=gpu.nominal_gb)
+            if count > 1
+            else phrase("{count} GPU of {size} GB", count=count, size=gpu.nominal_gb)
+        )
+        gpus = phrase("{gpus} (speed of the {gpu} assumed)", gpus=gpus, gpu=gpu.name) if speed else gpus
+    else:
+        gpus = phrase("{count} x {gpu}", count=count, gpu=gpu.name)
+    return gpus if cluster.nodes == 1 else phrase("{nodes} nodes of {gpus}", nodes=cluster.nodes, gpus=gpus)
+
+
+_MOMENTS = {
+    "initialize": phrase("DeepSpeed's start"),
+    "forward_backward_top": phrase("the loss"),
+    "last_layer_forward": phrase("the last layer's forward pass"),
+    "head_backward": phrase("the head's backward pass"),
+    "head_reduction": phrase("reduction of the head's gradient"),
+    "layer_backward": phrase("a layer's backward pass"),
+    "gradient_reduction": phrase("gradient reduction"),
+    "first_layer_backward": phrase("the first layer's backward pass"),
+    "backward_end": phrase("the end of the backward pass"),
+    "step": phrase("the optimizer step"),
+}
+
+
+def phase_title(name: str) -> str:
+    """When the GPU's memory peaks: `the loss`, `the optimizer step`."""
+    return _MOMENTS.get(name, name.replace("_", " "))
+
+
+def component_title(name: str) -> Phrase:
+    """`master_weights` -> `master weights`."""
+    return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
+
+
+def shape_words(plan: Mapping[str, Any]) -> str:
+    """`micro batch 2 x 8, checkpointing on`."""
+    steps = plan["gradient_accumulation_steps"]
+    shared, split, spread = plan["sequence_parallel_size"], plan["autotp_size"], plan["autoep_size"]
+    checkpointing = "to the host" if plan["cpu_checkpointing"] else "on" if plan["gradient_checkpointing"] else "off"
+    return (
+        f"micro batch {plan['micro_batch_size']}"
+        + (f" x {steps}" if steps > 1 else "")
+        + (f", samples shared by {shared}" if shared > 1 else "")
+        + (f", layers split by {split}" if split > 1 else "")
+        + (f", experts spread over {spread}" if spread > 1 else "")
+        + f", checkpointing {checkpointing}"
+    )

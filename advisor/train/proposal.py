@@ -1,0 +1,248 @@
+"""From data and a question to a training that is ready to be checked: samples, recommendation, steps, the ranks'
+job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...ds_configs.training_arguments import training_arguments
+from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.tiles import tiles_of
+from ...estimators.time.duration import job_duration
+from ...probes.run import Run
+from ..advise import advise
+from ..answer.recommendation import Recommendation
+from ..data.counted import check_causal, job_of_samples
+from ..data.defaults import EPOCHS, global_batch, sequence_length
+from ..data.model_files import load_tokenizer
+from ..data.prepare import DataFile, Samples, cut, prepare
+from . import choices
+from .check import KEPT_CHECKPOINTS, missing_package
+from .folder import TrainingFolder
+from .job import TrainingJob
+from .settings import TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A training before it starts."""
+
+    settings: TrainingSettings
+    folder: TrainingFolder
+    data: DataFile
+    evaluation: DataFile | None
+    samples: Samples
+    answer: Recommendation
+    steps: int
+    """Optimizer steps in all."""
+    learning_rate: float
+
+    @property
+    def training_s(self) -> float:
+        """Predicted seconds of all steps, whose samples are padded as the ranks pad them."""
+        candidate, question = self.answer.recommended, self.answer.question
+        assert candidate is not None
+        job = job_of_samples(self.samples, epochs=1.0)
+        step = job_duration(
+            question.model, question.workload, question.cluster, candidate.plan, candidate.time, job
+        ).step_s
+        return self.steps * step
+
+    @property
+    def run(self) -> Run:
+        """The run of the recommended plan."""
+        question, recommended = self.answer.question, self.answer.recommended
+        assert recommended is not None
+        return Run.of_plan(recommended.estimate.plan, question.model, question.workload, question.cluster)
+
+
+def propose(
+    settings: TrainingSettings,
+    shape: ModelShape,
+    question: Mapping[str, Any],
+    folder: TrainingFolder,
+    say: Callable[[str], None],
+) -> Proposal:
+    """Prepare the data in `folder.records`, and ask for the fastest plan that trains on them.
+
+    question: keyword arguments of `advise` but the model; `seq_len` and `global_batch` of None follow from the data.
+
+    Raises DsAdviseError for data, a model or options that cannot be trained with.
+    """
+    check_causal(shape, fix="use ds-advise launch with a script of yours")
+    if question.get("experts") == "autoep":
+        raise WorkloadError(
+            "train does not spread experts over GPUs",
+            why="what transformers saves under AutoEP are the experts of rank 0 alone",
+            fix="leave --experts out, or use ds-advise launch with a script that saves DeepSpeed's checkpoints",
+        )
+    data, evaluation, samples = _prepared(settings, shape, question["seq_len"], folder, say)
+    answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
+    workload = answer.question.workload
+    assert workload.global_batch_size is not None, "the question has one"
+    return Proposal(
+        settings=settings,
+        folder=folder,
+        data=data,
+        evaluation=evaluation,
+        samples=samples,
+        answer=answer,
+        steps=settings.max_steps
+        or job_of_samples(samples, settings.epochs or EPOCHS).steps(workload.global_batch_size, samples.seq_len),
+        learning_rate=settings.learning_rate or choices.LEARNING_RATES[workload.method],
+    )
+
+
+def _prepared(
+    settings: TrainingSettings,
+    shape: ModelShape,
+    seq_len: int | None,
+    folder: TrainingFolder,
+    say: Callable[[str], None],
+) -> tuple[DataFile, DataFile | None, Samples]:
+    """The data, what is evaluated on in a file of its own, and the samples of the first."""
+    tokenizer = load_tokenizer(settings.model, shape, offline=settings.offline)
+
+    def tokenized(path: Path, name: str) -> DataFile:
+        return prepare(
+            path,
+            tokenizer,
+            folder.records / name,
+            shape=settings.shape,
+            system=settings.system,
+            say=say,
+        )
+
+    data = tokenized(settings.data, "tokens")
+    evaluation = tokenized(settings.evaluation_data, "evaluation_tokens") if settings.evaluation_data else None
+    tokenizer.save_pretrained(str(folder.records / "tokenizer"))
+    _check_vocabulary(data, shape)
+    samples = cut(
+        data,
+        folder.records,
+        seq_len=seq_len or sequence_length(data, evaluation, shape, packing=settings.packing),
+        packing=settings.packing,
+        seed=settings.seed,
+        evaluation_share=settings.evaluation_share,
+        evaluation=evaluation,
+    )
+    return data, evaluation, samples
+
+
+def _answer(
+    settings: TrainingSettings, shape: ModelShape, question: dict[str, Any], samples: Samples
+) -> Recommendation:
+    cluster = question["gpus"]
+    if question["global_batch"] is None:
+        question["global_batch"] = global_batch(
+            samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
+        )
+    fewer, rest = divmod(cluster.world_size, question["global_batch"])
+    if question["sequence_parallel_size"] is None and fewer > 1 and not rest:
+        question["sequence_parallel_size"] = fewer  # layers that ranks split (AutoTP) are not known to be saved whole
+    if settings.packing and question["attention"] != "flash":
+        question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
+    answer = advise(shape, **question, deepspeed_estimate=False)
+    if cluster.nodes > 1:
+        raise ClusterError(
+            "train runs on one machine",
+            why="it starts the ranks here",
+            fix="on several, use ds-advise launch with a script of yours",
+        )
+    missing = missing_package(answer.question.workload, report_to=settings.report_to, device=settings.device)
+    if missing is not None:
+        raise missing
+    if settings.rung is not None:
+        return _on_rung(answer, settings.rung)
+    return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
+
+
+def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
+    """The answer with nothing but this rung on its ladder. Raises WorkloadError where no plan can stand on it."""
+    [step] = [step for step in answer.ladder if step.rung == rung]
+    if step.candidate is None:
+        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
+    return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
+
+
+def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
+    highest = int(data.opened().ids.max())
+    if highest >= shape.vocab_size:
+        raise ModelConfigError(
+            f"the tokenizer makes token {highest}, but the model has {shape.vocab_size} embeddings",
+            why="they do not belong together",
+            fix="put the model's own tokenizer beside its config.json",
+        )
+
+
+def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
+    """The job of the ranks under the recommended plan."""
+    settings, samples, run = proposal.settings, proposal.samples, proposal.run
+    held_out, recommended = proposal.evaluation or proposal.data, proposal.answer.recommended
+    assert recommended is not None
+    tiles = tiles_of(proposal.answer.question.model, run.workload, recommended.plan)
+    return TrainingJob(
+        model=str(weights),
+        tokenizer=str(proposal.folder.records / "tokenizer"),
+        workload=run.workload,
+        lora_alpha=settings.lora_alpha or 2 * run.workload.lora_rank,
+        device=settings.device,
+        ranks=run.cluster.world_size,
+        tokens=str(proposal.data.folder),
+        samples=str(samples.train),
+        evaluation_tokens=str(held_out.folder) if samples.evaluation else None,
+        evaluation_samples=str(samples.evaluation) if samples.evaluation else None,
+        packing=samples.packing,
+        arguments=_arguments(proposal),
+        mlp_tiles=tiles.mlp,
+        loss_tiles=tiles.loss,
+        gathers=gathers_weights(run.config),
+    )
+
+
+def gathers_weights(config: Mapping[str, Any]) -> bool:
+    """Whether ZeRO-3 collects the whole weights when it saves them; it is so unless the configuration says no."""
+    return bool(config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True))
+
+
+def _arguments(proposal: Proposal) -> dict[str, Any]:
+    """TrainingArguments. Every step's loss is logged, and a loss that is not a number is not replaced."""
+    settings, recommended = proposal.settings, proposal.answer.recommended
+    assert recommended is not None
+    plan, every = recommended.estimate.plan, settings.save_steps or choices.save_steps(proposal.steps)
+    report = settings.report_to
+    if report == "auto":
+        report = "tensorboard" if find_spec("tensorboard") is not None else "none"
+    evaluation: dict[str, Any] = {}
+    if proposal.samples.evaluation is not None:
+        evaluation = {
+            "eval_strategy": "steps",
+            "eval_steps": every,
+            "prediction_loss_only": True,
+            "per_device_eval_batch_size": plan.micro_batch_size,
+        }
+    question, config_path = proposal.answer.question, str(proposal.folder.ds_config)
+    return {
+        **training_arguments(plan, question.workload, question.cluster, config_path=config_path),
+        "output_dir": str(proposal.folder.path),
+        "max_steps": proposal.steps,
+        "learning_rate": proposal.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": math.ceil(choices.WARMUP * proposal.steps),
+        "seed": settings.seed,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": every,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "report_to": report,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        **evaluation,
+    }

@@ -1,0 +1,190 @@
+"""What every rank runs: `python -m ds_advise.advisor.train.rank JOB.json`, started by a launcher.
+
+The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 leaves the model, and `result.json`
+beside the job when it is saved. Nothing from the model's folder is executed: safetensors only, and no remote code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
+from ...ds_configs.training_arguments import ATTENTION
+from .checkpoints import WHOLE
+from .job import TrainingJob, TrainingResult, read_job, write_record
+
+
+def main() -> None:
+    file = Path(sys.argv[1])
+    job = read_job(file)
+    import deepspeed
+    import torch.distributed as dist
+
+    transformers: Any = import_module("transformers")
+    on_cpu = job.device == "cpu"
+    # Before TrainingArguments, which would ask for a process group on a GPU.
+    deepspeed.init_distributed("gloo" if on_cpu else None)
+    where = {"use_cpu": True, "ddp_backend": "gloo"} if on_cpu else {}
+    # Before the model: transformers then knows of ZeRO-3, and shards it while it loads.
+    arguments = transformers.TrainingArguments(**_with_objects(job.arguments), **where)
+    transformers.set_seed(arguments.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
+    train, evaluation, collator = _data(job, tokenizer)
+    model = _model(job, arguments)
+    uses_cache = getattr(model.config, "use_cache", None)
+    trainer = transformers.Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        eval_dataset=evaluation,
+        data_collator=collator,
+        processing_class=tokenizer,
+        callbacks=[_whole_callback(transformers)],
+    )
+    if job.mlp_tiles:
+        tile_feed_forward(trainer.model, job.mlp_tiles)
+    if job.loss_tiles:
+        tile_loss(trainer.model, job.loss_tiles)
+    trainer.train(resume_from_checkpoint=job.checkpoint)
+    finished = trainer.state.global_step >= trainer.state.max_steps
+    if finished:
+        if evaluation is not None and not _is_evaluated(trainer.state):
+            trainer.evaluate()
+        if job.gathers:
+            if uses_cache is not None:  # the Trainer switches it off, and generation would do without it for good
+                model.config.use_cache = uses_cache
+            trainer.save_model(str(job.output))
+    if dist.get_rank() == 0:
+        write_record(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name("result.json"))
+    dist.barrier()
+    dist.destroy_process_group()
+    if on_cpu:
+        # The interpreter is not shut down: gloo's threads now and then abort that after all work is done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _with_objects(arguments: dict[str, Any]) -> dict[str, Any]:
+    """TrainingArguments' own, of what JSON holds: accelerate's ParallelismConfig is an object."""
+    values = arguments.get("parallelism_config")
+    if values is None:
+        return arguments
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    _begin_epochs_anew()
+    handler = DeepSpeedSequenceParallelConfig(**values["sp_handler"])
+    return arguments | {"parallelism_config": ParallelismConfig(**(values | {"sp_handler": handler}))}
+
+
+def _begin_epochs_anew() -> None:
+    """The Trainer asks a loader for as many batches as there are, never for the end; DeepSpeed's, which notices only at
+    its end that an epoch is over, would give nothing in every second one (deepspeed 0.19.8 ulysses_sp.py
+    `UlyssesSPDataLoaderAdapter`)."""
+    loader: Any = import_module("deepspeed.runtime.sequence_parallel.ulysses_sp").UlyssesSPDataLoaderAdapter
+
+    def begin(self: Any) -> Any:
+        self.iter = iter(self.dl)
+        self.micro_batches.clear()
+        return self
+
+    loader.__iter__ = begin
+
+
+def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
+    from .batches import Collator, TokenDataset
+
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    evaluation = None
+    if job.evaluation_tokens is not None and job.evaluation_samples is not None:
+        evaluation = TokenDataset(Path(job.evaluation_tokens), Path(job.evaluation_samples))
+    return (
+        TokenDataset(Path(job.tokens), Path(job.samples)),
+        evaluation,
+        Collator(
+            pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing, shared_by=job.sequence_parallel_size
+        ),
+    )
+
+
+def _model(job: TrainingJob, arguments: Any) -> Any:
+    import torch
+
+    transformers: Any = import_module("transformers")
+    workload, dtype = job.workload, getattr(torch, job.dtype)
+    more: dict[str, Any] = {}
+    if workload.method == "qlora":
+        more = {
+            "device_map": {"": arguments.local_process_index},
+            "quantization_config": transformers.BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            ),
+        }
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        job.model,
+        dtype=dtype,
+        attn_implementation=ATTENTION[workload.attention],
+        trust_remote_code=False,
+        use_safetensors=True,
+        **more,
+    )
+    if workload.method == "full":
+        return model
+    peft: Any = import_module("peft")
+    if workload.method == "qlora":
+        model = peft.prepare_model_for_kbit_training(
+            model,
+            use_gradient_checkpointing=arguments.gradient_checkpointing,
+            gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
+        )
+    return peft.get_peft_model(
+        model,
+        peft.LoraConfig(
+            r=workload.lora_rank,
+            lora_alpha=job.lora_alpha,
+            lora_dropout=workload.lora_dropout,
+            task_type="CAUSAL_LM",
+            modules_to_save=list(workload.modules_to_save) or None,
+            target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear",
+        ),
+        autocast_adapter_dtype=not workload.modules_to_save,  # as `ds_configs.script_lines` has it
+    )
+
+
+def _whole_callback(transformers: Any) -> Any:
+    import torch.distributed as dist
+
+    class Whole(transformers.TrainerCallback):  # type: ignore[misc]
+        """Marks a checkpoint when all ranks have saved their parts."""
+
+        def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+            dist.barrier()
+            if state.is_world_process_zero:
+                Path(args.output_dir, f"checkpoint-{state.global_step}", WHOLE).touch()
+
+    return Whole()
+
+
+def _is_evaluated(state: Any) -> bool:
+    return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
+
+
+def _result(state: Any, *, finished: bool, whole: bool) -> TrainingResult:
+    def logged(name: str) -> tuple[tuple[int, float], ...]:
+        return tuple((entry["step"], float(entry[name])) for entry in state.log_history if name in entry)
+
+    return TrainingResult(
+        finished=finished, step=state.global_step, losses=logged("loss"), evaluations=logged("eval_loss"), whole=whole
+    )
+
+
+if __name__ == "__main__":
+    main()

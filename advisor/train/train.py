@@ -1,0 +1,193 @@
+"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging; and how a training goes
+on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...ds_configs.training_arguments import training_arguments
+from ...ds_configs.write import write_config
+from ...estimators.errors import ClusterError, ConfigFileError
+from ...estimators.estimate import Estimate
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
+from ...probes.real_run.job import Device
+from ...probes.run import Run
+from ..data.model_files import weights_folder
+from ..launch.attempts import make_attempts
+from ..launch.check import prediction_of
+from ..launch.fallback import Continuation, with_less_memory
+from ..launch.request import LaunchOutcome, LaunchRequest, Script
+from ..question.ds_config_file import read_ds_config
+from ..text.output import Output
+from .check import check_disk, prove
+from .checkpoints import newest_whole, remove_broken, step_of
+from .folder import TrainingFolder
+from .job import TrainingJob, TrainingResult, read_job, read_result, write_record
+from .merge import merge
+from .proposal import Proposal, gathers_weights, job_of
+
+RANK_MODULE = f"{__package__}.ranks.rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What came of a training: the last launch of it."""
+
+    request: LaunchRequest
+    outcome: LaunchOutcome
+    result: TrainingResult | None
+    """None where rank 0 left none, because the training failed."""
+    job: TrainingJob
+    """As the ranks got it first."""
+    folder: TrainingFolder
+    merged: bool
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None and self.result.finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingControls:
+    """How a training is launched, apart from what is trained."""
+
+    output: Output
+    fallback: bool
+    """Whether it goes on with the next plan that fits where memory runs out."""
+    verbose: bool
+    """Whether the first rank's output is shown."""
+
+
+def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
+    """The proposal under the fastest plan that passes the proof; its `answer.recommended` is None where none does.
+
+    Raises ConfigFileError where the disk has no room; what `prove` raises.
+    """
+    settings, answer = proposed.settings, proposed.answer
+    if Path(settings.model).expanduser().exists():  # what is still to be fetched is fetched once it is known to fit
+        weights_folder(settings.model, answer.question.model, offline=settings.offline)
+    if answer.recommended is None or settings.proof == "none":
+        return proposed
+    check_disk(answer.question, proposed.folder.path)
+    return replace(proposed, answer=prove(answer, settings, memory_limit_bytes=memory_limit_bytes, output=output))
+
+
+def start(proposed: Proposal, controls: TrainingControls) -> Trained:
+    """Write configuration and job into the training's folder, and train.
+
+    Raises ModelConfigError where there are no weights, ConfigFileError where a file cannot be written.
+    """
+    settings, run, candidate = proposed.settings, proposed.run, proposed.answer.recommended
+    assert candidate is not None, "it was proposed"
+    job = job_of(proposed, weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline))
+    request = request_of(run, candidate.estimate, proposed.folder, device=settings.device, steps=proposed.steps)
+    return _train(request, job, proposed.folder, controls, merging=settings.merge)
+
+
+def resume(
+    shape: ModelShape, cluster: Cluster, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
+) -> Trained:
+    """Go on with the training in the folder from its last whole checkpoint, with its configuration and its data.
+
+    Raises ConfigFileError where there is no checkpoint to go on from, or the training has ended; ClusterError where
+    there are other ranks than it had, because ZeRO's checkpoints are one file a rank.
+    """
+    job = read_job(folder.job)
+    if cluster.world_size != job.ranks:
+        raise ClusterError(
+            f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
+            why="each rank of a ZeRO checkpoint reads its own file",
+            fix=f"give it {job.ranks} again",
+        )
+    earlier = read_result(folder.result)
+    if earlier is not None and earlier.finished:
+        raise ConfigFileError(
+            f"the training in {folder.path} has ended after {earlier.step} steps",
+            why="there is nothing to resume",
+            fix="start another one in another --output-dir",
+        )
+    checkpoint = newest_whole(folder.path)
+    if checkpoint is None:
+        raise ConfigFileError(
+            f"{folder.path} has no whole checkpoint",
+            why="the training ended before the first one",
+            fix="start it again with --force in place of --resume",
+        )
+    for broken in remove_broken(folder.path):
+        controls.output.say(f"{broken.name} was cut off while it was written; removed")
+    controls.output.say(f"going on from {checkpoint.name}")
+    job, arguments = replace(job, checkpoint=str(checkpoint)), job.arguments
+    run = Run(
+        config=read_ds_config(folder.ds_config),
+        model={},
+        model_name=shape.name,
+        shape=shape,
+        cluster=cluster,
+        workload=job.workload,
+        micro_batch_size=arguments["per_device_train_batch_size"],
+        gradient_accumulation_steps=arguments["gradient_accumulation_steps"],
+        gradient_checkpointing=arguments["gradient_checkpointing"],
+    )
+    request = request_of(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
+    return _train(replace(request, resumes_after=step_of(checkpoint)), job, folder, controls, merging=merging)
+
+
+def request_of(
+    run: Run, prediction: Estimate | None, folder: TrainingFolder, *, device: Device, steps: int
+) -> LaunchRequest:
+    """The training as `launch` takes it."""
+    return LaunchRequest(
+        script=Script(target=RANK_MODULE, arguments=(str(folder.job),), is_module=True),
+        run=run,
+        config_path=folder.ds_config,
+        launcher="torchrun",
+        folder=folder.new_launch(),
+        device=device,
+        passes_config=False,
+        prediction=prediction,
+        total_steps=steps,
+    )
+
+
+def _train(
+    request: LaunchRequest, job: TrainingJob, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
+) -> Trained:
+    """Train, with less memory where that ran out and a fallback is wanted; then merge."""
+
+    def prepare(attempt: LaunchRequest) -> None:
+        """Write what the ranks read."""
+        write_config(attempt.run.config, folder.ds_config, force=True)
+        write_record(job if attempt is request else _job_of_fallback(job, attempt, folder), folder.job)
+        folder.result.unlink(missing_ok=True)
+        remove_broken(folder.path)
+
+    def follow(attempt: LaunchRequest, outcome: LaunchOutcome, _: Path) -> Continuation:
+        return with_less_memory(attempt, outcome, newest_whole(folder.path), folder.new_launch())
+
+    attempts = make_attempts(
+        request, follow, fallback=controls.fallback, verbose=controls.verbose, output=controls.output, prepare=prepare
+    )
+    result = read_result(folder.result)
+    merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
+    if merged:
+        merge(Path(job.model), folder.path, folder.merged, dtype=job.dtype)
+    last, outcome = attempts.made[-1]
+    return Trained(request=last, outcome=outcome, result=result, job=job, folder=folder, merged=merged)
+
+
+def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:
+    """The job under the plan of a later attempt, from the checkpoint that it resumes from."""
+    assert request.prediction is not None, "a plan that is predicted to fit"
+    plan, checkpoint = request.prediction.plan, newest_whole(folder.path) if request.resumes_after else None
+    changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))
+    changed["output_dir"] = job.arguments["output_dir"]
+    if "per_device_eval_batch_size" in job.arguments:
+        changed["per_device_eval_batch_size"] = plan.micro_batch_size
+    return replace(
+        job,
+        arguments={**job.arguments, **changed},
+        gathers=gathers_weights(request.run.config),
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )

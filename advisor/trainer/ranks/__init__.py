@@ -1,1 +1,0 @@
-"""What runs in every rank of a training."""

@@ -1,0 +1,99 @@
+"""What every ZeRO stage has to say about gradients: a function for each phase of a step.
+
+Not covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few matrices).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ..estimate import MEMORY_SYMBOLS
+from ..optimizers import Optimizer
+from ..plan import Plan
+from .terms import Terms
+from .trainable import ShardedTensors, gradient_buckets
+
+NORM_BYTES = 8
+"""Per element: gradients are cast to fp64 for their norm, tensor by tensor (deepspeed 0.19.8 runtime/zero/utils.py
+`get_norm_dtype`)."""
+
+GRADIENT_SYMBOLS = {
+    **MEMORY_SYMBOLS,
+    "alive": "elements of whole gradients that are alive at this moment",
+    "bucket": "elements of a reduction bucket (reduce_bucket_size)",
+    "copied": "elements of a bucket that are copied while it is reduced",
+    "s": "bytes of the optimizer's temporaries per master weight",
+}
+STEP_NOT_COVERED = "optimizers that bring kernels of their own"
+
+
+class GradientMemory(ABC):
+    """Terms about gradients in the phases of a step, on the GPU where they are largest."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+        tensors, self.local_ranks = sharded.tensors, local_ranks
+        self.sharded, self.tensors, self.plan, self.optimizer = sharded, tensors, plan, optimizer
+        self.width, self.trainable = tensors.workload.weight_bytes, tensors.trainable_numel
+        self.bucket_size = plan.reduce_bucket_size
+        self.offloaded, self.accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
+        self.fills = gradient_buckets(tensors, self.bucket_size, stage=plan.zero_stage)
+        # A bucket with gradients for several ranks is copied before it is reduced.
+        self.copies = sharded.world_size > 1
+        # Elements of single gradients: of the head, the widest of a layer, a tied head's, which waits for the
+        # embedding's through all layers, and the last one; then of all that are alive when the last one is made.
+        self.layer = max(tensors.trainable_layer, default=0)
+        self.head = self.tied_head = 0
+        self.last = self.at_end = self.layer
+        if tensors.trains_head:
+            self.head = tensors.head
+            self.tied_head = tensors.head if tensors.tied else 0
+        if self.tied_head:
+            # A tied embedding has two gradients and their sum.
+            self.last, self.at_end = self.head, 3 * self.head
+        elif tensors.trains_embedding:
+            self.last = self.at_end = tensors.embedding
+        self.large_head = self.head if self.head > self.bucket_size else 0
+
+    @property
+    def reduced(self) -> int:
+        """Elements of layers that the first bucket surely holds when it is full; it takes the head's first."""
+        if not self.plan.zero_stage or not self.fills.flushed:
+            return 0
+        head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
+        return max(0, self.bucket_size - self.layer - head)
+
+    @abstractmethod
+    def forward_terms(self) -> Terms:
+        """While a micro batch runs forward: gradients of earlier ones, permanent buffers."""
+
+    @abstractmethod
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        """While a tiled loss is computed again in the backward pass: its tiles add to the head's gradient."""
+
+    @abstractmethod
+    def head_terms(self) -> Terms:
+        """When the output head's gradient is made; nothing has been reduced yet."""
+
+    @abstractmethod
+    def head_reduction_terms(self) -> Terms:
+        """When that gradient is reduced, or copied to the bucket; the logits are gone."""
+
+    @abstractmethod
+    def layer_terms(self) -> Terms:
+        """In the backward pass of the last layer."""
+
+    @abstractmethod
+    def reduction_terms(self) -> Terms:
+        """In the backward pass of the last layer, while a full bucket is reduced."""
+
+    def later_reduction_terms(self) -> Terms | None:
+        """The same for the second full bucket, where that may take more; None where it does not."""
+        return None
+
+    @abstractmethod
+    def end_terms(self) -> Terms:
+        """When the embedding's gradient is made."""
+
+    @abstractmethod
+    def step_terms(self) -> Terms:
+        """In the optimizer's step."""

@@ -1,0 +1,252 @@
+"""A recorded step played in time: how long it takes, what bounds it, what overlaps.
+
+The host thread issues the recorded entries one after the other and each takes it its time (`HostCosts`); streams run
+what they were given beside it (`streams`), and a synchronisation makes the host wait for them. The step ends when all
+is done. What bounds it is the critical path: from the end back, every span or stretch of the host that the next one
+had to wait for. The terms of the answer are the parts of that path, so they add up to the step; what ran beside it is
+`hidden_s`.
+
+On a CPU as the device the host thread computes what it issues, collectives and copies included.
+
+Not covered: operations that only real values decide; fused kernels that the run replaced, besides the optimizers'; GPUs
+that throttle or are shared; ranks that differ from the one that was recorded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..estimate import TimeEstimate
+from ..hardware.cluster import Cluster
+from ..time.host_costs import HostCosts, host_costs
+from ..time.terms import time_term
+from .durations import contention, duration_s, lane_of
+from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule
+from .streams import HOST, Span, Streams
+from .turns import in_turn
+
+_NAMES: dict[Kind, str] = {
+    "product": "matrix products",
+    "attention": "attention",
+    "memory": "elementwise operations",
+    "to host": "copies to host",
+    "to device": "copies to device",
+    "read": "NVMe reads",
+    "write": "NVMe writes",
+}
+_RESOURCES: dict[Kind, str] = {
+    "product": "gpu compute",
+    "attention": "gpu compute",
+    "memory": "gpu memory",
+    "to host": "pcie",
+    "to device": "pcie",
+    "read": "nvme",
+    "write": "nvme",
+    "host": "cpu",
+}
+
+
+_CALLS = {
+    "operation": "launches",
+    "view": "launches",
+    "module_call": "launches",
+    "backward_operation": "launches",
+    "backward_view": "launches",
+    "recomputed_operation": "launches",
+    "checkpoint": "launches",
+    "fold": "launches",
+    "step_operation": "launches",
+    "visit_forward": "hooks",
+    "visit_backward": "hooks",
+    "gather": "hooks",
+    "bucketed_gradient": "hooks",
+    "partitioned_gradient": "hooks",
+    "bucket": "hooks",
+    "micro_batch": "bookkeeping",
+    "engine_step": "bookkeeping",
+}
+"""What a term calls the host's calls: launching operations, DeepSpeed's hooks, the engine's bookkeeping."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HostStretch:
+    """A stretch of time in which the host did one thing, "" for waiting."""
+
+    name: str
+    begins_s: float
+    ends_s: float
+    after: int = HOST
+    """The span that a wait was for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedStep:
+    """One optimizer step in time."""
+
+    schedule: Schedule
+    time: TimeEstimate
+    spans: tuple[Span, ...]
+    host: tuple[HostStretch, ...]
+    names: tuple[str, ...]
+    """By operation of the schedule, as the terms name it, without the phase."""
+    gpu_busy_s: float
+    """Seconds in which the GPU computed."""
+    links_busy_s: float
+    """Seconds in which ranks exchanged something."""
+    overlapped_s: float
+    """Seconds of these in which the GPU computed too."""
+
+
+def play(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int, costs: HostCosts | None = None) -> PlayedStep:
+    """Play the schedule on the cluster. Raises ClusterError for a GPU without any published rate.
+
+    costs: what the host's work takes it; None: those of a core of the cluster's nodes.
+    """
+    schedule = in_turn(schedule)
+    player = _Player(schedule, cluster, costs or host_costs(cluster))
+    for code, first, second in schedule.entries:
+        player.steps[code](first, second)
+    return player.result(tokens_per_step)
+
+
+class _Player:
+    """The host thread, and the streams that it feeds."""
+
+    def __init__(self, schedule: Schedule, cluster: Cluster, costs: HostCosts) -> None:
+        self.schedule, self.launch_s = schedule, costs.launch_s
+        self.costs_of_calls = [float(getattr(costs, f"{call}_s")) for call in schedule.calls]
+        self.on_cpu = cluster.gpu.is_cpu
+        self.streams = Streams(through_host=cluster.gpu.peer_link == "pcie")
+        self.now_s = 0.0
+        self.host: list[HostStretch] = []
+        self.phase = ""
+        self.phase_of: list[str] = []
+        self.seconds = [duration_s(operation, cluster) for operation in schedule.operations]
+        self.contentions = [contention(operation) for operation in schedule.operations]
+        self.lanes = [None if self.on_cpu else lane_of(operation) for operation in schedule.operations]
+        self.names = tuple(map(name_of, schedule.operations))
+        links = "network" if cluster.nodes > 1 else "gpu links"
+        self.resources = {
+            name: _RESOURCES.get(operation.kind, links)
+            for name, operation in zip(self.names, schedule.operations, strict=True)
+        }
+        self.steps: dict[int, Callable[[int, int], None]] = {
+            Code.PHASE: self.begin_phase,
+            Code.RUN: self.run,
+            Code.RECORD: self.streams.record,
+            Code.WAIT: self.streams.wait,
+            Code.SYNCHRONIZE: self.synchronize,
+            Code.CALL: self.call,
+        }
+
+    def begin_phase(self, phase: int, _: int) -> None:
+        self.phase = self.schedule.phases[phase]
+
+    def busy(self, name: str, seconds: float) -> None:
+        """The host does something, other than waiting."""
+        name = f"{self.phase}: {name}"
+        begins_s = self.now_s
+        self.now_s += seconds
+        if self.host and self.host[-1].name == name:
+            self.host[-1].ends_s = self.now_s
+        else:
+            self.host.append(HostStretch(name=name, begins_s=begins_s, ends_s=self.now_s))
+
+    def run(self, operation: int, stream: int) -> None:
+        lane = self.lanes[operation]
+        if lane is None:
+            self.busy(self.names[operation], self.seconds[operation])
+            return
+        self.busy("launches", self.launch_s)
+        self.phase_of.append(self.phase)
+        seconds, held_up = self.seconds[operation], self.contentions[operation]
+        self.streams.run(operation, stream, lane, seconds, self.now_s, contention=held_up)
+
+    def call(self, kind: int, count: int) -> None:
+        call = self.schedule.calls[kind]
+        self.busy(_CALLS[call], count * self.costs_of_calls[kind])
+
+    def synchronize(self, event: int, _: int) -> None:
+        at_s, span = self.streams.finish(None if event == ALL_STREAMS else event)
+        if at_s > self.now_s:
+            self.host.append(HostStretch(name="", begins_s=self.now_s, ends_s=at_s, after=span))
+            self.now_s = at_s
+
+    def result(self, tokens_per_step: int) -> PlayedStep:
+        self.synchronize(ALL_STREAMS, 0)
+        critical, busy = self._critical_path(), self._busy()
+        together = self.streams.busy_s
+        return PlayedStep(
+            schedule=self.schedule,
+            time=TimeEstimate(
+                terms=tuple(
+                    time_term(
+                        name=name,
+                        seconds=critical[name],
+                        resource=self.resources.get(name.partition(": ")[2], "launch"),
+                        formula="its part of the critical path",
+                        source="estimators/schedule/simulate.py",
+                        hidden_s=max(0.0, busy[name] - critical[name]),
+                    )
+                    for name in {**critical, **busy}
+                ),
+                tokens_per_step=tokens_per_step,
+            ),
+            spans=tuple(self.streams.spans),
+            host=tuple(self.host),
+            names=self.names,
+            gpu_busy_s=sum(seconds for lanes, seconds in together.items() if "gpu" in lanes),
+            links_busy_s=sum(seconds for lanes, seconds in together.items() if "links" in lanes),
+            overlapped_s=sum(seconds for lanes, seconds in together.items() if {"gpu", "links"} <= lanes),
+        )
+
+    def _name(self, span: int) -> str:
+        return f"{self.phase_of[span]}: {self.names[self.streams.spans[span].operation]}"
+
+    def _busy(self) -> dict[str, float]:
+        """Seconds of work by name, whatever ran beside it."""
+        busy = defaultdict[str, float](float)
+        for number, span in enumerate(self.streams.spans):
+            busy[self._name(number)] += span.ends_s - span.begins_s
+        for stretch in self.host:
+            if stretch.name:
+                busy[stretch.name] += stretch.ends_s - stretch.begins_s
+        return busy
+
+    def _critical_path(self) -> dict[str, float]:
+        """Seconds by name along the path from the end of the step to its beginning."""
+        path, spans, host = defaultdict[str, float](float), self.streams.spans, self.host
+        ends = [stretch.ends_s for stretch in host]
+        number, at_s = HOST, self.now_s
+        while True:
+            if number != HOST:
+                path[self._name(number)] += at_s - spans[number].begins_s
+                number, at_s = spans[number].after, spans[number].begins_s
+                continue
+            stretch = bisect_left(ends, at_s)
+            while stretch >= 0 and host[stretch].name:
+                path[host[stretch].name] += at_s - host[stretch].begins_s
+                at_s = host[stretch].begins_s
+                stretch -= 1
+            if stretch < 0:
+                return path
+            number, at_s = host[stretch].after, host[stretch].ends_s
+
+
+def name_of(operation: RecordedOperation) -> str:
+    """What a term calls the operation, beside its phase."""
+    kind = operation.kind
+    if kind == "collective":
+        words = {
+            "allgather": "all-gather",
+            "reduce_scatter": "reduce-scatter",
+            "allreduce": "all-reduce",
+            "alltoall": "all-to-all",
+        }
+        return next((name for part, name in words.items() if part in operation.name), "other collectives")
+    if kind == "host":
+        return "optimizer on the host" if not operation.name.startswith("aten::") else "on the host"
+    return _NAMES[kind]

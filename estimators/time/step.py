@@ -1,0 +1,147 @@
+"""What the terms of a step are put together from: sizes, rings and symbols of one plan."""
+
+from __future__ import annotations
+
+from ..estimate import TimeTerm
+from ..hardware.cluster import Cluster
+from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
+from ..models.model_shape import ModelShape
+from ..plan import Plan
+from ..workload import Workload
+from . import collective_time as collective
+from . import offload_time as offload
+from .host_costs import host_costs
+from .host_time import host_work
+from .memory_bound import RECAST_BYTES
+from .roofline import memory_rate, product_rate
+from .terms import time_term
+
+_SOURCES = {
+    "gpu memory": "estimators/time/memory_bound.py",
+    "launch": "estimators/time/host_time.py",
+    "gpu links": "estimators/time/collective_time.py",
+    "network": "estimators/time/collective_time.py",
+    "pcie": "estimators/time/offload_time.py",
+    "cpu": "estimators/time/offload_time.py",
+    "nvme": "estimators/time/offload_time.py",
+    "matrix products": "estimators/time/roofline.py product_s",
+    "attention": "estimators/time/roofline.py attention_rate",
+    "recomputation": "estimators/time/compute_time.py",
+}
+"""The module with the formula of a term, by the term's name or else by what it keeps busy."""
+
+
+class Step:
+    """One optimizer step. `model` and `workload` are those of a rank."""
+
+    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
+        stage, n = plan.zero_stage, plan.gradient_accumulation_steps
+        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
+        self.micro_batches, self.element = n, workload.weight_bytes
+        self.replicas = cluster.world_size // plan.autotp_size
+        self.tensors, self.ring = tensor_set(model, workload), collective.ring_of_replicas(cluster, plan.autotp_size)
+        self.engine = plan.sharding == "zero"
+        self.zero3 = stage == 3 and self.engine
+        # On a CPU the process that computes also moves what the ranks exchange.
+        self.hidden_share = 0.0
+        if plan.overlap_comm and not cluster.gpu.is_cpu:
+            self.hidden_share = collective.PREFETCH_HIDDEN if self.zero3 else 1 - collective.CONTENTION
+        self.recast = RECAST_BYTES if workload.precision == "bf16" else 0
+        self.host = host_work(model, workload, plan.stage3_param_persistence_threshold, fsdp=plan.sharding == "fsdp")
+        self.costs = host_costs(cluster)
+
+        self.trained = self.tensors.trainable_numel
+        # Of experts that are spread over ranks: trained parameters, and the ring over ranks that keep the same ones.
+        self.spread, self.expert_ring = 0, self.ring
+        if plan.autoep_size > 1:
+            self.spread = self.tensors.spread_numel
+            self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
+        self.trained_per_rank = self.trained / (self.replicas if stage else 1)
+        if stage and self.spread:
+            self.trained_per_rank += self.spread * (plan.autoep_size - 1) / self.replicas
+        self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
+        # Of an offloaded optimizer, the parameters per rank that are stepped on the GPU, and the share of the others.
+        self.kept, self.hosted = 0, 1.0
+        if plan.offload_optimizer_ratio < 1:
+            sharded = shard_tensors(self.tensors, self.replicas)
+            self.kept = sum(groups_on_gpu(sharded, plan))
+            self.hosted -= self.kept / sharded.shard_total
+
+        # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
+        self.reductions = n if stage >= 2 else 1
+        self.reduce_calls = collective.reduce_calls(self.tensors, plan)
+        self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
+        # Times that stage 3 gathers all weights, in the forward passes of a step and in its backward passes; of the
+        # latter, those of what it has gathered for the same layer's recomputation.
+        self.gathers, self.gathered_twice = (0.0, 0.0), 0.0
+        if stage == 3:
+            forward, backward, twice = collective.gathered_shares(self.tensors, plan, self.replicas)
+            self.gathers, self.gathered_twice = (n * forward, n * backward), n * twice
+        experts_rest = self.spread > 0 and self.expert_ring.ranks == 1
+        self.gathered_bytes = collective.gathered_bytes(self.tensors, workload, experts_rest=experts_rest)
+        self.values = self._symbols()
+
+    def _symbols(self) -> dict[str, float]:
+        """The values of the symbols that several formulas share."""
+        plan, cluster = self.plan, self.cluster
+        return {
+            "n": self.micro_batches,
+            "B": plan.micro_batch_size,
+            "S": self.workload.seq_len,
+            "N": self.replicas,
+            "M": cluster.nodes,
+            "w": self.element,
+            "m": plan.master_bytes,
+            "Pt": self.trained,
+            "Pr": self.trained_per_rank,
+            "Pn": self.trained_per_node,
+            "reductions": self.reductions,
+            "R": product_rate(cluster.gpu, self.workload.precision),
+            "W": memory_rate(cluster.gpu),
+            "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
+            "read": 1 / offload.nvme_read_s(cluster, 1),
+            "write": 1 / offload.nvme_write_s(cluster, 1),
+            "t": self.ring.call_s,
+        }
+
+    def term(self, name: str, resource: str, seconds: float, formula: str, symbols: str, **values: float) -> TimeTerm:
+        """One term; `values` are those of its symbols that are its own."""
+        shared = self.values
+        return time_term(
+            name=name,
+            seconds=seconds,
+            resource=resource,
+            formula=formula,
+            inputs=tuple(
+                [(symbol, values[symbol] if symbol in values else shared[symbol]) for symbol in symbols.split()]
+            ),
+            source=_SOURCES.get(name) or _SOURCES[resource],
+        )
+
+    def gather_term(
+        self,
+        name: str,
+        times: float,
+        size_bytes: float,
+        calls: int,
+        formula: str,
+        symbols: str,
+        *,
+        among: collective.Ring | None = None,
+        **values: float,
+    ) -> TimeTerm:
+        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes that go around.
+
+        among: the ring of fewer than all ranks.
+        """
+        ring, formula = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
+        of_ring = {"link": ring.bytes_per_s, "calls": times * calls}
+        if among is not None:
+            of_ring |= {"N": ring.ranks, "t": ring.call_s}
+        seconds, values = times * ring.gather_s(size_bytes, calls), of_ring | values
+        return self.term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
+
+    def host_link_term(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:
+        """A copy between each GPU and host memory."""
+        seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
+        return self.term(name, "pcie", seconds, formula, f"{symbols} PCIe", **values)

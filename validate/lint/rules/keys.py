@@ -1,0 +1,269 @@
+"""DS01x: keys that DeepSpeed does not know, no longer knows, or knows under another name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..facts import ConfigBlock, ConfigField
+from ..linted_config import LintedConfig
+from ..rule import Edit, Hit, Path, Remove, Rename, Replace, Rules, hit
+from ..values import did_you_mean
+from .examples import CPU, ON, plain, zero
+
+rules = Rules()
+
+_OWN_RULES = {
+    "aio.thread_count",
+    "wandb.api_key",
+    *(
+        f"{block}.{key}"
+        for block in ("bf16", "bfloat16")
+        for key in (
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "min_loss_scale",
+            "auto_cast",
+        )
+    ),
+}
+"""Unknown keys that have a rule of their own, which says more."""
+
+_TELLING = (
+    "",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "fp16",
+    "activation_checkpointing",
+    "aio",
+    "checkpoint",
+    "data_types",
+)
+"""Blocks whose keys say by themselves what they are. Elsewhere names are common words ("mode", "group", "debug") or
+stand for one service ("api_key")."""
+
+_LONGEST_NAME = 60
+
+
+@rules.error(
+    "DS010 an unknown key in a block that DeepSpeed checks",
+    why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
+    fix="remove it, or correct its name",
+    source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
+    bad=plain(zero_optimization=zero(2, overlap_com=True)),
+    good=plain(zero_optimization=zero(2, overlap_comm=True)),
+)
+def refused(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, place in _unknown(config):
+        if block.strict and not place:
+            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
+            yield Hit(path=path, what=_no_such_key(path[-1], block), severity="warning" if dropped else None)
+
+
+@rules.warning(
+    "DS011 an unknown key that DeepSpeed ignores",
+    why="DeepSpeed never looks it up, so it has no effect, and no message says so",
+    fix="remove it, or correct its name",
+    source="runtime/config.py (get_scalar_param)",
+    bad=plain(gradient_cliping=1.0),
+    good=plain(gradient_clipping=1.0),
+)
+def ignored(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, place in _unknown(config):
+        if not block.strict and not place:
+            yield Hit(path=path, what=_no_such_key(path[-1], block))
+
+
+@rules.warning(
+    "DS012 a key in the wrong block",
+    why="DeepSpeed looks it up elsewhere: here it is ignored, or refused where the block is checked",
+    source="runtime/config.py, runtime/zero/config.py",
+    bad=plain(overlap_comm=True, zero_optimization=zero(2)),
+    good=plain(zero_optimization=zero(2, overlap_comm=True)),
+)
+def misplaced(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, place in _unknown(config):
+        if place:
+            yield Hit(
+                path=path,
+                what=f"{path[-1]} belongs in {place}",
+                fix=f"move it into {place}",
+                severity="error" if block.strict and config.get(".".join(path)) != "auto" else None,
+            )
+
+
+@rules.error(
+    "DS013 a feature that was removed from DeepSpeed",
+    why="DeepSpeed stops at the key, so that nobody believes that the feature is still there",
+    fix="remove the block",
+    source="runtime/config.py _reject_removed_config_keys",
+    since="0.19.7",
+    bad=plain(amp=ON),
+    good=plain(bf16=ON),
+)
+def removed(config: LintedConfig) -> Iterator[Hit]:
+    for path, words in config.facts.removed.items():
+        if config.has(path):
+            value = config.get(path)
+            unused = not value or (isinstance(value, dict) and config.off(f"{path}.enabled"))
+            edits: tuple[Edit, ...] = (Remove(tuple(path.split("."))),) if unused else ()
+            yield hit(path, words.partition(" See http")[0].strip(), edits=edits)
+
+
+@rules.warning(
+    "DS014 a deprecated key",
+    why="DeepSpeed still reads it, says so in its log, and will drop it",
+    source="runtime/zero/config.py (json_schema_extra deprecated)",
+    bad=plain(zero_optimization=zero(2, cpu_offload=True)),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
+)
+def deprecated(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, field in _given_fields(config):
+        if field.deprecated and not (field.moves and _successor_stands(config, block, field)):
+            successor = _usual_name(block, field.successor)
+            edits = _succession(config, tuple(path.split(".")), successor)
+            says_nothing = any(isinstance(edit, Remove) for edit in edits)
+            yield hit(
+                path,
+                f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
+                fix=f"write {successor} instead" if successor and not says_nothing else "remove it",
+                edits=edits,
+            )
+
+
+@rules.error(
+    "DS015 a deprecated key together with its successor",
+    why="DeepSpeed would have to overwrite one with the other, and stops",
+    fix="remove the deprecated key",
+    source="runtime/config_utils.py _process_deprecated_field",
+    bad=plain(zero_optimization=zero(2, cpu_offload=True, offload_optimizer=CPU)),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
+)
+def both_names(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, field in _given_fields(config):
+        moved = field.deprecated and field.moves and not config.is_auto(path)
+        if moved and _successor_stands(config, block, field):
+            yield hit(path, f"{field.name} and {_usual_name(block, field.successor)} are both set")
+
+
+@rules.warning(
+    "DS016 the old name of the bf16 block",
+    why="DeepSpeed reads bfloat16 only where bf16 is missing; the Trainer and accelerate never read it",
+    fix="name the block bf16",
+    source="runtime/precision_config.py get_bfloat16_config",
+    bad=plain(bfloat16=ON),
+    good=plain(bf16=ON),
+)
+def old_bf16(config: LintedConfig) -> Iterator[Hit]:
+    if config.has("bfloat16"):
+        beside = config.get("bf16") is not None
+        yield hit(
+            "bfloat16",
+            "bfloat16 is ignored beside bf16" if beside else "bfloat16 is bf16's old name",
+            edits=(Remove(("bfloat16",)),) if beside else (Rename(("bfloat16",), "bf16"),),
+        )
+
+
+@rules.error(
+    "DS018 progressive_layer_drop without enabled",
+    why="DeepSpeed takes the key out of the block, and raises a KeyError where it is missing",
+    fix="write enabled, or remove the block",
+    source="runtime/config.py get_pld_params",
+    until="0.19.7",
+    bad=plain(progressive_layer_drop={}),
+    good=plain(),
+)
+def layer_drop(config: LintedConfig) -> Iterator[Hit]:
+    if isinstance(config.get("progressive_layer_drop"), dict) and not config.has("progressive_layer_drop.enabled"):
+        yield hit("progressive_layer_drop.enabled", "the key is missing")
+
+
+@rules.error(
+    "DS017 one setting under two names",
+    why="the class knows the key by both names, takes one and refuses the other as unknown",
+    fix="remove one of them",
+    source="runtime/zero/config.py (alias, populate_by_name)",
+    bad=plain(zero_optimization=zero(3, prefetch_bucket_size=1000, stage3_prefetch_bucket_size=1000)),
+    good=plain(zero_optimization=zero(3, stage3_prefetch_bucket_size=1000)),
+)
+def two_names(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, field in _given_fields(config):
+        paths = [block.path_of(name) for name in field.names]
+        if field.alias and all(config.has(path) and not config.is_auto(path) for path in paths):
+            yield hit(path, f"{field.name} and {field.alias} are the same setting")
+
+
+def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
+    """(path, block, field) of every field of a checked block that stands in the file under its own name."""
+    for block in config.facts.blocks:
+        for field in block.fields:
+            path = block.path_of(field.name)
+            if config.has(path):
+                yield path, block, field
+
+
+def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
+    """(path, its block, the block that it belongs in or "") of every key that its block does not know."""
+    for block in config.facts.blocks:
+        if block.path == "bfloat16" and config.get("bf16") is not None:
+            continue  # it is not read
+        found = config.block(block.path) if block.path else config.values
+        for key in found:
+            path = block.path_of(key)
+            known = block.path in config.facts.owners(key) or path in config.facts.removed
+            if not (known or path in _OWN_RULES or _is_comment(key, block)):
+                yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
+
+
+def _no_such_key(key: str, block: ConfigBlock) -> str:
+    near = did_you_mean(key, block.names(), cutoff=0.75)
+    return f"{block.path or 'DeepSpeed'} has no key {key[:_LONGEST_NAME]!r}{near}"
+
+
+def _is_comment(key: str, block: ConfigBlock) -> bool:
+    """A key that somebody wrote as a remark, where DeepSpeed ignores it."""
+    return not block.strict and key.startswith(("_", "//", "#", "comment"))
+
+
+def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
+    """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others.
+
+    Only blocks around this one or within it count, and blocks of `_TELLING` keys: in others a key of the same name is
+    another thing.
+    """
+    places = [path for path in config.facts.owners(key) if path != block.path and path in _TELLING]
+    if "zero_optimization" in places and not block.path:
+        return "zero_optimization"
+    if len(places) != 1 or len(config.facts.owners(key)) != 1:
+        return ""
+    return (places[0] or "the top level") if _around(places[0], block.path) or "_" in key else ""
+
+
+def _around(one: str, other: str) -> bool:
+    """Whether one block stands in the other."""
+    return all(a == b for a, b in zip(one.split("."), other.split("."), strict=False)) if one and other else True
+
+
+def _usual_name(block: ConfigBlock, name: str) -> str:
+    """A key under the name that files use."""
+    field = block.field(name)
+    return field.usual_name if field is not None else name
+
+
+def _successor_stands(config: LintedConfig, block: ConfigBlock, field: ConfigField) -> bool:
+    successor = block.field(field.successor)
+    paths = [block.path_of(name) for name in successor.names] if successor is not None else []
+    return any(config.has(path) and not config.is_auto(path) for path in paths)
+
+
+def _succession(config: LintedConfig, path: Path, successor: str) -> tuple[Edit, ...]:
+    """The same setting under its new name."""
+    name, value = path[-1], config.get(".".join(path))
+    if name in ("cpu_offload", "cpu_offload_param"):
+        renamed = (*path[:-1], successor)
+        return (Rename(path, successor), Replace(renamed, {"device": "cpu"})) if value is True else (Remove(path),)
+    if name == "stage3_gather_fp16_weights_on_model_save":
+        return (Rename(path, successor),)
+    return ()

@@ -1,0 +1,359 @@
+"""DS4xx: optimizer and parameters in host RAM or on NVMe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ....estimators.memory.trainable import tensor_set
+from ..linted_config import LintedConfig
+from ..rule import Hit, Remove, Rules, hit
+from ..values import shown
+from .examples import ADAMW, CPU, NVME, ON, plain, zero
+
+rules = Rules()
+
+_STAGE_3 = "runtime/zero/stage3.py"
+_SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
+_ONLY_NVME = {
+    "optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
+    "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
+}
+_ADAM = ("", "adam", "adamw")
+
+
+@rules.error(
+    "DS401 NVMe without a path",
+    why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
+    fix='add "nvme_path": a folder on the local NVMe drive',
+    source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
+    bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme"})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
+)
+def no_path(config: LintedConfig) -> Iterator[Hit]:
+    for what in ("optimizer", "param"):
+        block = f"zero_optimization.offload_{what}"
+        if config.stage == 3 and config.offload(what) == "nvme" and config.get(f"{block}.nvme_path") in (None, "auto"):
+            yield hit(f"{block}.nvme_path", f"offload_{what} goes to NVMe, but nvme_path is missing")
+
+
+@rules.warning(
+    "DS402 an optimizer on NVMe below stage 3",
+    why='stages 1 and 2 know one kind of offload: any device but "none" keeps the states in host RAM',
+    fix='use stage 3, or write "device": "cpu"',
+    source="runtime/zero/stage_1_and_2.py __init__ (cpu_offload)",
+    bad=plain(zero_optimization=zero(2, offload_optimizer=NVME)),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
+)
+def nvme_below_3(config: LintedConfig) -> Iterator[Hit]:
+    if config.stage in (1, 2) and config.offload("optimizer") == "nvme":
+        yield hit("zero_optimization.offload_optimizer.device", f"at stage {config.stage} the states stay in host RAM")
+
+
+@rules.warning(
+    "DS403 swapping to memory",
+    why="a tmpfs is RAM: what is swapped there takes the memory that the swapping should save",
+    fix="name a folder on a drive",
+    source="statfs of the folder, /proc/self/mounts",
+    bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/dev/shm"})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
+)
+def tmpfs(config: LintedConfig) -> Iterator[Hit]:
+    for what in ("optimizer", "param"):
+        path = f"zero_optimization.offload_{what}.nvme_path"
+        folder = config.text(path)
+        if config.stage == 3 and config.offload(what) == "nvme" and folder and _is_tmpfs(folder):
+            yield hit(path, f"{shown(folder)} is on a tmpfs on this machine")
+
+
+@rules.error(
+    "DS404 NVMe buffers smaller than a parameter",
+    why="a parameter's shard must fit into one buffer, and DeepSpeed stops at the first that does not",
+    source=_SWAPPER + " (elements_per_buffer)",
+    options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
+    bad=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME)),
+    good=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME | {"buffer_size": 3e8})),
+)
+def small_buffers(config: LintedConfig) -> Iterator[Hit]:
+    model, ranks = config.model, config.world_size
+    if config.stage != 3 or config.offload("param") != "nvme" or model is None or ranks is None:
+        return
+    block = "zero_optimization.offload_param"
+    size = config.number(f"{block}.buffer_size")
+    size = config.facts.default(f"{block}.buffer_size") if size is None else size
+    largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
+    if size < largest:
+        yield hit(
+            f"{block}.buffer_size",
+            f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}",
+            fix=f'write "buffer_size": {largest} or more',
+        )
+
+
+@rules.warning(
+    "DS405 NVMe buffers that pin more RAM than there is",
+    why="every rank pins buffer_count buffers of one fp32 sub-group each",
+    fix="write a smaller sub_group_size, such as 20000000",
+    source="runtime/swap_tensor/optimizer_utils.py SwapBufferManager",
+    options={"model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
+    bad=plain(bf16=ON, zero_optimization=zero(3, offload_optimizer=NVME)),
+    good=plain(bf16=ON, zero_optimization=zero(3, sub_group_size=2e7, offload_optimizer=NVME)),
+)
+def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
+    cluster, model = config.cluster, config.model
+    ram = cluster.host_memory_bytes_per_node if cluster is not None else None
+    if config.stage != 3 or config.offload("optimizer") != "nvme" or cluster is None or not ram or model is None:
+        return
+    trainable = (
+        model.parameters
+        if config.workload is None or config.workload.method == "full"
+        else tensor_set(model, config.workload).trainable_numel
+    )
+    block = "zero_optimization.offload_optimizer"
+    count = config.number(f"{block}.buffer_count")
+    count = config.facts.default(f"{block}.buffer_count") if count is None else count
+    group = min(config.zero_number("sub_group_size"), -(-trainable // cluster.world_size))
+    pinned = int(count) * group * 4 * cluster.gpus_per_node
+    if pinned > ram:
+        yield hit(
+            config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
+            f"{count:g} buffers x {group:,} elements x 4 bytes x {cluster.gpus_per_node} ranks are {pinned / 1e9:.0f} "
+            f"GB of {ram / 1e9:.0f} GB",
+        )
+
+
+@rules.warning(
+    "DS406 fewer NVMe buffers than Adam has states",
+    why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts "
+    "that there are enough once a sub-group is large enough to be swapped",
+    fix='write "buffer_count": 4 or more for Adam',
+    source="runtime/swap_tensor/partitioned_optimizer_swapper.py swap_in_optimizer_state",
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 2})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 4})),
+)
+def few_buffers(config: LintedConfig) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.buffer_count"
+    count = config.number(path)
+    swapped = config.stage == 3 and config.offload("optimizer") == "nvme"
+    if swapped and count is not None and count < 4 and config.optimizer in _ADAM:
+        yield hit(path, f"there are {count:g} buffers for Adam's parameter, gradient and two states")
+
+
+@rules.advice(
+    "DS407 NVMe settings without NVMe",
+    why='they have no effect with "device": "cpu" or "none"',
+    fix="remove them",
+    source="runtime/zero/offload_config.py; " + _STAGE_3,
+    bad=plain(zero_optimization=zero(3, offload_param=CPU | {"buffer_size": 1e9})),
+    good=plain(zero_optimization=zero(3, offload_param=CPU)),
+)
+def unused_nvme(config: LintedConfig) -> Iterator[Hit]:
+    for what, names in _ONLY_NVME.items():
+        block = f"zero_optimization.offload_{what}"
+        given = [name for name in names if config.has(f"{block}.{name}")]
+        if given and config.offload(what) != "nvme":
+            yield hit(
+                f"{block}.{given[0]}",
+                f"{', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the device "
+                f"is {config.offload(what)}",
+            )
+
+
+@rules.error(
+    "DS408 a partly offloaded optimizer below stage 3",
+    why="the class asserts that a ratio below 1 comes with stage 3",
+    fix="use stage 3, or remove ratio",
+    source="runtime/zero/config.py offload_ratio_check",
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"ratio": 0.5})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+)
+def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
+    ratio = config.get("zero_optimization.offload_optimizer.ratio")
+    below_1 = isinstance(ratio, bool | int | float) and 0 <= ratio < 1
+    if below_1 and config.stage < 3:
+        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {config.stage}")
+
+
+@rules.error(
+    "DS409 a partly offloaded optimizer that is not Adam",
+    why="the part on the GPU is a copy of DeepSpeed's CPU Adam, and stage 3 asserts that it is one",
+    fix="use AdamW, or remove ratio",
+    source=_STAGE_3 + " __init__ (Hybrid Optimizer)",
+    bad=plain(
+        optimizer={"type": "Adagrad", "params": {"lr": 0.01}},
+        zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5}),
+    ),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+)
+def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.ratio"
+    ratio = config.number(path)
+    adam = config.optimizer in _ADAM and not config.flag("optimizer.params.torch_adam")
+    offloaded = config.stage == 3 and config.offload("optimizer") != "none"
+    if offloaded and not adam and ratio is not None and 0 <= ratio < 1:
+        yield hit(path, f"the optimizer is {config.optimizer}")
+
+
+@rules.warning(
+    "DS417 a partly offloaded optimizer whose part on the GPU goes its own way",
+    why="a second AdamW steps that part; it reads the learning rate once, so no schedule reaches the sub-groups of the "
+    "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",
+    fix="remove ratio, unless the learning rate is constant and training never resumes",
+    source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU)),
+)
+def ratio_splits(config: LintedConfig) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.ratio"
+    ratio = config.number(path)
+    splits = config.stage == 3 and config.offload("optimizer") != "none" and config.optimizer in _ADAM
+    if splits and ratio is not None and 0 <= ratio < 1:
+        yield hit(path, f"ratio is {shown(ratio)}")
+
+
+@rules.warning(
+    "DS410 SuperOffload below stage 3",
+    why="only stage 3 has an optimizer for it; other stages ignore it",
+    fix="use stage 3, or remove super_offload",
+    source="runtime/engine.py _configure_zero_optimizer",
+    since="0.18",
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"super_offload": True})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"super_offload": True})),
+)
+def super_below_3(config: LintedConfig) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.super_offload"
+    if config.flag(path) and config.stage < 3:
+        yield hit(path, f"super_offload has no effect at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
+
+
+@rules.error(
+    "DS411 ZenFlow without CPU offload",
+    why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
+    fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
+    since="0.18",
+    source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(2, zenflow={"topk_ratio": 0.1})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
+)
+def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
+    zenflow = config.stage in (1, 2) and config.get("zero_optimization.zenflow") is not None
+    if zenflow and config.offload("optimizer") == "none":
+        yield hit("zero_optimization.zenflow", "the optimizer is not offloaded")
+
+
+@rules.error(
+    "DS412 ZenFlow's intervals in contradiction",
+    why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
+    fix='with "select_strategy": "auto" leave select_interval out; else write a number',
+    since="0.18",
+    source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_interval": 4})),
+    good=plain(
+        optimizer=ADAMW,
+        zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_strategy": "step", "select_interval": 4}),
+    ),
+)
+def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
+    block = "zero_optimization.zenflow"
+    if not isinstance(config.get(block), dict):
+        return
+    strategy, interval = config.get(f"{block}.select_strategy"), config.get(f"{block}.select_interval")
+    update = config.get(f"{block}.update_interval")
+    if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
+        yield hit(
+            f"{block}.select_strategy", f"select_strategy is {shown(strategy)}", fix='write "auto", "step" or "epoch"'
+        )
+        return
+    automatic, numbered = strategy in (None, "auto"), isinstance(interval, int)
+    if automatic and numbered:
+        yield hit(f"{block}.select_interval", f"select_interval is {shown(interval)}, but the strategy is auto")
+    elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
+        yield hit(f"{block}.select_interval", f"the strategy is {strategy}, but select_interval is missing")
+    for name in ("select_interval", "update_interval"):
+        text = config.get(f"{block}.{name}")
+        if isinstance(text, str) and text != "auto":
+            yield hit(f"{block}.{name}", f"{name} is the text {shown(text)}", fix='write a number or "auto"')
+    if isinstance(update, int) and update < 1:
+        yield hit(f"{block}.update_interval", f"update_interval is {shown(update)}", fix="write 1 or more")
+    elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
+        yield hit(
+            f"{block}.select_interval",
+            f"select_interval {interval} is below update_interval {update}",
+            fix="write select_interval at least as large as update_interval",
+        )
+
+
+@rules.error(
+    "DS416 ZenFlow without an optimizer block",
+    why="ZenFlow makes its optimizer on the GPU from optimizer.params, and raises a TypeError without them",
+    fix="add the optimizer block, with params",
+    source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
+)
+def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
+    zenflow = config.stage in (1, 2) and config.get("zero_optimization.zenflow") is not None
+    if zenflow and not isinstance(config.get("optimizer.params"), dict):
+        yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
+
+
+@rules.warning(
+    "DS413 torch's Adam on the CPU",
+    why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
+    fix="remove torch_adam",
+    source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
+    bad=plain(
+        optimizer={"type": "AdamW", "params": {"torch_adam": True}}, zero_optimization=zero(2, offload_optimizer=CPU)
+    ),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
+)
+def torch_adam(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("optimizer.params.torch_adam") and config.stage and config.offload("optimizer") != "none":
+        yield hit("optimizer.params.torch_adam", "the offloaded optimizer is torch's Adam")
+
+
+@rules.advice(
+    "DS414 an offloaded optimizer without a CPU form",
+    why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB "
+    "is a kernel for GPUs",
+    fix="use AdamW, or do not offload the optimizer",
+    source="runtime/engine.py _configure_basic_optimizer",
+    bad=plain(
+        optimizer={"type": "SGD", "params": {"lr": 0.1}},
+        zero_allow_untested_optimizer=True,
+        zero_optimization=zero(2, offload_optimizer=CPU),
+    ),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
+)
+def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
+    name = config.optimizer
+    offloaded = config.stage and config.offload("optimizer") != "none"
+    if offloaded and name not in ("", "adam", "adamw", "adagrad", "lion", "muon"):
+        yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
+
+
+@rules.advice(
+    "DS415 offload to memory that is not pinned",
+    why="the driver stages copies from and to pageable memory, which is slower and never overlaps with computation",
+    fix='set "pin_memory": true',
+    source="runtime/zero/offload_config.py",
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": False})),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": True})),
+)
+def pageable(config: LintedConfig) -> Iterator[Hit]:
+    for what in ("optimizer", "param"):
+        path = f"zero_optimization.offload_{what}.pin_memory"
+        if config.offload(what) != "none" and config.off(path):
+            yield hit(path, f"offload_{what} is not pinned")
+
+
+def _is_tmpfs(folder: str) -> bool:
+    """Whether a folder's file system is a tmpfs, by the kernel's table of mounts; nothing in the folder is read."""
+    try:
+        path = Path(folder).resolve()
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte, not Linux
+        return False
+    mounts = [(Path(fields[1]), fields[2]) for line in lines if len(fields := line.split()) > 2]
+    holding = [(len(mount.parts), kind) for mount, kind in mounts if mount == path or mount in path.parents]
+    return bool(holding) and max(holding)[1] in ("tmpfs", "ramfs")

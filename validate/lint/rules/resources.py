@@ -1,0 +1,205 @@
+"""DS9xx: the model on these GPUs: what does not fit, and what is slower than need be. Predictions, not measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....ds_configs.unmodeled_features import beyond_plans
+from ....estimators.estimate import MemoryEstimate
+from ....estimators.hardware.cluster import Cluster
+from ....estimators.memory.fit_probability import fit_probability
+from ....estimators.memory.plan_memory import estimate_memory
+from ....estimators.models.model_shape import ModelShape
+from ....estimators.plan import Plan
+from ....estimators.time.step_time import estimate_time
+from ....estimators.unsupported import unsupported
+from ....estimators.workload import Workload
+from ..linted_config import LintedConfig
+from ..rule import Hit, Rules, hit
+from .examples import CPU, ON, zero
+
+rules = Rules()
+
+SURE = 0.975
+"""The least probability of fitting of a training that is not warned of: the recommendation's own
+(advisor/search/fit.py)."""
+
+GAIN = 1.10
+"""A prediction of less is within the error of the time model."""
+
+_SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
+
+
+def _bf16(**settings: Any) -> dict[str, Any]:
+    return {"train_micro_batch_size_per_gpu": 1, "bf16": ON, **settings}
+
+
+@rules.warning(
+    "DS901 a training that does not fit the GPUs",
+    why="the predicted need, within its error, may be more than the GPU has",
+    fix="`ds-advise MODEL --gpus SPEC` finds what fits",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
+    bad=_bf16(zero_optimization=zero(2)),
+    good=_bf16(
+        zero_optimization=zero(
+            3,
+            sub_group_size=1e8,
+            reduce_bucket_size=5e7,
+            stage3_max_live_parameters=1e8,
+            stage3_max_reuse_distance=1e8,
+            offload_optimizer=CPU,
+            offload_param=CPU,
+        )
+    ),
+)
+def too_large(config: LintedConfig) -> Iterator[Hit]:
+    situation = _Situation.of(config)
+    if situation and not situation.fits():
+        need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
+        probability = situation.fit_probability()
+        likely = f": it fits with a probability of {probability:.0%}" if probability >= 1 - SURE else ""
+        yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}{likely}")
+
+
+@rules.warning(
+    "DS902 a training that does not fit the RAM",
+    why="a process that the system kills because RAM runs out leaves no message",
+    fix="offload less, or use a machine with more RAM",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-7B", "gpus": "2x24GB", "ram": "64GB"},
+    bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
+    good=_bf16(zero_optimization=zero(3)),
+)
+def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
+    situation = _Situation.of(config)
+    ram = situation.cluster.host_memory_bytes_per_node if situation else None
+    if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
+        yield hit("zero_optimization", f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}")
+
+
+@rules.advice(
+    "DS903 an offload that is not needed",
+    why="what fits the GPUs runs faster there, because nothing waits for the CPU's optimizer or for copies over PCIe",
+    fix="remove it",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB"},
+    bad=_bf16(zero_optimization=zero(2, offload_optimizer=CPU)),
+    good=_bf16(zero_optimization=zero(2)),
+)
+def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
+    situation = _Situation.of(config)
+    if situation is None:
+        return
+    plan = situation.plan
+    for name, other in (
+        ("offload_optimizer", replace(plan, offload_optimizer="none", offload_param="none")),
+        ("offload_param", replace(plan, offload_param="none")),
+    ):
+        if getattr(plan, name) != "none" and (gain := situation.gain(other)):
+            yield hit(f"zero_optimization.{name}", f"without it the model fits, and is predicted {gain:.1f} x as fast")
+            return
+
+
+@rules.advice(
+    "DS904 a higher stage than needed",
+    why="stage 3 gathers the weights for every forward and backward pass; a lower stage that fits communicates less",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-0.5B", "gpus": "8xL40S"},
+    bad=_bf16(
+        zero_optimization=zero(3, stage3_max_live_parameters=1e7, stage3_max_reuse_distance=1e7, reduce_bucket_size=5e7)
+    ),
+    good=_bf16(zero_optimization=zero(2, reduce_bucket_size=5e7)),
+)
+def lower_stage(config: LintedConfig) -> Iterator[Hit]:
+    situation = _Situation.of(config)
+    plan = situation.plan if situation else None
+    if not situation or not plan or plan.zero_stage != 3 or plan.offload_param != "none":
+        return
+    if plan.offload_optimizer != "nvme" and (gain := situation.gain(replace(plan, zero_stage=2))):
+        yield hit("zero_optimization.stage", f"stage 2 fits, and is predicted {gain:.1f} x as fast", fix="use stage 2")
+
+
+@rules.advice(
+    "DS905 an offloaded optimizer that steps often",
+    why="the CPU's optimizer takes its time once a step, however many micro batches the step has",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB", "framework": "deepspeed"},
+    bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
+    good=_bf16(gradient_accumulation_steps=64, zero_optimization=zero(3, offload_optimizer=CPU)),
+)
+def steps_often(config: LintedConfig) -> Iterator[Hit]:
+    situation = _Situation.of(config)
+    plan = situation.plan if situation else None
+    if not situation or not plan or plan.offload_optimizer == "none" or plan.gradient_accumulation_steps >= 16:
+        return
+    more = 4 * plan.gradient_accumulation_steps
+    gain = situation.gain(replace(plan, gradient_accumulation_steps=more))
+    if gain > 1.25:
+        yield hit(
+            "gradient_accumulation_steps",
+            f"{more} accumulation steps are predicted to give {gain:.1f} x the tokens per second",
+            fix="accumulate more, if the training may have the larger batch",
+        )
+
+
+@rules.advice(
+    "DS906 a feature that the predictions leave out",
+    why="what is said here of memory and time is of the same configuration without it",
+    source="ds_configs/unmodeled_features.py",
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
+    bad=_bf16(zero_optimization=zero(3), compile={"deepcompile": True}),
+    good=_bf16(zero_optimization=zero(3)),
+    fix="measure it: `ds-advise probe`",
+)
+def left_out(config: LintedConfig) -> Iterator[Hit]:
+    if _Situation.of(config):
+        for feature in beyond_plans(config.values):
+            yield hit(feature.key, f"{feature.name}: {feature.predicted}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Situation:
+    """A model on GPUs, with a plan that the closed forms can predict."""
+
+    model: ModelShape
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+
+    @classmethod
+    def of(cls, config: LintedConfig) -> _Situation | None:
+        model, workload, cluster, plan = config.model, config.workload, config.cluster, config.plan
+        if model is None or workload is None or cluster is None or plan is None:
+            return None
+        if unsupported(model, workload, plan, cluster):
+            return None
+        return cls(model=model, workload=workload, cluster=cluster, plan=plan)
+
+    def memory(self) -> MemoryEstimate:
+        return estimate_memory(self.model, self.workload, self.cluster, self.plan)
+
+    def fits(self) -> bool:
+        return self.fit_probability() >= SURE
+
+    def fit_probability(self) -> float:
+        return fit_probability(self.memory(), self.cluster, self.workload)
+
+    def gain(self, other_plan: Plan) -> float:
+        """How many times as many tokens per second another plan gives; 0 where it does not fit or gains nothing."""
+        if unsupported(self.model, self.workload, other_plan, self.cluster):
+            return 0.0
+        other = replace(self, plan=other_plan)
+        gain = other._rate() / self._rate() if other.fits() else 0.0
+        return gain if gain >= GAIN else 0.0
+
+    def _rate(self) -> float:
+        """Micro batches per second."""
+        step_s = estimate_time(self.model, self.workload, self.cluster, self.plan).step_s
+        return self.plan.gradient_accumulation_steps / step_s
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"
