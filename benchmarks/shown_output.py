@@ -36,7 +36,7 @@ DOTS = "..."
 _STARTS = ("ds-advise", "python3?", "bash", "pip")
 _ALIKE = 0.75
 """How alike two lines are, figures apart, of which one is the other's successor."""
-_FOREIGN_EXAMPLES = ROOT / "tests" / "advisor" / "foreign" / "examples" / "LLaMA-Factory" / "examples"
+_FOREIGN_EXAMPLES = ROOT / "tests" / "advisor" / "importers" / "examples" / "LLaMA-Factory" / "examples"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,7 @@ def advise(
     if markdown and (destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave -o -, --details and --all out")
     if html or plot:
-        from ..html_report.targets import check_targets
+        from ..html_report.output_files import check_targets
 
         check_targets(html, plot, force=force)
     shows_estimate = output.mode == "json" or details or html is not None
@@ -124,9 +124,9 @@ def advise(
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     path, instead = str(place) if isinstance(place, Path) else "ds_config.json", None
     if html or plot:
-        from ..html_report.advice import share_advice
+        from ..html_report.advice import write_advice_report
 
-        share_advice(answer, path, html, plot, say=output.say)
+        write_advice_report(answer, path, html, plot, say=output.say)
     if markdown:
         from ..render.markdown import advice_markdown
 

@@ -52,7 +52,7 @@ def compare(
     if plot and model is None:
         raise click.UsageError("--plot needs --model: it draws memory")
     if html or plot:
-        from ..html_report.targets import check_targets
+        from ..html_report.output_files import check_targets
 
         check_targets(html, plot, force=force)
     circumstances = (
@@ -60,8 +60,8 @@ def compare(
     )
     comparison = compare_sides(first, second, circumstances)
     if html or plot:
-        from ..html_report.comparison import share_comparison
+        from ..html_report.comparison import write_comparison_report
 
-        share_comparison(comparison, html, plot, output.say)
+        write_comparison_report(comparison, html, plot, output.say)
     output.show(comparison.to_json, lambda console: render_comparison(comparison, console))
     return 0

@@ -80,15 +80,15 @@ def dry_run(
     if timeline is not None:
         check_trace_file(timeline, force=force)
     if html or plot:
-        from ..html_report.targets import check_targets
+        from ..html_report.output_files import check_targets
 
         check_targets(html, plot, force=force)
     answer = prove_by_dry_run(read_run(**run, cluster=parse_cluster(gpus, ram=ram)), **settings)
     if timeline is not None:
         write_trace(answer, timeline)
     if html or plot:
-        from ..html_report.dry_run import share_dry_run
+        from ..html_report.dry_run import write_dry_run_report
 
-        share_dry_run(answer, run["config_file"], html, plot, output.say)
+        write_dry_run_report(answer, run["config_file"], html, plot, output.say)
     output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
     return 0 if answer.fit.fits else 1

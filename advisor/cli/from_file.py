@@ -10,12 +10,12 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ..text.output import Output
-from .options import foreign_options, output_options
+from .options import import_options, output_options
 
 
 @click.command(name="from", short_help="Judge a configuration of another tool, and write the better one in its form.")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@foreign_options
+@import_options
 @click.option(
     "-o",
     "--output",
@@ -46,18 +46,18 @@ def read_from(
 
     Exit code: 0 it fits and nothing refuses it, 1 it does not fit or is refused, 2 there is no answer.
     """
-    from ..importers.answer import read_foreign
-    from ..importers.report import render_foreign
+    from ..importers.answer import import_file
+    from ..importers.report import render_import
     from ..importers.rewrite import write_files
-    from ..importers.to_json import foreign_json
+    from ..importers.to_json import import_json
 
-    answer, failure = read_foreign(file, destination=destination, **with_), None
+    answer, failure = import_file(file, destination=destination, **with_), None
     if destination is not None and answer.files:
         try:
             answer = replace(answer, written=write_files(answer.files, force=force))
         except ConfigFileError as error:
             failure = error
-    output.show(lambda: foreign_json(answer), lambda console: render_foreign(answer, console))
+    output.show(lambda: import_json(answer), lambda console: render_import(answer, console))
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

@@ -65,9 +65,8 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, for
 
 def _share(store: Store, number: int, html: Path, *, force: bool, output: Output) -> None:
     """Write the report of a record."""
-    from ..html_report.file import write_file
     from ..html_report.launch import record_html
-    from ..html_report.targets import check_targets
+    from ..html_report.output_files import check_targets, write_file
 
     check_targets(html, None, force=force)
     found = store.find(ids=[number])

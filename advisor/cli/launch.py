@@ -108,7 +108,7 @@ def launch(
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback does not go with --master: the other nodes would not change their plan")
     if html:
-        from ..html_report.targets import check_targets
+        from ..html_report.output_files import check_targets
 
         check_targets(html, None, force=force)
     from ..launch.question import launch_question
@@ -124,8 +124,8 @@ def launch(
         return show_dry(request, output)
     session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
     if html:
-        from ..html_report.launch import share_session
+        from ..html_report.launch import write_launch_report
 
-        share_session(session, html, output.say)
+        write_launch_report(session, html, output.say)
     output.show(lambda: json_form(session), lambda console: render_session(session, console))
     return 0 if session.finished else 1

@@ -36,8 +36,8 @@ COUNT = _Count()
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """The program's error handler reads it from the arguments."""
 
-FOREIGN_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
-"""The formats of `advisor.foreign`, in the order in which they are looked for; its readers are imported when used."""
+IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
+"""The formats of `advisor.importers`, in the order in which they are looked for; its readers are imported when used."""
 
 OFFLINE = click.option("--offline", is_flag=True, help="Do not use the network.")
 RAM = click.option(
@@ -385,9 +385,9 @@ def compare_options(command: Command) -> Command:
     )
 
 
-def foreign_options(command: Command) -> Command:
+def import_options(command: Command) -> Command:
     """Gives a command what may be said beside a file of another tool, and hands it over as `with_`: arguments of
-    `advisor.foreign.answer.read_foreign`; what is unset is the file's."""
+    `advisor.importers.answer.import_file`; what is unset is the file's."""
 
     def choice(name: str, *choices: str, text: str) -> Decorator:
         as_bool = (lambda _context, _option, value: _AS_BOOL.get(value, value)) if "on" in choices else None
@@ -398,7 +398,7 @@ def foreign_options(command: Command) -> Command:
         "with_",
         command,
         (
-            choice("--format", *FOREIGN_FORMATS, text="Name the file's format; by default its content tells it."),
+            choice("--format", *IMPORT_FORMATS, text="Name the file's format; by default its content tells it."),
             click.option("--model", metavar="MODEL", help=f"Name the model; {unset}.", shell_complete=complete_model),
             click.option(
                 "--gpus",

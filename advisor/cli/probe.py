@@ -67,7 +67,7 @@ def probe(
     Exit code: 0 it ran, 1 it failed (and why), 2 the probe could not be made.
     """
     if html:
-        from ..html_report.targets import check_targets
+        from ..html_report.output_files import check_targets
 
         check_targets(html, None, force=force)
     from ..question.cluster_options import ClusterOptions
@@ -84,8 +84,8 @@ def probe(
         **settings,
     )
     if html:
-        from ..html_report.probe import share_probe
+        from ..html_report.probe import write_probe_report
 
-        share_probe(answer, run["config_file"], html, output.say)
+        write_probe_report(answer, run["config_file"], html, output.say)
     output.show(answer.to_json, lambda console: render_probe(answer, console))
     return 0 if answer.result.failure is None else 1

@@ -15,7 +15,7 @@ from ..answer.explanation import ExplanationJson
 from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.requirements import CheckJson
 from ..answer.to_json import SCHEMA_VERSION, AdviceJson
-from ..importers.to_json import ForeignJson
+from ..importers.to_json import ImportJson
 from ..render.history import HistoryJson
 from ..render.launch import SessionJson
 from ..render.lint import LintJson
@@ -38,7 +38,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "compare": lambda: schema_of([ComparisonJson]),
     "check": lambda: schema_of([CheckJson]),
     "rent": lambda: schema_of([RentJson]),
-    "from": lambda: schema_of([ForeignJson]),
+    "from": lambda: schema_of([ImportJson]),
     "lint": lambda: schema_of([LintJson]),
     "doctor": lambda: schema_of([CheckupJson]),
 }

@@ -25,14 +25,32 @@ from ..search.fit import LIKELY
 from ..text.job import hours, money
 from ..text.labels import device_word, phase_title, shape_words
 from ..text.units import rate, rough_rate, seconds
-from .document import Report, Section, bullets, copyable, folded, html_of, note, tiles
-from .figures import figure
-from .markup import Markup, element, joined
+from .bar_charts import StackedBars, draw_stacked_bars
+from .canvas import Markup, element, joined
+from .document import (
+    NOTHING,
+    Cell,
+    Figure,
+    Report,
+    Section,
+    bullets,
+    configuration,
+    copyable,
+    duration,
+    figure,
+    folded,
+    html_of,
+    note,
+    parts_table,
+    size,
+    speed,
+    table,
+    terms_table,
+    tiles,
+)
+from .line_charts import draw_scatter
+from .output_files import write_outputs
 from .plans import memory_bars, speed_against_memory, terms_by_key, time_bars
-from .scatter import draw_scatter
-from .stacked_bars import StackedBars, draw_stacked_bars
-from .tables import NOTHING, Cell, Figure, configuration, duration, parts_table, size, speed, table, terms_table
-from .targets import share
 
 Plan = Mapping[str, Any]
 
@@ -63,11 +81,11 @@ def advice_html(answer: Recommendation, config_path: str) -> str:
     )
 
 
-def share_advice(
+def write_advice_report(
     answer: Recommendation, config_path: str, html: Path | None, plot: Path | None, say: Callable[[str], None]
 ) -> None:
     """Write the report and the picture of every plan's memory, whichever is asked for."""
-    share(
+    write_outputs(
         html,
         plot,
         report=lambda: advice_html(answer, config_path),

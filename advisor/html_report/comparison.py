@@ -11,23 +11,38 @@ from ..answer.explanation import explain_plan
 from ..render.comparison import verdict
 from ..text.job import hours, money
 from ..text.labels import cluster_title, method_title
-from .document import Report, Section, html_of, note
-from .figures import figure
-from .markup import Markup, element, joined
+from .bar_charts import StackedBars, draw_stacked_bars
+from .canvas import Markup, element, joined
+from .document import (
+    Cell,
+    Figure,
+    Report,
+    Section,
+    duration,
+    figure,
+    html_of,
+    key_and_meaning,
+    note,
+    parts_table,
+    size,
+    speed,
+    table,
+    value_words,
+)
+from .output_files import write_outputs
 from .plans import memory_bars, terms_by_key, time_bars
-from .stacked_bars import StackedBars, draw_stacked_bars
-from .tables import Cell, Figure, duration, key_and_meaning, parts_table, size, speed, table, value_words
-from .targets import share
 
 
-def share_comparison(comparison: Comparison, html: Path | None, plot: Path | None, say: Callable[[str], None]) -> None:
+def write_comparison_report(
+    comparison: Comparison, html: Path | None, plot: Path | None, say: Callable[[str], None]
+) -> None:
     """Write the report, and the picture of both sides' memory where model and GPUs are known."""
 
     def picture() -> Markup:
         return draw_stacked_bars(_memory(comparison, _plans(comparison)))
 
     heading = _subject(comparison)
-    share(html, plot, report=lambda: comparison_html(comparison), picture=picture, heading=heading, say=say)
+    write_outputs(html, plot, report=lambda: comparison_html(comparison), picture=picture, heading=heading, say=say)
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -11,22 +11,19 @@ from ..answer.evidence import DryRunAnswer
 from ..render.dry_run import summary, verdict
 from ..text.labels import cluster_title, component_title
 from ..text.units import gib, rate, seconds
-from .area import SpanOfTime, StackedArea, draw_stacked_area, layers_of
-from .document import Report, Section, folded, html_of, note, tiles
-from .figures import figure
-from .lanes import Lane, Lanes, LaneSpan, draw_lanes
-from .markup import Markup, joined
+from .bar_charts import Bar, Lane, Lanes, LaneSpan, Part, StackedBars, draw_lanes, draw_stacked_bars
+from .canvas import Markup, joined
+from .document import Cell, Report, Section, configuration, duration, figure, folded, html_of, note, size, table, tiles
+from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
+from .output_files import write_outputs
 from .palette import memory_family, time_family
 from .plans import MEMORY_ORDER
-from .stacked_bars import Bar, Part, StackedBars, draw_stacked_bars
-from .tables import Cell, configuration, duration, size, table
-from .targets import share
 
 _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
 
 
-def share_dry_run(
+def write_dry_run_report(
     answer: DryRunAnswer, config_path: Path, html: Path | None, plot: Path | None, say: Callable[[str], None]
 ) -> None:
     """Write the report and the picture of memory over the run, whichever is asked for."""
@@ -35,7 +32,9 @@ def share_dry_run(
         return draw_stacked_area(_over_time(answer)) if answer.result.timeline else draw_stacked_bars(_by_phase(answer))
 
     heading = _subject(answer)
-    share(html, plot, report=lambda: dry_run_html(answer, config_path), picture=picture, heading=heading, say=say)
+    write_outputs(
+        html, plot, report=lambda: dry_run_html(answer, config_path), picture=picture, heading=heading, say=say
+    )
 
 
 def _subject(answer: DryRunAnswer) -> str:

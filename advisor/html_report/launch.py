@@ -18,17 +18,31 @@ from ..render.bench import machine_title
 from ..render.history import json_form, render_history
 from ..render.launch import MeasuredAndPredicted, SessionJson, measured_and_predicted, render_session
 from ..text.units import gib, rate, seconds
-from .curve import Curve, draw_curve
-from .document import Report, Section, Tone, bullets, copyable, folded, html_of, paragraphs, tiles
-from .figures import figure
-from .markup import Markup, element, joined
-from .tables import NOTHING, Cell, Figure, configuration, table
-from .targets import share
+from .canvas import Markup, element, joined
+from .document import (
+    NOTHING,
+    Cell,
+    Figure,
+    Report,
+    Section,
+    Tone,
+    bullets,
+    configuration,
+    copyable,
+    figure,
+    folded,
+    html_of,
+    paragraphs,
+    table,
+    tiles,
+)
+from .line_charts import Curve, draw_curve
+from .output_files import write_outputs
 
 
-def share_session(session: Session, html: Path | None, say: Callable[[str], None]) -> None:
+def write_launch_report(session: Session, html: Path | None, say: Callable[[str], None]) -> None:
     """Write the report where it is asked for."""
-    share(html, None, report=lambda: session_html(session), picture=Markup, heading="", say=say)
+    write_outputs(html, None, report=lambda: session_html(session), picture=Markup, heading="", say=say)
 
 
 _TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..text.labels import component_title, shape_words
 from ..text.units import gib, rate, seconds
+from .bar_charts import Bar, Part, StackedBars
+from .line_charts import Point, Scatter
 from .palette import key, memory_family, time_family
-from .scatter import Point, Scatter
-from .stacked_bars import Bar, Part, StackedBars
 
 Plan = Mapping[str, Any]
 """A candidate as in `ds-advise --json`."""

@@ -11,17 +11,29 @@ from rich.console import Console
 from ..render.probe import ended, render_probe, where
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer, ProbeFigure
-from .document import Report, Section, folded, html_of, note, tiles
-from .figures import figure
-from .markup import Markup, element, joined
-from .stacked_bars import Bar, Part, StackedBars, draw_stacked_bars
-from .tables import NOTHING, Cell, Figure, configuration, duration, table
-from .targets import share
+from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
+from .canvas import Markup, element, joined
+from .document import (
+    NOTHING,
+    Cell,
+    Figure,
+    Report,
+    Section,
+    configuration,
+    duration,
+    figure,
+    folded,
+    html_of,
+    note,
+    table,
+    tiles,
+)
+from .output_files import write_outputs
 
 
-def share_probe(answer: ProbeAnswer, config_path: Path, html: Path | None, say: Callable[[str], None]) -> None:
+def write_probe_report(answer: ProbeAnswer, config_path: Path, html: Path | None, say: Callable[[str], None]) -> None:
     """Write the report where it is asked for."""
-    share(html, None, report=lambda: probe_html(answer, config_path), picture=Markup, heading="", say=say)
+    write_outputs(html, None, report=lambda: probe_html(answer, config_path), picture=Markup, heading="", say=say)
 
 
 def probe_html(answer: ProbeAnswer, config_path: Path) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
-from .change import KeyPath, Value
-from .foreign_run import DeepSpeedPart, ForeignRun, Improvement
 from .hf_arguments import named_part
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 
 _READ = {
@@ -70,7 +69,7 @@ def matches(source: Source) -> bool:
     return bool({"distributed_type", "compute_environment"} & set(source.values)) and source.line is None
 
 
-def read(source: Source) -> ForeignRun:
+def read(source: Source) -> ImportedRun:
     """The launch. The script decides micro batch and checkpointing, so they are open.
 
     Raises ConfigFileError for values that are of another type than accelerate's.
@@ -91,7 +90,7 @@ def read(source: Source) -> ForeignRun:
     if others or (kind not in ("DEEPSPEED", "FSDP", "NO") and not kind.startswith("MULTI_")):
         obstacle = f"there are no figures here of {', '.join(others) or kind}"
     accumulation = block.get("gradient_accumulation_steps")
-    return ForeignRun(
+    return ImportedRun(
         tool="accelerate",
         leaves_batch_to_script=True,
         launcher="accelerate",
@@ -146,7 +145,7 @@ def _from_fields(block: Mapping[str, Any], precision: str) -> dict[str, Any]:
     return config
 
 
-def changes(source: Source, _run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def changes(source: Source, _run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The keys that hand the better DeepSpeed configuration over as a file: fields cannot say all of it."""
     block = _block(source.values, "deepspeed_config")
     if better.config_name is None:

@@ -18,8 +18,8 @@ from ..question.model_source import load_model
 from ..question.question import Risk
 from .catalogue import Format, recognised
 from .command_line import launched
-from .figures import ForeignFigures, figures_of
-from .foreign_run import DeepSpeedPart, ForeignRun
+from .figures import ImportFigures, figures_of
+from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files
 from .source import Source
 
@@ -28,14 +28,14 @@ _OF_THE_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignAnswer:
+class ImportAnswer:
     """What is known of a file of another tool."""
 
     source: Source
     form: Format
-    run: ForeignRun
+    run: ImportedRun
     """With what the user says in the place of what the file leaves open."""
-    figures: ForeignFigures | None
+    figures: ImportFigures | None
     obstacle: DsAdviseError | None
     """Why there are no figures; None where there are."""
     report: LintReport | None
@@ -54,7 +54,7 @@ class ForeignAnswer:
         return fits and not errors and not self.run.faults
 
 
-def read_foreign(
+def import_file(
     path: Path,
     *,
     format: str | None = None,
@@ -68,7 +68,7 @@ def read_foreign(
     risk: Risk = "safe",
     offline: bool = False,
     **said: Any,
-) -> ForeignAnswer:
+) -> ImportAnswer:
     """Read a file of another tool and judge its run.
 
     format: by name; None recognises it. ds_config: in the place of the DeepSpeed configuration that the file
@@ -109,7 +109,7 @@ def read_foreign(
             files = changed_files(source, known, run, figures, document, report, destination=destination)
         except DsAdviseError as error:
             unwritable = error
-    return ForeignAnswer(
+    return ImportAnswer(
         source=source,
         form=known,
         run=run,
@@ -121,7 +121,7 @@ def read_foreign(
     )
 
 
-def _with_options(run: ForeignRun, ds_config: Path | None, model: str | None, said: Mapping[str, Any]) -> ForeignRun:
+def _with_options(run: ImportedRun, ds_config: Path | None, model: str | None, said: Mapping[str, Any]) -> ImportedRun:
     """The run with what the user says, and sentences for what nobody says."""
     given = {name: value for name, value in said.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
@@ -154,7 +154,7 @@ def _with_options(run: ForeignRun, ds_config: Path | None, model: str | None, sa
 
 
 def _cluster(
-    run: ForeignRun, source: Source, gpus: str | None, **machine: str | None
+    run: ImportedRun, source: Source, gpus: str | None, **machine: str | None
 ) -> tuple[Cluster | None, DsAdviseError | None]:
     """(the GPUs, why none are known). Counts that the user leaves open are the file's."""
     job = (source.started_by or source).job
@@ -180,7 +180,7 @@ def _document(part: DeepSpeedPart) -> Document | None:
     return read_document(to_json(part.config).encode(), name=part.name)
 
 
-def _lint(document: Document, run: ForeignRun, figures: ForeignFigures | None) -> LintReport:
+def _lint(document: Document, run: ImportedRun, figures: ImportFigures | None) -> LintReport:
     facts = load_facts()
     if figures is None:
         return lint(document, facts=facts, framework=run.framework)

@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 from ..launch.script_arguments import ScriptArguments
-from .change import KeyPath, Value
 from .changes import batch_changes, deepspeed_change
-from .foreign_run import ForeignRun, Improvement
 from .hf_arguments import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
+from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 
 _SEQ_LEN = 512
@@ -65,7 +64,7 @@ def matches(source: Source) -> bool:
     return "base_model" in source.values
 
 
-def read(source: Source) -> ForeignRun:
+def read(source: Source) -> ImportedRun:
     """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
     arguments = source.arguments
     part = deepspeed_part(arguments, source.path.parent)
@@ -101,7 +100,7 @@ def read(source: Source) -> ForeignRun:
         **method,
         **kernels,
     }
-    run = ForeignRun(
+    run = ImportedRun(
         tool="axolotl",
         launcher="accelerate",
         expandable_segments=True,  # utils/__init__.py `set_pytorch_cuda_alloc_conf`
@@ -118,7 +117,7 @@ def read(source: Source) -> ForeignRun:
     return with_leftovers(run, arguments, "axolotl", _HARMLESS)
 
 
-def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def changes(source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The keys that make it the better run."""
     changed = batch_changes(run, better, micro="micro_batch_size", checkpointing="gradient_checkpointing")
     if better.plan.cpu_checkpointing != (run.gradient_checkpointing == "offload"):

@@ -8,9 +8,8 @@ from typing import NamedTuple, Protocol
 
 from ...estimators.errors import ConfigFileError
 from . import accelerate, axolotl, command_line, llama_factory, ms_swift, training_arguments
-from .change import KeyPath, Value
-from .foreign_run import ForeignRun, Improvement
 from .hf_arguments import found
+from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source, read_source
 
 
@@ -18,8 +17,8 @@ class _Reader(Protocol):
     """What each module of a format has."""
 
     def matches(self, source: Source, /) -> bool: ...
-    def read(self, source: Source, /) -> ForeignRun: ...
-    def changes(self, source: Source, run: ForeignRun, better: Improvement, /) -> Mapping[KeyPath, Value]: ...
+    def read(self, source: Source, /) -> ImportedRun: ...
+    def changes(self, source: Source, run: ImportedRun, better: Improvement, /) -> Mapping[KeyPath, Value]: ...
 
 
 class Format(NamedTuple):

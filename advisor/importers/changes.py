@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .change import KeyPath, Value
-from .foreign_run import ForeignRun, Improvement
 from .hf_arguments import TWO_PRECISIONS
+from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 
 
 def batch_changes(
-    run: ForeignRun,
+    run: ImportedRun,
     better: Improvement,
     *,
     micro: str,
@@ -26,7 +25,7 @@ def batch_changes(
     return {(name,): new for name, (old, new) in wanted.items() if old != new or old is None}
 
 
-def deepspeed_change(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def deepspeed_change(source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The key `deepspeed`: where it held the configuration itself it does so again."""
     if better.config_name is None:
         return {}
@@ -34,6 +33,6 @@ def deepspeed_change(source: Source, run: ForeignRun, better: Improvement) -> di
     return {("deepspeed",): better.config if held else better.config_name}
 
 
-def fault_changes(run: ForeignRun) -> dict[KeyPath, Value]:
+def fault_changes(run: ImportedRun) -> dict[KeyPath, Value]:
     """What takes out what the Trainer refuses."""
     return {("fp16",): False} if TWO_PRECISIONS in run.faults else {}

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ...estimators.errors import ConfigFileError
 from . import accelerate, training_arguments
-from .change import KeyPath, Value
-from .foreign_run import ForeignRun, Improvement
 from .hf_arguments import found, named_part
+from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source, read_source
 
 _UNKNOWN = re.compile(r"\$(\w+|\{[^}]*\}|\(\S*\)|[@*#?!$-])")
@@ -20,7 +19,7 @@ def matches(source: Source) -> bool:
     return source.line is not None and source.line.program == "script"
 
 
-def read(source: Source) -> ForeignRun:
+def read(source: Source) -> ImportedRun:
     """The training of its first training command."""
     line = source.line
     assert line is not None
@@ -28,7 +27,7 @@ def read(source: Source) -> ForeignRun:
     return launched(run, source)
 
 
-def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def changes(source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The options that make it the better run. Raises ConfigFileError where the launcher's own options hold the
     DeepSpeed configuration, which stand before the script."""
     line = source.line
@@ -42,12 +41,12 @@ def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPat
     return training_arguments.changes(source, run, better)
 
 
-def launched(run: ForeignRun, source: Source) -> ForeignRun:
+def launched(run: ImportedRun, source: Source) -> ImportedRun:
     """The run with what the script's launcher is told: DeepSpeed or FSDP by accelerate, and the processes."""
     return with_counts(_with_launcher_part(run, source), source)
 
 
-def with_counts(run: ForeignRun, source: Source) -> ForeignRun:
+def with_counts(run: ImportedRun, source: Source) -> ImportedRun:
     """The run with the processes that its command and Slurm start, its environment, and what only the shell knows."""
     line, job = source.line, source.job
     assert line is not None
@@ -78,7 +77,7 @@ def with_counts(run: ForeignRun, source: Source) -> ForeignRun:
     )
 
 
-def _with_launcher_part(run: ForeignRun, source: Source) -> ForeignRun:
+def _with_launcher_part(run: ImportedRun, source: Source) -> ImportedRun:
     """What `accelerate launch` is told beside the script's own arguments, by options or in its own file."""
     line = source.line
     assert line is not None
@@ -95,7 +94,7 @@ def _with_launcher_part(run: ForeignRun, source: Source) -> ForeignRun:
     return replace(run, sharding="fsdp") if options.flag("use_fsdp") else run
 
 
-def _with_configuration(run: ForeignRun, name: str, source: Source) -> ForeignRun:
+def _with_configuration(run: ImportedRun, name: str, source: Source) -> ImportedRun:
     path = found(name, source.path.parent)
     if path is None:
         return replace(run, remarks=(*run.remarks, f"accelerate's configuration {name} is not here, so it is not read"))

@@ -20,14 +20,14 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted
 from ..estimate import plan_of
-from ..question.question import CheckpointingChoice, Question, Risk, of_script
+from ..question.question import CheckpointingChoice, Question, Risk, script_constraints
 from ..question.workload import WorkloadOptions
 from ..search.candidate import Candidate
 from ..search.choice import as_fast
 from ..search.fit import LEAST
 from ..search.ladder import predict
 from ..text.units import times
-from .foreign_run import ForeignRun
+from .imported_run import ImportedRun
 
 _WORTH_A_WORD = 1.1
 """Speed-ups below this are within what is known of the host."""
@@ -37,7 +37,7 @@ _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignFigures:
+class ImportFigures:
     """What a run needs, and what would be better for it."""
 
     model: ModelShape
@@ -58,8 +58,8 @@ class ForeignFigures:
 
 
 def figures_of(
-    run: ForeignRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
-) -> ForeignFigures:
+    run: ImportedRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
+) -> ImportFigures:
     """The figures of a run on these GPUs.
 
     offloads_checkpoints: whether the file can say that layers' inputs wait in host RAM.
@@ -82,14 +82,14 @@ def figures_of(
     workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
     recommended = None
     if plan.autotp_size == 1:  # the script's data loader knows the groups
-        question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **of_script(plan))
+        question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
         if run.leaves_batch_to_script:
             recommended = _recommended(_as_the_script_has_it(question, plan), run, offloads_checkpoints=True)
         if recommended is None:
             recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
-    return ForeignFigures(
+    return ImportFigures(
         model=model,
         cluster=cluster,
         workload=workload,
@@ -112,7 +112,7 @@ def _as_the_script_has_it(question: Question, plan: Plan) -> Question:
     )
 
 
-def _recommended(question: Question, run: ForeignRun, *, offloads_checkpoints: bool) -> Candidate | None:
+def _recommended(question: Question, run: ImportedRun, *, offloads_checkpoints: bool) -> Candidate | None:
     """The best plan of DeepSpeed; a run without it goes on without it where that is as fast."""
     best = predicted(question).recommended
     if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
@@ -124,11 +124,11 @@ def _recommended(question: Question, run: ForeignRun, *, offloads_checkpoints: b
     return own if stays else best
 
 
-def _plain(run: ForeignRun, cluster: Cluster) -> PlainPyTorch:
+def _plain(run: ImportedRun, cluster: Cluster) -> PlainPyTorch:
     return "fsdp" if run.sharding == "fsdp" and cluster.world_size > 1 else "torch"
 
 
-def _config(run: ForeignRun) -> Mapping[str, Any]:
+def _config(run: ImportedRun) -> Mapping[str, Any]:
     if run.deepspeed is None:
         return _WITHOUT_CONFIG
     if run.deepspeed.config is None:
@@ -140,7 +140,7 @@ def _config(run: ForeignRun) -> Mapping[str, Any]:
     return run.deepspeed.config
 
 
-def _with_threads(run: ForeignRun, cluster: Cluster) -> Cluster:
+def _with_threads(run: ImportedRun, cluster: Cluster) -> Cluster:
     """The cluster with the host's threads that the run is given; without a word of them, those of its launcher."""
     threads = run.threads_per_rank
     if threads is None and run.launcher is not None and cluster.world_size > 1:
@@ -160,7 +160,7 @@ def _on_threads(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster)
     )
 
 
-def _options(run: ForeignRun, model: ModelShape) -> tuple[WorkloadOptions, tuple[str, ...]]:
+def _options(run: ImportedRun, model: ModelShape) -> tuple[WorkloadOptions, tuple[str, ...]]:
     """(what is trained, what was left out of it)."""
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     training = {**run.training, "software": software}
@@ -171,7 +171,7 @@ def _options(run: ForeignRun, model: ModelShape) -> tuple[WorkloadOptions, tuple
     return WorkloadOptions(**training), ()
 
 
-def _plan(run: ForeignRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
+def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro = run.micro_batch_size or 1
     accumulation = run.gradient_accumulation_steps
     if accumulation is None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ..launch.script_arguments import ScriptArguments
 from ..question.ds_config_file import read_ds_config
-from .foreign_run import DeepSpeedPart, ForeignRun
+from .imported_run import DeepSpeedPart, ImportedRun
 from .known_keys import Keys, keys_of
 
 OPTIMIZERS = {
@@ -61,8 +61,8 @@ _CALLED_DEEPSPEED = ("deepspeed", "deepspeed_config", "ds_config")
 
 
 def with_leftovers(
-    run: ForeignRun, arguments: ScriptArguments, tool: str | None, harmless: re.Pattern[str]
-) -> ForeignRun:
+    run: ImportedRun, arguments: ScriptArguments, tool: str | None, harmless: re.Pattern[str]
+) -> ImportedRun:
     """The run with the options that nobody has asked for, without those that change no figure.
 
     tool: None for a script, whose own options nobody knows.

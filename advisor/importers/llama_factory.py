@@ -6,11 +6,10 @@ import re
 from typing import Any
 
 from ..launch.script_arguments import ScriptArguments
-from .change import KeyPath, Value
 from .changes import batch_changes, deepspeed_change, fault_changes
 from .command_line import with_counts
-from .foreign_run import ForeignRun, Improvement
 from .hf_arguments import attention_of, deepspeed_part, optimizer_of, precision_of, quantization_of, with_leftovers
+from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 
 _WORDS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
@@ -58,7 +57,7 @@ def matches(source: Source) -> bool:
     return ("model_name_or_path" in names and bool(_WORDS & names)) or bool(_SECOND_FORM & names)
 
 
-def read(source: Source) -> ForeignRun:
+def read(source: Source) -> ImportedRun:
     """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
     arguments = source.arguments
     part = deepspeed_part(arguments, source.path.parent)
@@ -96,7 +95,7 @@ def read(source: Source) -> ForeignRun:
     if arguments.flag("use_unsloth_gc"):
         remarks.append("unsloth's checkpointing is counted as ordinary: it keeps layers' inputs in host RAM")
     obstacle = obstacle or _obstacle(arguments, method)
-    run = ForeignRun(
+    run = ImportedRun(
         tool="LLaMA-Factory",
         launcher="torchrun",
         expandable_segments=True,  # launcher.py, OPTIM_TORCH
@@ -114,7 +113,7 @@ def read(source: Source) -> ForeignRun:
     return run if source.line is None else with_counts(run, source)
 
 
-def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def changes(source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The keys that make it the better run."""
     changed = batch_changes(run, better, micro="per_device_train_batch_size", checkpointing="")
     checkpointing = changed.pop(("",), None)

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..launch.script_arguments import ScriptArguments
-from .change import KeyPath, Value
 from .changes import batch_changes, deepspeed_change, fault_changes
 from .command_line import with_counts
-from .foreign_run import DeepSpeedPart, ForeignRun, Improvement
 from .hf_arguments import (
     attention_of,
     checkpointing_of,
@@ -22,6 +20,7 @@ from .hf_arguments import (
     quantization_of,
     with_leftovers,
 )
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 
 _WORDS = {"tuner_type", "train_type", "sft_type", "torch_dtype", "attn_impl", "quant_bits", "split_dataset_ratio"}
@@ -96,7 +95,7 @@ def matches(source: Source) -> bool:
     return "model" in source.values and bool(_WORDS & set(source.values))
 
 
-def read(source: Source) -> ForeignRun:
+def read(source: Source) -> ImportedRun:
     """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
     arguments = source.arguments
     part = _part(arguments, source.path.parent)
@@ -131,7 +130,7 @@ def read(source: Source) -> ForeignRun:
         given = ["preference training", *given]
     if kind not in ("lora", "full"):
         given = [f"tuner_type {kind[:20]}", *given]
-    run = ForeignRun(
+    run = ImportedRun(
         tool="ms-swift",
         launcher="torchrun",
         model=arguments.text("model", "model_id_or_path"),
@@ -149,7 +148,7 @@ def read(source: Source) -> ForeignRun:
     return run if source.line is None else with_counts(run, source)
 
 
-def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def changes(source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The options that make it the better run."""
     changed = batch_changes(run, better, micro="per_device_train_batch_size", checkpointing="gradient_checkpointing")
     if run.sharding == "fsdp" and better.config_name is not None:

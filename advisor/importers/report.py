@@ -13,14 +13,14 @@ from ..search.fit import chance
 from ..text.labels import checkpointing_words, cluster_title, method_title, plan_title
 from ..text.lines import blank, ended, printable, sentence
 from ..text.units import gib, rate, rough_rate, times
-from .answer import ForeignAnswer
-from .figures import ForeignFigures
+from .answer import ImportAnswer
+from .figures import ImportFigures
 
 _MOST_KEYS = 12
 """Keys of a kind that are listed; JSON has all."""
 
 
-def render_foreign(answer: ForeignAnswer, console: Console) -> None:
+def render_import(answer: ImportAnswer, console: Console) -> None:
     """What the file is, what its run needs, what would be better, what is wrong, and what would change in it."""
     run, name = answer.run, printable(str(answer.source.path))
     title = f"a script that trains with {run.tool}" if answer.source.line is not None else answer.form.title
@@ -44,7 +44,7 @@ def _listed(title: str, keys: Sequence[str], console: Console) -> None:
         sentence(console, f"{title}: {', '.join(printable(key)[:60] for key in keys[:_MOST_KEYS])}{more}.")
 
 
-def _figures(figures: ForeignFigures, console: Console, *, leaves_batch: bool) -> None:
+def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) -> None:
     workload = figures.workload
     sentence(
         console,
@@ -63,8 +63,8 @@ def _figures(figures: ForeignFigures, console: Console, *, leaves_batch: bool) -
         sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
     elif figures.is_better:
         _plan("Better", better, figures, console)
-        of_script = ("micro_batch_size", "gradient_checkpointing")
-        if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in of_script):
+        by_script = ("micro_batch_size", "gradient_checkpointing")
+        if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in by_script):
             sentence(console, "The script must set the micro batch and the checkpointing: they are not in this file.")
         if figures.as_is is not None and figures.as_is.fit.fits:
             sentence(console, f"That is {times(better.tokens_per_s / figures.as_is.tokens_per_s)} as fast.")
@@ -72,7 +72,7 @@ def _figures(figures: ForeignFigures, console: Console, *, leaves_batch: bool) -
         sentence(console, "No plan with the same training and global batch is known to be faster.")
 
 
-def _plan(title: str, candidate: Candidate, figures: ForeignFigures, console: Console) -> None:
+def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
     plan, fit, time = candidate.plan, candidate.fit, candidate.time
     fits = fit.fits
     verdict = "fits" if fits else fit.verdict if fit.verdict == "does not fit" else chance(fit.probability) + " to fit"
@@ -94,7 +94,7 @@ def _plan(title: str, candidate: Candidate, figures: ForeignFigures, console: Co
     )
 
 
-def _wrong(answer: ForeignAnswer, console: Console) -> None:
+def _wrong(answer: ImportAnswer, console: Console) -> None:
     blank(console)
     for fault in answer.run.faults:
         sentence(console, Text(_capital(ended(printable(fault))), style="bold red"))
@@ -103,7 +103,7 @@ def _wrong(answer: ForeignAnswer, console: Console) -> None:
         render_findings(printable(str(part.path or part.name)), answer.report, console)
 
 
-def _changes(answer: ForeignAnswer, console: Console) -> None:
+def _changes(answer: ImportAnswer, console: Console) -> None:
     if answer.unwritable is not None:
         blank(console)
         sentence(console, f"It cannot be written back: {ended(printable(answer.unwritable.what))}")

@@ -17,8 +17,8 @@ from ...estimators.workload import Workload
 from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
 from .catalogue import Format
-from .figures import ForeignFigures
-from .foreign_run import ForeignRun, Improvement
+from .figures import ImportFigures
+from .imported_run import ImportedRun, Improvement
 from .source import Source, parsed
 
 
@@ -36,8 +36,8 @@ class ChangedFile:
 def changed_files(
     source: Source,
     form: Format,
-    run: ForeignRun,
-    figures: ForeignFigures,
+    run: ImportedRun,
+    figures: ImportFigures,
     document: Document | None,
     report: LintReport | None,
     *,
@@ -63,7 +63,7 @@ def changed_files(
 
 
 def written_as(
-    source: Source, form: Format, run: ForeignRun, plan: Plan, config_text: str | None, *, destination: Path | None
+    source: Source, form: Format, run: ImportedRun, plan: Plan, config_text: str | None, *, destination: Path | None
 ) -> tuple[ChangedFile, ...]:
     """The files that run this plan; config_text: None for a plan without DeepSpeed.
 
@@ -97,7 +97,7 @@ def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, .
     return tuple(file.new_path for file in files)
 
 
-def _better_config(run: ForeignRun, plan: Plan, figures: ForeignFigures, *, accelerate: bool) -> str | None:
+def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, accelerate: bool) -> str | None:
     """The text of the DeepSpeed configuration for a plan, with everything of the run's own that the plan does not
     decide; None for a plan without DeepSpeed."""
     if plan.sharding != "zero":
@@ -141,7 +141,7 @@ def _corrected(document: Document, report: LintReport) -> str | None:
     return text if made else None
 
 
-def _config_path(path: Path, run: ForeignRun, *, is_new: bool) -> Path:
+def _config_path(path: Path, run: ImportedRun, *, is_new: bool) -> Path:
     """Beside the changed file; else beside the configuration that was named, by the name under which it was found."""
     name = f"{path.stem}.ds_config.json"
     named = run.deepspeed.name if run.deepspeed is not None else ""

@@ -12,12 +12,10 @@ from ...estimators.errors import ConfigFileError
 from ...validate.lint.config_file import read_file
 from ...validate.lint.document import MAX_BYTES, read_document
 from ..launch.script_arguments import ScriptArguments
-from .change import KeyPath, Value
-from .json_text import edit_json
-from .launch_line import LaunchLine, training_lines
+from .file_text import edit_json, edit_yaml, read_yaml
+from .imported_run import KeyPath, Value
+from .launch_line import LaunchLine, SlurmJob, read_slurm, training_lines
 from .shell_words import Word, read_shell
-from .slurm import SlurmJob, read_slurm
-from .yaml_text import edit_yaml, read_yaml
 
 Kind = Literal["yaml", "json", "shell"]
 

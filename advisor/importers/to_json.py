@@ -6,10 +6,10 @@ from typing import Any, TypedDict
 
 from ..answer.to_json import SCHEMA_VERSION, CandidateJson, candidate_json
 from ..render.lint import LintFindingJson, finding_json
-from .answer import ForeignAnswer
+from .answer import ImportAnswer
 
 
-class ForeignRunJson(TypedDict):
+class ImportedRunJson(TypedDict):
     """What the file says, with what the command line says in its place."""
 
     model: str | None
@@ -38,14 +38,14 @@ class ChangedFileJson(TypedDict):
     text: str
 
 
-class ForeignJson(TypedDict):
+class ImportJson(TypedDict):
     """A run of another tool, judged."""
 
     schema_version: int
     file: str
     format: str
     tool: str
-    run: ForeignRunJson
+    run: ImportedRunJson
     remarks: list[str]
     """Sentences: what is counted as something near it."""
     faults: list[str]
@@ -70,7 +70,7 @@ class ForeignJson(TypedDict):
     """Files that were written."""
 
 
-def foreign_json(answer: ForeignAnswer) -> ForeignJson:
+def import_json(answer: ImportAnswer) -> ImportJson:
     """One object, described in docs/json.md."""
     run, figures, part = answer.run, answer.figures, answer.run.deepspeed
     as_is = None if figures is None or figures.as_is is None else candidate_json(figures.as_is)

@@ -7,9 +7,7 @@ from typing import Any
 
 from ...estimators.plan import Sharding
 from ..launch.script_arguments import ScriptArguments
-from .change import KeyPath, Value
 from .changes import batch_changes, deepspeed_change, fault_changes
-from .foreign_run import ForeignRun, Improvement
 from .hf_arguments import (
     attention_of,
     checkpointing_of,
@@ -19,6 +17,7 @@ from .hf_arguments import (
     quantization_of,
     with_leftovers,
 )
+from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 
 _MICRO_BATCH = 8
@@ -35,12 +34,12 @@ def matches(source: Source) -> bool:
     return source.line is None and source.arguments.are_training_arguments and not names & {"finetuning_type", "stage"}
 
 
-def read(source: Source) -> ForeignRun:
+def read(source: Source) -> ImportedRun:
     """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
     return read_arguments(source.arguments, source, tool="the Trainer")
 
 
-def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> ForeignRun:
+def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> ImportedRun:
     """The training that TrainingArguments, and what the field's scripts have beside them, describe."""
     part = deepspeed_part(arguments, source.path.parent)
     optimizer, remark, obstacle = optimizer_of(arguments.text("optim"))
@@ -75,7 +74,7 @@ def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> 
             f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model and "
             f"--gpus"
         )
-    run = ForeignRun(
+    run = ImportedRun(
         tool=tool,
         framework="deepspeed" if plain else "hf",
         model=arguments.model,
@@ -91,7 +90,7 @@ def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> 
     return with_leftovers(run, arguments, None, _HARMLESS)
 
 
-def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
+def changes(source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
     """The arguments that make it the better run."""
     # transformers 5.23 calls it activation_checkpointing, and takes the older name where that is not given.
     newer = source.arguments.flag("activation_checkpointing") is not None

@@ -9,7 +9,7 @@ from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ..advise import answer
-from ..question.question import Question, of_script
+from ..question.question import Question, script_constraints
 from ..search.candidate import Candidate
 from .request import FailureKind
 
@@ -29,7 +29,7 @@ def plans_that_fit(run: Run) -> list[Candidate]:
             model=run.shape,
             workload=replace(run.workload, global_batch_size=run.samples_per_step),
             cluster=run.cluster,
-            **of_script(plan),
+            **script_constraints(plan),
         )
         candidates = answer(question).candidates
     except DsAdviseError:

@@ -1,4 +1,4 @@
-"""A folder that any web server can serve: the page, this package, and Python for the browser."""
+"""The page's own files, with what stands in double braces filled in."""
 
 from __future__ import annotations
 
@@ -8,16 +8,122 @@ import io
 import json
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import packaging
 
 from ...estimators.errors import DsAdviseError
-from .files import TYPES, WORKER_FILES, page_file
-from .pyodide import FILES, pyodide_files
+
+TEMPLATES = frozenset(("index.html", "service_worker.js"))
+
+TYPES = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""What a browser asks for whoever answers, and its media type."""
+
+WORKER_FILES = ("worker.js", "service_worker.js")
+"""What only a page needs that answers by itself."""
+
+
+def page_file(name: str, *, answers: Literal["worker", "server"], build: str = "", kept: str = "[]") -> bytes:
+    """A file as it is served. answers: who calculates; build: names this build's cache; kept: JSON, the files in it."""
+    raw = files(__package__).joinpath("static", name).read_bytes()
+    if name not in TEMPLATES:
+        return raw
+    text = raw.decode()
+    for key, value in (("answers", answers), ("build", build), ("files", kept)):
+        text = text.replace("{{" + key + "}}", value)
+    return text.encode()
+
+
+VERSION = "314.0.7"
+"""Python 3.14.2's; a page is tested with this one alone."""
+
+_SHA_512 = (
+    "d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
+    "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
+)
+"""Of the npm package's file `pyodide-314.0.7.tgz`."""
+
+FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+
+_DOWNLOAD_S = 300
+"""Seconds after which a download of 6 MB is given up."""
+
+
+def pyodide_files(place: Path | None) -> Mapping[str, bytes]:
+    """The files by name, from a folder or from the npm package's file; without a place npm is asked for it.
+
+    Raises DsAdviseError where they cannot be had, or are of another version.
+    """
+    if place is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return _from_package(_downloaded(Path(folder)))
+    return _from_folder(place) if place.is_dir() else _from_package(place)
+
+
+def _from_folder(folder: Path) -> Mapping[str, bytes]:
+    try:
+        found = {name: (folder / name).read_bytes() for name in FILES}
+    except OSError as error:
+        raise _unusable(f"{folder}: {error.strerror} ({Path(error.filename).name})") from None
+    if f'"{VERSION}"'.encode() not in found["pyodide.mjs"]:
+        raise _unusable(f"{folder} holds another version of Pyodide")
+    return found
+
+
+def _from_package(file: Path) -> Mapping[str, bytes]:
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise _unusable(f"{file}: {error.strerror}") from None
+    if hashlib.sha512(raw).hexdigest() != _SHA_512:
+        raise _unusable(f"{file} is not the npm package pyodide {VERSION}: its SHA-512 is another")
+    with tarfile.open(file) as archive:
+        streams = {name: archive.extractfile(f"package/{name}") for name in FILES}
+        return {name: stream.read() for name, stream in streams.items() if stream is not None}
+
+
+def _downloaded(folder: Path) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise _unusable("Pyodide is needed, and npm, which brings it, is not installed")
+    command = [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder), f"pyodide@{VERSION}"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _unusable(f"npm could not bring Pyodide ({type(error).__name__})") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise _unusable(f"npm could not bring Pyodide ({last})")
+    return folder / f"pyodide-{VERSION}.tgz"
+
+
+def _unusable(what: str) -> DsAdviseError:
+    return DsAdviseError(
+        what,
+        why=f"a page that answers by itself holds Pyodide {VERSION}",
+        fix=f"get it where there is a network (npm pack pyodide@{VERSION}) and pass --pyodide pyodide-{VERSION}.tgz; "
+        "ds-advise page without --build needs none",
+    )
+
 
 PACKAGE = "ds_advise.zip"
 

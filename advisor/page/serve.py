@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ...estimators.errors import DsAdviseError
 from .answers import REQUESTS
-from .files import TYPES, page_file
+from .build import TYPES, page_file
 
 ADDRESS = "127.0.0.1"
 

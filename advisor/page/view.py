@@ -11,10 +11,10 @@ from ..answer.reasons import gain_of_risk, time_shares
 from ..answer.recommendation import Recommendation, closest
 from ..answer.start import start_commands, start_settings
 from ..answer.to_json import candidate_json, json_form
+from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE
+from ..html_report.line_charts import draw_scatter
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
-from ..html_report.scatter import draw_scatter
-from ..html_report.stacked_bars import draw_stacked_bars
 from ..render.deliver import recommended_config
 from ..search.candidate import LadderStep
 from ..search.fit import LIKELY, MOST_HOST_BYTES, chance, fits_sentence

@@ -42,7 +42,7 @@ def quantized(plan: Plan, cluster: Cluster) -> Plan:
     return replace(plan, zero_quantized_weights=True, zero_quantized_gradients=cluster.nodes > 1)
 
 
-class OfScript(TypedDict):
+class ScriptConstraints(TypedDict):
     """Fields of a `Question` that the script, or what the training promised, decides."""
 
     sequence_parallel_size: int
@@ -51,7 +51,7 @@ class OfScript(TypedDict):
     collectives: Collectives
 
 
-def of_script(plan: Plan) -> OfScript:
+def script_constraints(plan: Plan) -> ScriptConstraints:
     """What another plan for the same training keeps: the groups that its data loader knows, and what is rounded."""
     return {
         "sequence_parallel_size": plan.sequence_parallel_size,

@@ -8,9 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.page.build import build_page, package_zip
-from ds_advise.advisor.page.files import TYPES, WORKER_FILES, page_file
-from ds_advise.advisor.page.pyodide import FILES, pyodide_files
+from ds_advise.advisor.page.build import FILES, TYPES, WORKER_FILES, build_page, package_zip, page_file, pyodide_files
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = """

@@ -17,8 +17,8 @@ from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
 from ds_advise.probes.recording.request import Request
 
+from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.advisor.share.report_page import MOST_BYTES, Page
 from tests.forked_dry_runs import ask_forks
 
 MODEL = {

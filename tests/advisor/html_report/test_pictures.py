@@ -9,14 +9,29 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.explanation import explain
 from ds_advise.advisor.answer.to_json import json_form
-from ds_advise.advisor.html_report.area import Layer, SpanOfTime, StackedArea, draw_stacked_area, layers_of
-from ds_advise.advisor.html_report.canvas import NARROW, WIDE, round_steps, standing_alone
-from ds_advise.advisor.html_report.lanes import Lane, Lanes, LaneSpan, draw_lanes
-from ds_advise.advisor.html_report.markup import element
+from ds_advise.advisor.html_report.bar_charts import (
+    Bar,
+    Lane,
+    Lanes,
+    LaneSpan,
+    Part,
+    StackedBars,
+    draw_lanes,
+    draw_stacked_bars,
+)
+from ds_advise.advisor.html_report.canvas import NARROW, WIDE, element, round_steps, standing_alone
+from ds_advise.advisor.html_report.line_charts import (
+    Layer,
+    Point,
+    SpanOfTime,
+    StackedArea,
+    draw_scatter,
+    draw_stacked_area,
+    front,
+    layers_of,
+)
 from ds_advise.advisor.html_report.palette import INKS, memory_family, time_family
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, terms_by_key, time_bars
-from ds_advise.advisor.html_report.scatter import Point, draw_scatter, front
-from ds_advise.advisor.html_report.stacked_bars import Bar, Part, StackedBars, draw_stacked_bars
 from ds_advise.advisor.text.units import gib
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -25,8 +25,8 @@ from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
+from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.advisor.share.report_page import MOST_BYTES, Page
 from tests.probe_results import ran
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.options import FOREIGN_FORMATS
-from ds_advise.advisor.importers.answer import read_foreign
+from ds_advise.advisor.cli.options import IMPORT_FORMATS
+from ds_advise.advisor.importers.answer import import_file
 from ds_advise.advisor.importers.catalogue import NAMES
 
 pytestmark = pytest.mark.usefixtures("kept_facts")
@@ -53,7 +53,7 @@ def _said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, st
 
 
 def test_the_formats_of_the_option_are_those_that_are_read() -> None:
-    assert FOREIGN_FORMATS == NAMES
+    assert IMPORT_FORMATS == NAMES
 
 
 @pytest.mark.usefixtures("folder")
@@ -257,7 +257,7 @@ def test_it_goes_into_a_narrow_terminal(
 
 
 def test_the_options_count_more_than_the_file(folder: Path) -> None:
-    answer = read_foreign(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
+    answer = import_file(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
     assert answer.figures is not None
     workload, plan = answer.figures.workload, answer.figures.plan
     assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.html_report import picture_file
+from ds_advise.advisor.html_report import output_files as picture_file
 
-from tests.advisor.share.report_page import MOST_BYTES, Page
+from tests.advisor.html_report.report_page import MOST_BYTES, Page
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline", "--no-deepspeed-estimate"]
 

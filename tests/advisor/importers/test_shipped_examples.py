@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ds_advise.advisor.importers.catalogue import recognised
 from ds_advise.advisor.importers.command_line import launched
-from ds_advise.advisor.importers.figures import ForeignFigures, figures_of
-from ds_advise.advisor.importers.foreign_run import ForeignRun
+from ds_advise.advisor.importers.figures import ImportFigures, figures_of
+from ds_advise.advisor.importers.imported_run import ImportedRun
 from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
@@ -77,7 +77,7 @@ def _format(name: str) -> str:
     return "accelerate" if "examples/accelerate/" in name else FORMATS[name.split("/")[0]]
 
 
-def _plan(run: ForeignRun, *, open_to_script: bool) -> Plan:
+def _plan(run: ImportedRun, *, open_to_script: bool) -> Plan:
     assert run.deepspeed is not None and run.deepspeed.config is not None
     return plan_from_ds_config(
         run.deepspeed.config,
@@ -89,7 +89,7 @@ def _plan(run: ForeignRun, *, open_to_script: bool) -> Plan:
     )
 
 
-def _training_beside_a_config(run: ForeignRun, form: str) -> dict[str, Any]:
+def _training_beside_a_config(run: ImportedRun, form: str) -> dict[str, Any]:
     """accelerate may not say the precision beside a configuration, which says it."""
     return {} if form == "accelerate" else dict(run.training)
 
@@ -116,7 +116,7 @@ def test_what_an_example_says(name: str) -> None:
     run = form.by.read(source)
     if source.started_by is not None:
         run = launched(run, source.started_by)
-    found: ForeignFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
+    found: ImportFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
     plan, workload = found.plan, found.workload
     said = (plan.rung, plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)
     said += (workload.method, workload.lora_rank, workload.precision, workload.optimizer)

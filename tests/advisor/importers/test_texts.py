@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ds_advise.advisor.importers.json_text import edit_json
-from ds_advise.advisor.importers.launch_line import training_lines
+from ds_advise.advisor.importers.file_text import edit_json, edit_yaml, read_yaml
+from ds_advise.advisor.importers.launch_line import SlurmJob, read_slurm, training_lines
 from ds_advise.advisor.importers.shell_words import read_shell
-from ds_advise.advisor.importers.slurm import SlurmJob, read_slurm
 from ds_advise.advisor.importers.source import parsed
-from ds_advise.advisor.importers.yaml_text import edit_yaml, read_yaml
 from ds_advise.estimators.errors import ConfigFileError
 
 PLAIN = (

@@ -1,4 +1,4 @@
-"""What another tool's file says of a training, in this project's terms, and what may be written back into it."""
+"""A change to a file of options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from typing import Any, Literal
 from ...ds_configs.launch_commands import Launcher
 from ...estimators.plan import Plan, Sharding
 from ...estimators.workload import Framework
+
+Value = str | int | float | bool | None | Mapping[str, Any]
+"""What is written under a key. None takes the key out."""
+
+KeyPath = tuple[str, ...]
+"""The names that lead to a key, the outermost first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +31,7 @@ class DeepSpeedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignRun:
+class ImportedRun:
     """A training as a file describes it; what the file leaves open has the default of its tool."""
 
     tool: str
