@@ -25,7 +25,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
     variables = environment_of(request)
     settings = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
     target = [
-        f"{__package__}.ranks.rank",
+        f"{__package__}.rank",
         *("--folder", str(request.folder)),
         *(settings if by_ssh else []),
         *(["--is-module"] if script.is_module else []),

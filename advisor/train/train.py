@@ -28,7 +28,7 @@ from .job import TrainingJob, TrainingResult, read_job, read_result, write_recor
 from .merge import merge
 from .proposal import Proposal, gathers_weights, job_of
 
-RANK_MODULE = f"{__package__}.ranks.rank"
+RANK_MODULE = f"{__package__}.rank"
 
 
 @dataclass(frozen=True, kw_only=True)

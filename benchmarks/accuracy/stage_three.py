@@ -4,7 +4,7 @@
 
 A pair: two runs of a group that trained the same samples in a step at the same length, with the same checkpointing and
 with the optimizer in the same place, one under stage 3 and one under a lower stage. The last line has the mean of
-log(predicted / measured) of their ratios, as a factor (`LEAST_GAIN` of `advisor.recommend.search.choice`).
+log(predicted / measured) of their ratios, as a factor (`LEAST_GAIN` of `advisor.search.choice`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bytes that a step moves through GPU memory outside its matrix products: those of weights, the loss, gradients and the
 optimizer. What passes from operation to operation within layers is recorded
-(`estimators.memory.activations.graph.moved_bytes`)."""
+(`estimators.memory.activations.moved_bytes`)."""
 
 from __future__ import annotations
 

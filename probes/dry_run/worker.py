@@ -105,7 +105,7 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
 
 def _users_line(error: Exception) -> str:
     """FILE:LINE of the innermost code that is neither ours nor an installed package's, "" if there is none."""
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
         f"{frame.filename}:{frame.lineno}"

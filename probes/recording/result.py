@@ -133,7 +133,7 @@ class DryRunResult:
     library_workspace_bytes: int = 0
     """cuBLAS's workspaces, which `torch.cuda.memory_allocated` counts in every phase and `phases` leave out."""
     schedule: Schedule | None = None
-    """What the last iteration executed and what ordered it, for its time (`estimators.schedule.play`); None for an
+    """What the last iteration executed and what ordered it, for its time (`estimators.schedule.simulate`); None for an
     extrapolated run."""
     extrapolated_from: tuple[int, ...] = ()
     """Depths of the shallow runs that answered for the full one; empty where it was run at full depth."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.cli.main import main as cli
+from ds_advise.advisor.cli import main as cli
 from ds_advise.estimators.models import catalogue
 
 FAST = ["--no-deepspeed-estimate", "--offline"]

@@ -1,7 +1,7 @@
 """The program's replay of the caching allocator against the real one, on the requests of a real training.
 
 torch records every request and every segment that it asks the driver for (`torch.cuda.memory` snapshots); the same
-requests go through `probes.dry_run.recording.allocator`, and what it would have reserved is compared at every request.
+requests go through `probes.recording.allocator`, and what it would have reserved is compared at every request.
 """
 
 from __future__ import annotations

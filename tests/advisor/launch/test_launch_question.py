@@ -139,7 +139,7 @@ def test_the_configuration_is_read_once(asked: Asked, monkeypatch: pytest.Monkey
     """What was judged is what is run, even if the file changes meanwhile."""
     read = []
     monkeypatch.setattr(
-        "ds_advise.advisor.launch.question.question.read_ds_config",
+        "ds_advise.advisor.launch.question.read_ds_config",
         lambda file: read.append(file) or {"zero_optimization": {"stage": 1}},
     )
     request, _ = asked()

@@ -485,7 +485,7 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
 
 def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has open or mapped stays, and so does another user's."""
-    monkeypatch.setattr("ds_advise.advisor.launch.ranks.shared_memory.FOLDER", tmp_path)
+    monkeypatch.setattr("ds_advise.advisor.launch.shared_memory.FOLDER", tmp_path)
     prefix = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
     abandoned, opened, mapped = (Path(f"{prefix}_4711_{rank}") for rank in range(3))
     foreign = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_4711_0"
@@ -526,7 +526,7 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
 
 def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they said last and where to look, after ten minutes; an end after as many seconds as `--stall` says."""
-    monkeypatch.setattr("ds_advise.advisor.launch.watch.monitor._SAMPLE_S", 0.0)
+    monkeypatch.setattr("ds_advise.advisor.launch.monitor._SAMPLE_S", 0.0)
     request = _request(tmp_path, "", stall_s=700.0)
     request.folder.mkdir()
     begun = {"time": time.monotonic(), "rank": 1, "pid": os.getpid(), "host": socket.gethostname()}

@@ -243,7 +243,7 @@ def test_no_probe_is_started_that_may_outlast_the_budget(
 ) -> None:
     """Whatever is measured is measured in time; and where the quickest fits in, there is something."""
     machine, now, begun = Machine(answer, 5, whole=whole), [0.0], []
-    monkeypatch.setattr("ds_advise.advisor.prove.probe_series.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ds_advise.advisor.verification.probe_series.time.monotonic", lambda: now[0])
 
     def take_its_time(candidate: Candidate, limit_s: float) -> ProbeResult:
         begun.append(candidate)

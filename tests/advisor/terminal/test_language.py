@@ -83,7 +83,7 @@ def test_the_catalogue_has_every_phrase_of_the_source_and_no_other() -> None:
     """And in each translation the same fields; parts of memory and time are names, of which rare ones are not met."""
     marked, parts = set(_marked()), set(_parts())
     assert (marked | parts) - set(ZH) == set()
-    text = (PACKAGE / "advisor/terminal/zh.po").read_text(encoding="utf-8")
+    text = (PACKAGE / "advisor/text/zh.po").read_text(encoding="utf-8")
     sentences = text.partition("# Parts of memory and of a step\n")[0]
     assert [template for template in ZH if f'msgid "{template}"' in sentences and template not in marked] == []
     assert text.count("msgid ") == len(ZH) + 1

@@ -74,7 +74,7 @@ def ranks_on_the_cpu(extensions: Callable[..., None]) -> Iterator[None]:
     gained; here it runs for what it does to loading, saving and resuming."""
     extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ds_advise.advisor.recommend.search.series.unsupported", lambda *_: None)
+        patch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)
         for name, value in (("HF_HUB_OFFLINE", "1"), ("OMP_NUM_THREADS", "1")):
             patch.setenv(name, value)
         yield

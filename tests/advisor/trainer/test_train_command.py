@@ -430,7 +430,7 @@ def test_fallback_goes_on_with_less_memory(
         )
 
     monkeypatch.setattr("ds_advise.advisor.launch.attempts.launch", launch)
-    monkeypatch.setattr("ds_advise.advisor.recommend.search.series.unsupported", lambda *_: None)
+    monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)
     (model / "model.safetensors").touch()
     options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
     code, printed, _ = ask(*options)
@@ -479,7 +479,7 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is missing is named with the option that wants it."""
-    monkeypatch.setattr("ds_advise.advisor.trainer.check.find_spec", lambda _: None)
+    monkeypatch.setattr("ds_advise.advisor.train.check.find_spec", lambda _: None)
     for workload, printed in (
         (Workload(method="lora"), "--method lora needs peft"),
         (Workload(attention="flash"), "--attention flash needs flash-attn"),
@@ -532,5 +532,5 @@ def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
 def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the fastest; one that cannot run says why."""
     assert "ZeRO-3." in ask("--dry", "--rung", "zero3")[1]
-    monkeypatch.setattr("ds_advise.advisor.recommend.search.series.unsupported", lambda *_: "no reason")
+    monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: "no reason")
     assert "zero3 cannot run here: no reason" in ask("--dry", "--rung", "zero3")[2]

@@ -235,7 +235,7 @@ def test_the_second_call_reads_the_cache(own_store: Path, monkeypatch: pytest.Mo
     first = load_facts()
     (cached,) = own_store.parent.glob("deepspeed-*-facts-*.json")
     assert first.version in cached.name
-    monkeypatch.setattr("ds_advise.validate.lint.sources.read_facts", None)
+    monkeypatch.setattr("ds_advise.validate.lint.read_deepspeed.read_facts", None)
     assert load_facts() == first
 
 
