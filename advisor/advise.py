@@ -30,7 +30,7 @@ from .gc_pause import collector_paused
 from .question.cluster_options import ClusterOptions
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .search.choice import fastest_that_fits, worth_trying_first
-from .search.ladder import predict_all
+from .search.search import predict_all
 
 
 def advise(
@@ -164,7 +164,7 @@ def answer(question: Question) -> Recommendation:
     )
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: what knows probes is of no use to most questions.
-        from .verification.after_probes import with_past_probes
+        from .verification.verify import with_past_probes
 
         recommendation = with_past_probes(recommendation)
     return recommendation
@@ -221,7 +221,7 @@ def answer_with_proofs(
             on_start=lambda candidate: say(f"dry run of {candidate.rung} ..."),
         )
     if probe:
-        from .verification.probe_series import settle
+        from .verification.verify import settle
 
         recommendation = settle(
             recommendation,

@@ -14,9 +14,7 @@ from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
-from .search.max_micro_batch import with_largest_micro_batch
-from .search.max_model_size import of_largest_model
-from .search.max_seq_len import STEP, with_longest_sequence
+from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
 
 
 def ask(

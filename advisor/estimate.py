@@ -13,9 +13,8 @@ from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
 from .question.question import Question
 from .question.software import named_values, yes_or_no
-from .search.candidate import Candidate
+from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung
-from .search.fit import LEAST
 from .search.search_space import candidates_of
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))

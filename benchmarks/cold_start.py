@@ -64,7 +64,7 @@ def _search() -> Callable[[], object]:
     from ds_advise.advisor.question.cluster_spec import parse_cluster
     from ds_advise.advisor.question.model_source import load_model
     from ds_advise.advisor.question.question import Question
-    from ds_advise.advisor.search.ladder import predict_all
+    from ds_advise.advisor.search.search import predict_all
     from ds_advise.estimators.workload import Workload
 
     cluster = parse_cluster("2x32GB", ram=None, nvme=None, interconnect=None)

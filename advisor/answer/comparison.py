@@ -29,7 +29,7 @@ from ..question.model_source import load_model
 from ..question.question import CheckpointingChoice, Question
 from ..question.workload import WorkloadOptions
 from ..search.candidate import Candidate
-from ..search.ladder import predict, predict_all
+from ..search.search import predict, predict_all
 from .config_settings import ConfigSettings, Origin, Setting
 from .job import job_json
 from .key_meanings import meaning, rank

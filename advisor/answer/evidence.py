@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...estimators.memory.host_memory import PROCESS_BYTES
-from ..search.candidate import Candidate
-from ..search.fit import Fit, Verdict, dry_run_fit
+from ..search.candidate import Candidate, Fit, Verdict, dry_run_fit
 
 if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate

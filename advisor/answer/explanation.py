@@ -12,8 +12,7 @@ from typing import NotRequired, TypedDict
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
 from ...estimators.plan import RUNGS, PlainPyTorch, Rung
-from ..search.candidate import Candidate
-from ..search.fit import Verdict
+from ..search.candidate import Candidate, Verdict
 from ..text.labels import component_title
 from .formula_labels import in_words, with_numbers
 from .recommendation import Recommendation, closest

@@ -15,9 +15,8 @@ from ...estimators.plan import RUNGS, Plan
 from ...estimators.time.speed_spread import ratio_spread
 from ...estimators.time.step_time import estimate_time
 from ..question.question import MAX_TOKENS_PER_STEP, Question
-from ..search.candidate import Candidate, LadderStep
+from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
 from ..search.choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, wants_more_than
-from ..search.fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
 from ..text.labels import component_title, device_word
 from ..text.units import count, gib, percent, rate, times, whole_percents
 from .recommendation import closest

@@ -13,8 +13,7 @@ from ...validate.lint.config_file import shown_name
 from ..question.cluster_spec import parse_size
 from ..question.job_options import parse_duration
 from ..question.lint_file import lint_file
-from ..search.candidate import Candidate
-from ..search.fit import LEAST
+from ..search.candidate import LEAST, Candidate
 from ..text.job import hours, money
 from ..text.units import counted_noun, gib, rate, rough_rate
 from .comparison import Circumstances, side_of

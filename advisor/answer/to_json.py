@@ -13,8 +13,7 @@ from ...estimators.plan import Offload, PlainPyTorch, Rung
 from ...estimators.time.utilization import model_flops_utilization
 from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
 from ..question.question import Question, Risk
-from ..search.candidate import Candidate, LadderStep, duration_of
-from ..search.fit import Verdict
+from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
 from .job import JobJson, job_json
 from .reasons import slower_without_threads
 from .recommendation import Recommendation

@@ -20,7 +20,7 @@ from ...estimators.time.collective_time import ring
 from ..question.cluster_spec import join_nodes, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of
-from ..search.fastest import Slopes, fastest
+from ..search.search import Slopes, fastest
 from ..text.job import hours, money
 from ..text.units import rate
 from .recommendation import Change

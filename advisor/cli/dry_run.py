@@ -72,8 +72,7 @@ def dry_run(
     from ..question.cluster_spec import parse_cluster
     from ..question.run import read_run
     from ..render.dry_run import render_dry_run
-    from ..verification.dry_run import prove_by_dry_run
-    from ..verification.timeline import check_trace_file, write_trace
+    from ..verification.dry_run import check_trace_file, prove_by_dry_run, write_trace
 
     if settings["fast"] and (timeline or explain):
         raise click.UsageError("--fast extrapolates: it has no --timeline and nothing to --explain; leave it out")

@@ -41,8 +41,8 @@ def rent(question: dict[str, Any], all_offers: bool, output: Output, **limits: A
 
     Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
     """
-    from ..rent.ask import rent as rent_advice
     from ..rent.form import rent_json
+    from ..rent.rent import rent as rent_advice
     from ..rent.report import render
 
     advice = rent_advice(question.pop("model"), **question, **limits, say=output.say)

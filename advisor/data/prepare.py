@@ -1,23 +1,185 @@
-"""A data file as samples on disk: read, recognised, rendered, tokenized; then cut to a sequence length."""
+"""All token sequences of a data file, in three flat files that every rank maps instead of reading."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from ..text.progress import seldom
-from .batching import Cuts, Index, evaluation_split, index_of
-from .errors import DataError
-from .rendering import Renderer
-from .rows import Row, read_rows
+from .rows import DataError, Row, read_rows
 from .shapes import ROW_SHAPES, PlainText, TextPart, is_empty, recognise, teaches_nothing
-from .tokenizing import tokenize
-from .tokens import Integers, Tokens, TokenWriter, open_tokens
+from .tokenizing import Renderer, Tokenized, tokenize
+
+_IDS, _TRAINED, _STARTS = "ids.bin", "is_trained.bin", "starts.npy"
+_ID, _FLAG = np.dtype("<i4"), np.dtype(np.bool_)
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Sequence i is `ids[starts[i]:starts[i + 1]]`; of these tokens those with `is_trained` count in the loss."""
+
+    ids: npt.NDArray[np.int32]
+    is_trained: npt.NDArray[np.bool_]
+    starts: Integers
+
+    @property
+    def lengths(self) -> Integers:
+        return np.diff(self.starts)
+
+
+class TokenWriter:
+    """Appends sequences to the files in `folder`, which it makes; memory does not grow with the tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._ids: BinaryIO = (folder / _IDS).open("wb")
+        self._is_trained: BinaryIO = (folder / _TRAINED).open("wb")
+        self._starts = [0]
+
+    def __enter__(self) -> TokenWriter:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._ids.close()
+        self._is_trained.close()
+        np.save(self._folder / _STARTS, np.asarray(self._starts, dtype=np.int64))
+
+    def add(self, sequence: Tokenized) -> None:
+        self._ids.write(np.asarray(sequence.ids, dtype=_ID).tobytes())
+        self._is_trained.write(np.asarray(sequence.is_trained, dtype=_FLAG).tobytes())
+        self._starts.append(self._starts[-1] + len(sequence.ids))
+
+
+def open_tokens(folder: Path) -> Tokens:
+    """The sequences in `folder`, mapped into memory."""
+    starts: Integers = np.load(folder / _STARTS)
+    if not starts[-1]:  # an empty file cannot be mapped
+        return Tokens(ids=np.empty(0, np.int32), is_trained=np.empty(0, np.bool_), starts=starts)
+    return Tokens(
+        ids=np.memmap(folder / _IDS, dtype=_ID, mode="r"),
+        starts=starts,
+        is_trained=np.memmap(folder / _TRAINED, dtype=_FLAG, mode="r"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Sample j consists of the pieces `firsts[j]` to `firsts[j + 1]`, and piece p of `lengths[p]` tokens from
+    `starts[p]` on.
+
+    Without packing every sample is one piece.
+    """
+
+    starts: Integers
+    lengths: Integers
+    firsts: Integers
+
+    def __len__(self) -> int:
+        return len(self.firsts) - 1
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def pieces(self, sample: int) -> list[slice]:
+        return [
+            slice(int(self.starts[piece]), int(self.starts[piece] + self.lengths[piece]))
+            for piece in range(int(self.firsts[sample]), int(self.firsts[sample + 1]))
+        ]
+
+    def save(self, file: Path) -> None:
+        np.savez(file, starts=self.starts, lengths=self.lengths, firsts=self.firsts)
+
+    @staticmethod
+    def load(file: Path) -> Index:
+        with np.load(file) as arrays:
+            return Index(starts=arrays["starts"], lengths=arrays["lengths"], firsts=arrays["firsts"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """What the sequence length cost."""
+
+    truncated: int = 0
+    """Sequences that lost their end."""
+    dropped: int = 0
+    """Sequences that had no trained token left."""
+
+
+def index_of(
+    tokens: Tokens, sequences: Integers, *, seq_len: int, divisible: bool, packing: bool
+) -> tuple[Index, Cuts]:
+    """The samples that these sequences make.
+
+    A sequence that is longer than `seq_len` goes on in further samples where it is `divisible`; otherwise it loses its
+    end. With `packing` a sample holds as many whole pieces as fit, longest first, each where least room is left.
+    """
+    starts, ends = tokens.starts[sequences], tokens.starts[sequences + 1]
+    truncated = 0
+    if divisible:
+        counts = -(-(ends - starts) // seq_len)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts, ends = np.repeat(starts, counts) + within * seq_len, np.repeat(ends, counts)
+    else:
+        truncated = int((ends - starts > seq_len).sum())
+    lengths = np.minimum(ends - starts, seq_len)
+    # The first token of a piece is never predicted, so it does not count.
+    pieces = zip(starts, lengths, strict=True)
+    trained = (bool(tokens.is_trained[start + 1 : start + length].any()) for start, length in pieces)
+    has_trained = np.fromiter(trained, np.bool_, count=len(starts))
+    starts, lengths = starts[has_trained], lengths[has_trained]
+    cuts = Cuts(truncated=truncated, dropped=int((~has_trained).sum()))
+    if not packing:
+        return Index(starts=starts, lengths=lengths, firsts=np.arange(len(starts) + 1)), cuts
+    bins = _packed(lengths, seq_len)
+    order = np.asarray([piece for pieces in bins for piece in pieces], dtype=np.int64)
+    firsts = np.concatenate([[0], np.cumsum([len(pieces) for pieces in bins], dtype=np.int64)])
+    return Index(starts=starts[order], lengths=lengths[order], firsts=firsts.astype(np.int64)), cuts
+
+
+def _packed(lengths: Integers, room: int) -> list[list[int]]:
+    """Best fit decreasing: at most 11/9 of the fewest bins, and one more (D. S. Johnson, 1973)."""
+    bins: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}  # room left -> bins
+    rooms: list[int] = []  # its keys, sorted
+    for piece in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[piece])
+        at = bisect_left(rooms, length)
+        if at == len(rooms):
+            bins.append([])
+            chosen, left = len(bins) - 1, room
+        else:
+            left = rooms[at]
+            chosen = with_room[left].pop()
+            if not with_room[left]:
+                del with_room[left], rooms[at]
+        bins[chosen].append(piece)
+        if left - length not in with_room:
+            with_room[left - length] = []
+            insort(rooms, left - length)
+        with_room[left - length].append(chosen)
+    return bins
+
+
+def evaluation_split(sequences: int, share: float, seed: int) -> tuple[Integers, Integers]:
+    """(training, evaluation): each sequence in one of the two, by chance, both in the file's order. At least one is
+    evaluated where `share` is above 0, and at least one trained."""
+    wanted = 0 if share == 0 else min(max(1, round(sequences * share)), sequences - 1)
+    chosen = np.random.default_rng(seed).permutation(sequences)[:wanted]
+    is_evaluated = np.zeros(sequences, dtype=np.bool_)
+    is_evaluated[chosen] = True
+    return np.flatnonzero(~is_evaluated), np.flatnonzero(is_evaluated)
+
 
 _ROWS_AT_ONCE = 1000
 """Rows that are tokenized together, on all cores."""

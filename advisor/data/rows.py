@@ -1,5 +1,4 @@
-"""Rows of a data file: JSON Lines, JSON, CSV and TSV, Parquet, plain text; each row with the place that an error
-names."""
+"""Data that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -10,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
+from ...estimators.errors import DsAdviseError
 from ..text.units import counted_noun
-from .errors import DataError
+
+
+class DataError(DsAdviseError):
+    """A data file, or one of its rows, that cannot be read or has no known shape."""
+
 
 _JSON_LINES, _JSON, _CSV, _PARQUET = (".jsonl", ".ndjson"), (".json",), (".csv", ".tsv"), (".parquet",)
 _PLAIN = (".txt",)

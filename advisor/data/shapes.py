@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ...estimators.phrase import phrase
-from .errors import DataError
-from .rows import Row
+from .rows import DataError, Row
 
 Message = dict[str, Any]
 """At least `role` (system, user, assistant, tool) and `content`, as chat templates read it."""

@@ -20,8 +20,7 @@ from ..render.next_steps import render_next_steps
 from ..render.proofs import evidence_sentence
 from ..render.subject import subject
 from ..render.verdict import job_parts, verdict
-from ..search.candidate import Candidate, duration_of
-from ..search.fit import LIKELY
+from ..search.candidate import LIKELY, Candidate, duration_of
 from ..text.job import hours, money
 from ..text.labels import device_word, phase_title, shape_words
 from ..text.units import rate, rough_rate, seconds

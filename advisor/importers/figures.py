@@ -22,10 +22,9 @@ from ..advise import predicted
 from ..estimate import plan_of
 from ..question.question import CheckpointingChoice, Question, Risk, script_constraints
 from ..question.workload import WorkloadOptions
-from ..search.candidate import Candidate
+from ..search.candidate import LEAST, Candidate
 from ..search.choice import as_fast
-from ..search.fit import LEAST
-from ..search.ladder import predict
+from ..search.search import predict
 from ..text.units import times
 from .imported_run import ImportedRun
 

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..render.lint import render_diff, render_findings
-from ..search.candidate import Candidate
-from ..search.fit import chance
+from ..search.candidate import Candidate, chance
 from ..text.labels import checkpointing_words, cluster_title, method_title, plan_title
 from ..text.lines import blank, ended, printable, sentence
 from ..text.units import gib, rate, rough_rate, times

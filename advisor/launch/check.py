@@ -13,12 +13,12 @@ from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...probes.real_run.job import Device
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
-from ..search.fit import LIKELY, chance
+from ..search.candidate import LIKELY, chance
 from ..text.labels import checkpointing_words, plan_title
 from ..text.units import age, gib
-from ..verification.calibration import as_measured
 from ..verification.dry_run import prove_by_dry_run
-from ..verification.past_probes import PastProbe, PastProbes, probe_and_keep
+from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
+from ..verification.probe_order import as_measured
 from .other_plans import plans_that_fit
 
 How = Literal["dry-run", "probe"]

@@ -13,7 +13,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.time.job import Job
 from ...estimators.time.price import Price
-from ..data.defaults import EPOCHS, global_batch
+from ..data.counting import EPOCHS, global_batch
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -101,7 +101,7 @@ class JobOptions:
             job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
             return AskedJob(job=job, seq_len=None, basis=assumed)
         # Imported here: it loads numpy, which an answer without data never needs.
-        from ..data.counted import count_data
+        from ..data.counting import count_data
 
         assert self.data is not None
         counted = count_data(

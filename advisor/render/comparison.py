@@ -11,8 +11,7 @@ from rich.text import Text
 from ...ds_configs.unmodeled_features import beyond_plans
 from ..answer.comparison import Circumstances, Comparison, Difference, parts
 from ..answer.config_settings import Setting
-from ..search.candidate import Candidate
-from ..search.fit import chance
+from ..search.candidate import Candidate, chance
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
 from ..text.lines import blank, cells, printable, row, sentence

@@ -9,12 +9,12 @@ from ...ds_configs.read import quantizes_collectives
 from ...ds_configs.unmodeled_features import beyond_plans
 from ..answer.evidence import DryRunAnswer
 from ..answer.reasons import time_shares
-from ..search.fit import Fit, chance
+from ..search.candidate import Fit, chance
 from ..text.bar import bar
 from ..text.labels import cluster_title, component_title
 from ..text.lines import NARROWEST, blank, can_encode, cells, row, sentence
 from ..text.units import age, gib, percent, seconds
-from ..verification.timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
+from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
 
 SMALLEST_SHARE = 0.03
 """Smaller parts of a step are left out of the sentence about it."""

@@ -7,7 +7,7 @@ from rich.console import Console
 from ...estimators.estimate import MemoryTerm
 from ..answer.explanation import Explanation, Section, Term
 from ..answer.formula_labels import head, in_words, number, with_numbers
-from ..search.fit import chance
+from ..search.candidate import chance
 from ..text.labels import checkpointing_words, component_title, phase_title, plan_title
 from ..text.lines import blank, cells, sentence
 from ..text.units import gib, seconds

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from ...estimators.phrase import phrase
 from ..answer.recommendation import Recommendation
-from ..search.candidate import Candidate
-from ..search.fit import MOST_HOST_BYTES
+from ..search.candidate import MOST_HOST_BYTES, Candidate
 from ..text.labels import batch_words, checkpointing_word, device_word, plan_title
 from ..text.language import spoken
 from ..text.lines import WIDTH, padded, row, sentence

@@ -13,8 +13,7 @@ from ...estimators.time.utilization import model_flops_utilization, peak_flops_p
 from ..answer.reasons import gain_of_risk
 from ..answer.recommendation import Recommendation, closest
 from ..question.question import Question
-from ..search.candidate import Candidate, duration_of
-from ..search.fit import MOST_HOST_BYTES, chance, fits_sentence
+from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import parts_sentences, verdict_sentence
 from ..text.labels import checkpointing_words, device_word, plan_title
 from ..text.language import spoken

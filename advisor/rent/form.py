@@ -7,8 +7,7 @@ from typing import TypedDict
 from ...estimators.plan import PlainPyTorch, Rung
 from ..answer.job import JobJson, job_json
 from ..answer.to_json import SCHEMA_VERSION
-from .advice import RentAdvice
-from .offers import Offer
+from .rent import Offer, RentAdvice
 
 
 class RentPlanJson(TypedDict):

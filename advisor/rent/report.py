@@ -13,8 +13,7 @@ from ..text.job import hours, money
 from ..text.labels import batch_words, checkpointing_words, cluster_title, plan_title
 from ..text.lines import blank, cells, sentence
 from ..text.units import counted_noun, gib, rate
-from .advice import RentAdvice
-from .offers import WAIT_S, Offer
+from .rent import WAIT_S, Offer, RentAdvice
 
 _TITLE_WIDTH = 30
 """What 80 columns leave beside figures and the longest rung; a longer title is cut, and the verdict has it whole."""

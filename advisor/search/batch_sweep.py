@@ -16,9 +16,8 @@ from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
 from ..question.question import CheckpointingChoice, Question
-from .candidate import Candidate
+from .candidate import LEAST, LIKELY, Candidate, Fit, fit_of
 from .choice import SAME_SPEED
-from .fit import LEAST, LIKELY, Fit, fit_of
 
 RESOLVED = 0.01
 """The search for the largest micro batch ends where no other is faster by more than this share."""

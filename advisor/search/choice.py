@@ -7,8 +7,7 @@ from typing import Protocol, TypeVar
 
 from ...estimators.plan import Plan
 from ..question.question import Risk
-from .candidate import Candidate, LadderStep
-from .fit import LEAST, LIKELY
+from .candidate import LEAST, LIKELY, Candidate, LadderStep
 
 SAME_SPEED = 0.03
 """Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ...estimators.time.job import PADDED_TO
-from ..data.batching import Index
-from ..data.tokens import open_tokens
+from ..data.prepare import Index, open_tokens
 
 IGNORED = -100
 """The label that transformers' losses leave out."""

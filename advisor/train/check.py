@@ -17,8 +17,8 @@ from ..question.run import run_of
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib
-from ..verification.calibration import as_measured
-from ..verification.past_probes import probe_and_keep
+from ..verification.past_results import probe_and_keep
+from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
 from .settings import TrainingSettings
 

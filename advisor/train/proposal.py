@@ -18,10 +18,9 @@ from ...estimators.time.duration import job_duration
 from ...probes.run import Run
 from ..advise import advise
 from ..answer.recommendation import Recommendation
-from ..data.counted import check_causal, job_of_samples
-from ..data.defaults import EPOCHS, global_batch, sequence_length
-from ..data.model_files import load_tokenizer
+from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
+from ..data.tokenizing import load_tokenizer
 from . import choices
 from .check import KEPT_CHECKPOINTS, missing_package
 from .folder import TrainingFolder

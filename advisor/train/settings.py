@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
 from ...probes.real_run.job import Device
-from ..data.defaults import SEED
+from ..data.counting import SEED
 
 Proof = Literal["probe", "dry-run", "none"]
 

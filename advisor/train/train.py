@@ -14,7 +14,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...probes.real_run.job import Device
 from ...probes.run import Run
-from ..data.model_files import weights_folder
+from ..data.tokenizing import weights_folder
 from ..launch.attempts import make_attempts
 from ..launch.check import prediction_of
 from ..launch.fallback import Continuation, with_less_memory

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from ...estimators.errors import ClusterError, WorkloadError
+from ...ds_configs.write import write_config
+from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.memory.plan_memory import estimate_memory
+from ...estimators.schedule.simulate import PlayedStep
 from ...estimators.time.step_time import estimate_time
-from ...probes.dry_run import DryRunResult
+from ...probes.dry_run import DryRunResult, TimelinePoint
 from ...probes.dry_run.step_time import played_step
 from ...probes.run import Run
 from ..answer.evidence import DryRunAnswer
-from .past_dry_runs import dry_run_once
+from .past_results import dry_run_once
 
 
 def prove_by_dry_run(
@@ -58,3 +64,132 @@ def no_such_rank(rank: int, world_size: int) -> WorkloadError:
         why="ranks count from 0",
         fix=f"pass --rank {world_size - 1} or less",
     )
+
+
+SPARKS = "▁▂▃▄▅▆▇█"
+PLAIN_SPARKS = "_.-~=+*#"
+
+
+def spark(size_bytes: int, top_bytes: int, sparks: str) -> str:
+    """The spark whose height is nearest to the share of the top; the lowest is for less than an eighth, not for
+    nothing."""
+    return sparks[min(len(sparks) - 1, size_bytes * len(sparks) // max(1, top_bytes))]
+
+
+def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:
+    """GPU memory over the run, each column the highest of its stretch, and a line that marks where iterations (by
+    number) and phases (by initial) begin: in their column or, for lack of room, up to three later."""
+    end = points[-1].event + 1
+    heights = [0] * columns
+    for point in points:
+        column = point.event * columns // end
+        heights[column] = max(heights[column], point.gpu_bytes)
+    for column in range(1, columns):  # nothing happened in between
+        heights[column] = heights[column] or heights[column - 1]
+    top = max(heights)
+    marks = [" "] * columns
+    free, seen = 0, 0
+    for (iteration, phase), own in groupby(points, key=lambda point: (point.iteration, point.phase)):
+        begins = next(own).begins * columns // end
+        label = f"{iteration}{phase[0]}" if iteration > seen else phase[0]
+        seen = iteration
+        column = max(begins, free)
+        if phase != "start" and column <= begins + 3 and column + len(label) <= columns:
+            marks[column : column + len(label)] = label
+            free = column + len(label)
+    return "".join(spark(height, top, sparks) for height in heights), "".join(marks).rstrip()
+
+
+def trace(answer: DryRunAnswer) -> dict[str, Any]:
+    """The run in Chrome's trace event format, which Perfetto and chrome://tracing open: two processes.
+
+    Memory: one event of the run (an allocation or a free) is a microsecond on the axis: order is true, duration is not.
+    Counters are bytes; spans are iterations and phases. Time: the last step as its schedule plays out, in true
+    microseconds, with the host thread, the GPU's streams, the links, the copies and the drive as threads.
+    """
+    result = answer.result
+    points = result.timeline
+    events: list[dict[str, Any]] = [
+        _named(1, f"memory of rank {result.rank} of {result.world_size}"),
+        _named(1, "iterations", thread=1),
+        _named(1, "phases", thread=2),
+    ]
+    end = points[-1].event + 1
+    events += _spans(
+        points, end, 1, lambda point: f"iteration {point.iteration}" if point.iteration else "before training"
+    )
+    events += _spans(points, end, 2, lambda point: point.phase)
+    categories = dict.fromkeys(name for point in points for name in point.by_category)
+    for point in points:
+        for name, values in (
+            ("GPU allocated", {"bytes": point.gpu_bytes}),
+            ("GPU by purpose", {name: point.by_category.get(name, 0) for name in categories}),
+            ("host", {"pinned": point.host_pinned_bytes, "pageable": point.host_bytes - point.host_pinned_bytes}),
+        ):
+            events.append({"ph": "C", "pid": 1, "name": name, "ts": point.event, "args": values})
+    if answer.step is not None:
+        events += _lanes(answer.step)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "time axis of memory": "one allocation or free is one microsecond: the order is true, durations are not",
+            "time axis of the step": "microseconds as the recorded schedule plays out",
+            "unit of the counters": "bytes of tensors of one rank, the highest of each stretch of the run",
+            "peak allocated bytes": result.peak.allocated_bytes_per_gpu,
+            "versions": result.versions,
+        },
+    }
+
+
+def _named(process: int, name: str, thread: int | None = None) -> dict[str, Any]:
+    of = {"name": "process_name"} if thread is None else {"name": "thread_name", "tid": thread}
+    return {"ph": "M", "pid": process, "args": {"name": name}, **of}
+
+
+def _lanes(step: PlayedStep) -> list[dict[str, Any]]:
+    """The spans of a played step: a thread for the host, and one for each stream and what it keeps busy."""
+    events = [_named(2, f"one step, {step.time.step_s:.3f} s"), _named(2, "host", thread=0)]
+    events += [
+        _span(2, 0, stretch.name or "waits for the GPU", stretch.begins_s * 1e6, stretch.ends_s * 1e6)
+        for stretch in step.host
+    ]
+    threads: dict[tuple[int, str], int] = {}
+    for span in step.spans:
+        lane = (span.stream, span.lane)
+        if lane not in threads:
+            threads[lane] = len(threads) + 1
+            events.append(_named(2, f"stream {span.stream}: {span.lane}", thread=threads[lane]))
+        operation = step.schedule.operations[span.operation]
+        event = _span(2, threads[lane], step.names[span.operation], span.begins_s * 1e6, span.ends_s * 1e6)
+        events.append(event | {"args": {"operation": operation.name, "bytes": operation.size_bytes}})
+    return events
+
+
+def _span(process: int, thread: int, name: str, begins: float, ends: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": begins, "dur": ends - begins}
+
+
+def _spans(points: Sequence[TimelinePoint], end: int, thread: int, name_of: Any) -> list[dict[str, Any]]:
+    starts = [(name, next(own).begins) for name, own in groupby(points, key=name_of)]
+    ends = [begins for _, begins in starts[1:]] + [end]
+    return [_span(1, thread, name, begins, until) for (name, begins), until in zip(starts, ends, strict=True)]
+
+
+def check_trace_file(path: Path, *, force: bool) -> None:
+    """Raises ConfigFileError where the trace could not be written, before anything takes long."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigFileError(
+            f"{path} cannot be written",
+            why="it is a folder, or its folder does not exist",
+            fix="pass another file to --timeline",
+        )
+    if path.exists() and not force:
+        raise ConfigFileError(
+            f"{path} exists", why="it would be lost", fix="pass --force, or another file to --timeline"
+        )
+
+
+def write_trace(answer: DryRunAnswer, path: Path) -> None:
+    """Write the trace, over a file that is there."""
+    write_config(trace(answer), path, force=True)

@@ -14,7 +14,7 @@ from ...probes.real_run import ProbeResult
 from ...probes.real_run.kernels import check_kernels
 from ...probes.run import Run
 from .dry_run import no_such_rank
-from .past_probes import probe_and_keep
+from .past_results import probe_and_keep
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from functools import cache
 from statistics import mean, median
 from typing import get_args
 
-from ds_advise.advisor.search.fit import SURE, Verdict, verdict_of
+from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import STATES
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from statistics import mean
 
-from ds_advise.advisor.search.fit import Verdict, verdict_of
+from ds_advise.advisor.search.candidate import Verdict, verdict_of
 from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, Kind, Quantiles, fit_probability, kind_of
 
 from .predicted_memory import Result

@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from ds_advise.advisor.question.measured_hardware import MeasuredHardware, as_measured
+from ds_advise.advisor.search.candidate import fit_of
 from ds_advise.advisor.search.choice import fastest_that_fits
-from ds_advise.advisor.search.fit import fit_of
-from ds_advise.advisor.search.ladder import predict_all
+from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.estimate import Estimate
 from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.cluster import Cluster

@@ -23,9 +23,8 @@ from pathlib import Path
 
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
-from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.advisor.search.fit import fit_of
-from ds_advise.advisor.verification.probe_series import run_series
+from ds_advise.advisor.search.candidate import Candidate, fit_of
+from ds_advise.advisor.verification.verify import run_series
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 
 from .cpu_probes import MODELS, RANKS, Runs, ask, candidates, publish

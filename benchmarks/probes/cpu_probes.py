@@ -23,7 +23,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.advisor.verification.probe_series import runnable
+from ds_advise.advisor.verification.verify import runnable
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload

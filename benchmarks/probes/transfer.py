@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.advisor.verification.calibration import calibration
+from ds_advise.advisor.verification.probe_order import calibration
 from ds_advise.probes.real_run import ProbeResult
 
 from .cpu_probes import MODELS, Runs, ask, candidates, publish

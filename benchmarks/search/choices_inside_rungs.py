@@ -21,8 +21,7 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.evidence import DryRunAnswer
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.run import run_of
-from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.advisor.search.fit import SURE
+from ds_advise.advisor.search.candidate import SURE, Candidate
 from ds_advise.advisor.text.units import gib
 from ds_advise.advisor.verification.dry_run import prove_by_dry_run
 

@@ -21,7 +21,7 @@ from statistics import median
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.search.choice import fastest_that_fits
-from ds_advise.advisor.search.ladder import predict_all
+from ds_advise.advisor.search.search import predict_all
 from ds_advise.advisor.text.units import rate
 from ds_advise.estimators.plan import Plan
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.cli.explain import explain
 from ds_advise.advisor.question.cluster_spec import parse_cluster
-from ds_advise.advisor.search.fit import LIKELY, SURE
+from ds_advise.advisor.search.candidate import LIKELY, SURE
 from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import activation_memory
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE

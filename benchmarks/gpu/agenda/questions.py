@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.search.candidate import LadderStep
 from ds_advise.advisor.search.choice import fastest_that_fits
-from ds_advise.advisor.search.ladder import predict_all
+from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.workload import LossKernel, Method
 

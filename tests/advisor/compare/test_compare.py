@@ -19,7 +19,7 @@ from ds_advise.advisor.answer.key_meanings import MEANINGS
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.render.comparison import render_comparison
-from ds_advise.advisor.search.ladder import predict_all
+from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS

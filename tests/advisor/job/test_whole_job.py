@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from ds_advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.data.approx_tokenizer import FourBytes
-from ds_advise.advisor.data.counted import CountedData, count_data
+from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job_options import JobOptions, parse_amount, parse_price
 from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.advisor.text import progress
@@ -116,7 +115,7 @@ def test_without_a_tokenizer_four_bytes_are_a_token(chats: Path) -> None:
     found = counted(chats, "no/such-model")
     assert not found.exact and "estimated as 4 bytes a token" in found.sentence
     assert found.data.rows == 59  # one answer is empty
-    assert FourBytes()("12345678")["input_ids"] == [0, 0]
+    assert ApproxTokenizer()("12345678")["input_ids"] == [0, 0]
     exact = sum(len(line.encode()) for line in chats.read_text().splitlines()) / 4
     assert found.samples.tokens == pytest.approx(exact, rel=0.5)
 
@@ -212,7 +211,7 @@ def test_what_would_change_the_answer_tells_the_jobs_hours_and_cost() -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "t5-base"])
 def test_rows_are_counted_for_causal_models_alone(name: str, chats: Path) -> None:
-    with pytest.raises(DsAdviseError, match="no causal language model"):
+    with pytest.raises(DsAdviseError, match="not a causal language model"):
         advise(name, gpus="1xA100-80GB", data=chats, deepspeed_estimate=False)
 
 

@@ -15,7 +15,7 @@ from ds_advise.advisor.ask import ask
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.question import Largest
 from ds_advise.advisor.render.answer import render
-from ds_advise.advisor.search.bisection import largest
+from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.catalogue import family

@@ -24,8 +24,8 @@ from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
-from ds_advise.advisor.search.fit import Fit
-from ds_advise.advisor.verification.past_probes import keep_probe
+from ds_advise.advisor.search.candidate import Fit
+from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory

@@ -15,9 +15,8 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.advisor.verification.after_probes import runnable
-from ds_advise.advisor.verification.past_probes import PastProbes, keep_probe
-from ds_advise.advisor.verification.probe_series import run_series
+from ds_advise.advisor.verification.past_results import PastProbes, keep_probe
+from ds_advise.advisor.verification.verify import run_series, runnable
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime

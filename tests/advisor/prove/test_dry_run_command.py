@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema_catalogue import schema
-from ds_advise.advisor.verification.timeline import PLAIN_SPARKS, SPARKS, sparkline
+from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
 from ds_advise.probes.recording.request import Request

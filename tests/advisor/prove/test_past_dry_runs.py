@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.verification import past_dry_runs
-from ds_advise.advisor.verification.past_dry_runs import dry_run_once
+from ds_advise.advisor.verification import past_results as past_dry_runs
+from ds_advise.advisor.verification.past_results import dry_run_once
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, Peak, PhaseMemory
 from ds_advise.probes.recording.result import Reserved

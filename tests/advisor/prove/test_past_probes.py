@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.verification.past_probes import keep_probe
+from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import this_machine

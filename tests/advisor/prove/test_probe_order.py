@@ -12,11 +12,9 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.evidence import ProbeSeries
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.render.answer import render
-from ds_advise.advisor.search.candidate import Candidate
-from ds_advise.advisor.search.fit import NEEDS_MORE
-from ds_advise.advisor.verification.after_probes import after_series
+from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict
-from ds_advise.advisor.verification.probe_series import budget_seconds, run_series, settle
+from ds_advise.advisor.verification.verify import after_series, budget_seconds, run_series, settle
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime

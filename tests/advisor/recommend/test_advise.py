@@ -15,8 +15,8 @@ from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.render.answer import render
 from ds_advise.advisor.render.next_steps import render_next_steps
+from ds_advise.advisor.search.candidate import SURE
 from ds_advise.advisor.search.choice import SAME_SPEED
-from ds_advise.advisor.search.fit import SURE
 from ds_advise.advisor.text.units import times
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster

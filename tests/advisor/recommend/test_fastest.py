@@ -9,8 +9,7 @@ import pytest
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.search.batch_sweep import RESOLVED
 from ds_advise.advisor.search.choice import SAME_SPEED, fastest_that_fits, paying
-from ds_advise.advisor.search.fastest import fastest
-from ds_advise.advisor.search.ladder import predict, predict_all
+from ds_advise.advisor.search.search import fastest, predict, predict_all
 from ds_advise.advisor.search.search_space import ways_of
 from ds_advise.estimators.plan import Plan
 

@@ -13,7 +13,7 @@ from ds_advise.advisor.ask import ask as question_of
 from ds_advise.advisor.estimate import estimate, plan_of
 from ds_advise.advisor.render.deliver import recommended_config
 from ds_advise.advisor.render.next_steps import render_next_steps
-from ds_advise.advisor.search.fit import Fit
+from ds_advise.advisor.search.candidate import Fit
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.probes.dry_run.run import dry_run

@@ -12,8 +12,8 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.cli.main import main
 from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.search.choice import WORTH_A_RISK
-from ds_advise.advisor.search.fit import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.verification.verify import in_order
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase
 from ds_advise.estimators.hardware.cluster import Cluster

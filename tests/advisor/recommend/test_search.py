@@ -7,7 +7,7 @@ import gc
 import pytest
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.gc_pause import collector_paused
-from ds_advise.advisor.search.ladder import predict_all
+from ds_advise.advisor.search.search import predict_all
 
 
 def test_the_time_of_a_plan_that_does_not_fit_is_worked_out_when_it_is_asked_for() -> None:

@@ -10,8 +10,7 @@ import pytest
 from ds_advise.advisor.advise import predicted
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.rent.advice import RentAdvice
-from ds_advise.advisor.rent.ask import rent
+from ds_advise.advisor.rent.rent import RentAdvice, rent
 from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.estimators.errors import DsAdviseError
 

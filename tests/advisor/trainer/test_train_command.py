@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema_catalogue import schema
-from ds_advise.advisor.data import defaults
+from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
@@ -293,7 +293,7 @@ def test_models_that_are_no_causal_language_models(ask: Ask, model: Path) -> Non
     )
     code, _, error = ask()
     assert code == 2
-    assert "is no causal language model" in error
+    assert "is not a causal language model" in error
 
 
 def test_a_tokenizer_of_another_model(ask: Ask, model: Path) -> None:

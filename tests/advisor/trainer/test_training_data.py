@@ -12,14 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ds_advise.advisor.data.batching import Index, evaluation_split, index_of
-from ds_advise.advisor.data.errors import DataError
-from ds_advise.advisor.data.prepare import cut, prepare
-from ds_advise.advisor.data.rendering import Renderer
-from ds_advise.advisor.data.rows import Row, read_rows
+from ds_advise.advisor.data.prepare import (
+    Index,
+    Tokens,
+    TokenWriter,
+    cut,
+    evaluation_split,
+    index_of,
+    open_tokens,
+    prepare,
+)
+from ds_advise.advisor.data.rows import DataError, Row, read_rows
 from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
-from ds_advise.advisor.data.tokenizing import Tokenized, tokenize
-from ds_advise.advisor.data.tokens import Tokens, TokenWriter, open_tokens
+from ds_advise.advisor.data.tokenizing import Renderer, Tokenized, tokenize
 from ds_advise.advisor.text import progress
 from ds_advise.advisor.train.batches import IGNORED, Collator, TokenDataset
 from hypothesis import given

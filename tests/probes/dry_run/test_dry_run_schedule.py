@@ -14,8 +14,7 @@ import pytest
 import torch
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.render.dry_run import render_dry_run
-from ds_advise.advisor.verification.dry_run import beside_closed_form
-from ds_advise.advisor.verification.timeline import trace
+from ds_advise.advisor.verification.dry_run import beside_closed_form, trace
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan

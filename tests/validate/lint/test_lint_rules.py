@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ds_advise
 import pytest
-from ds_advise.advisor.search.fit import SURE
+from ds_advise.advisor.search.candidate import SURE
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.rule import Rule

@@ -24,7 +24,7 @@ rules = Rules()
 
 SURE = 0.975
 """The least probability of fitting of a training that is not warned of: the recommendation's own
-(advisor/search/fit.py)."""
+(advisor/search/candidate.py)."""
 
 GAIN = 1.10
 """A prediction of less is within the error of the time model."""

@@ -1,16 +1,13 @@
-"""Every probe goes into the store, and a later question about the same machine and model finds it there.
-
-A probe answers for a run when the whole configuration, the workload, the number of ranks and the versions of torch,
-DeepSpeed and transformers are the same. Of failures only a lack of memory is an answer: it says that the plan does not
-fit; a crash or a timeout may have had a reason that is gone. Solo probes have no time that could be used.
-"""
+"""Dry runs of earlier times, which answer the same question again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ClusterError
@@ -18,12 +15,69 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
+from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.machine import this_machine
 from ...probes.real_run import ProbeResult, probe
-from ...probes.real_run.result import from_json
+from ...probes.real_run.result import from_json as probe_from_json
+from ...probes.recording.result import from_json as dry_run_from_json
 from ...probes.run import Run
 from ...probes.store import LIBRARIES, Record, model_key, record_of, try_store, workload_of
 from ...probes.this_machine import host_memory_bytes
+
+_PACKAGE = Path(__file__).parents[2]
+
+
+def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]:
+    """(the result, how long ago it was made; None where it was run for this answer).
+
+    The answer of an earlier time is given where the configuration, model, workload, cluster, settings and versions are
+    the same, and the code of ds-advise. A module of the user's own is run each time: what its file imports may have
+    changed.
+
+    settings: of `dry_run`. Raises DryRunError as it does.
+    """
+    if isinstance(run.model, str):
+        return dry_run(run, **settings), None
+    question = _question(run, settings)
+    nothing: list[Record] = []
+    for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
+        return dry_run_from_json(dict(record.result)), record.age_s
+    result = dry_run(run, **settings)
+    record = record_of(run, "dry-run", result.to_json(), config=result.config, question=question)
+    try_store(lambda store: store.add(record), None)
+    return result, None
+
+
+def _question(run: Run, settings: dict[str, Any]) -> str:
+    """Hexadecimal digits that are equal where nothing that decides the answer has changed."""
+    parts = [
+        {name: getattr(run, name) for name in ("config", "model", "input_shape", "micro_batch_size")},
+        {
+            name: getattr(run, name)
+            for name in ("gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
+        },
+        asdict(run.workload),
+        asdict(run.cluster),
+        settings,
+        {library: _version(library) for library in (*LIBRARIES, "accelerate", "peft")},
+        list(_code()),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
+
+
+def _code() -> Iterator[tuple[str, int, int]]:
+    """What tells one state of ds-advise from another: name, size and time of the files that a dry run comes from."""
+    for folder in ("estimators", "probes"):
+        for file in sorted((_PACKAGE / folder).rglob("*.py")):
+            status = file.stat()
+            yield str(file), status.st_size, status.st_mtime_ns
 
 
 def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **settings: Any) -> ProbeResult:
@@ -102,7 +156,7 @@ def _past_probe(record: Record) -> PastProbe | None:
     """The record's result; None for one that another version of ds-advise wrote in another form."""
     assert record.id is not None, "it came out of the store"
     try:
-        return PastProbe(id=record.id, age_s=record.age_s, result=from_json(dict(record.result)))
+        return PastProbe(id=record.id, age_s=record.age_s, result=probe_from_json(dict(record.result)))
     except (TypeError, KeyError):
         return None
 

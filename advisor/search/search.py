@@ -1,4 +1,4 @@
-"""The fastest plan that fits, without the ladder: for answers that ask dozens of such questions."""
+"""The search: every rung, with and without checkpointing, at every batch shape."""
 
 from __future__ import annotations
 
@@ -7,13 +7,39 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...estimators.estimate import TimeEstimate
-from ...estimators.plan import RUNGS, Rung
+from ...estimators.estimate_plan import estimate_plan
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.workload import Workload
+from ..gc_pause import collector_paused
 from ..question.question import Question
 from .batch_sweep import Series
-from .candidate import Candidate, LadderStep
+from .candidate import LEAST, Candidate, LadderStep, fit_of
 from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_rung, fastest_that_fits, wants_more, wants_more_than
-from .fit import LEAST
-from .search_space import ways_of, worth_going_on
+from .search_space import candidates_of, ways_of, worth_going_on
+
+
+@collector_paused()
+def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
+    """Predict every candidate; return the ladder (each rung's best) and all candidates."""
+    least = LEAST[question.risk]
+    ladder, everything = [], []
+    for rung in RUNGS:
+        candidates, obstacle = candidates_of(rung, question)
+        everything += candidates
+        best = best_of_rung(candidates, least)
+        if best is None:
+            ladder.append(LadderStep(rung=rung, candidate=None, taken=False, reason=obstacle))
+        else:
+            ladder.append(LadderStep.of(rung, best, least))
+    return tuple(ladder), tuple(everything)
+
+
+def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
+    """A plan with what it needs and takes, judged."""
+    estimate = estimate_plan(model, workload, cluster, plan)
+    return Candidate.of(estimate, fit_of(estimate.memory, cluster, workload))
 
 
 def fastest(question: Question, slopes: Slopes | None = None, *, enough: float = 0.0) -> Candidate | None:

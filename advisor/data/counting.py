@@ -1,0 +1,194 @@
+"""A data file as a job: the number of samples and their lengths, and the defaults that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ...estimators.errors import ModelConfigError, UnknownModelError
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import Phrase, phrase
+from ...estimators.time.job import PADDED_TO, Job, SamplesOfLength
+from ...estimators.workload import DEFAULT_SEQ_LEN
+from .shapes import ROW_SHAPES
+from .tokenizing import load_tokenizer
+
+if TYPE_CHECKING:
+    from .prepare import DataFile, Samples  # imports numpy
+
+BYTES_PER_TOKEN = 4
+"""Bytes of text per token of byte-pair encodings (README of openai/tiktoken: "on average, in practice, each token
+corresponds to about 4 bytes"). Chinese text and code have fewer with small vocabularies."""
+
+EPOCHS = 3.0
+"""Alpaca's, and the default of `TrainingArguments`."""
+
+GLOBAL_BATCH = 32
+"""Default samples per optimizer step: between QLoRA's 16 (appendix B) and Alpaca's 128."""
+
+SEED = 42
+"""Default seed of the evaluation split and of the order of samples."""
+
+_STEPS_PER_EPOCH = 10
+"""Least optimizer steps in an epoch, below which the default global batch is reduced."""
+
+
+class ApproxTokenizer:
+    """Counts `BYTES_PER_TOKEN` bytes as one token; has the part of a tokenizer's interface that `prepare` uses.
+
+    Its chat template marks messages as ChatML does, about five tokens each.
+    """
+
+    eos_token = "<e>\n"  # one token
+    bos_token = ""
+    bos_token_id = None
+    chat_template = "ChatML"
+
+    def apply_chat_template(self, messages: Sequence[Any], *, add_generation_prompt: bool, **_: Any) -> str:
+        text = "".join(f"<start>{each['role']}\n{each['content']}<end>\n" for each in messages)
+        return f"{text}<start>assistant\n" if add_generation_prompt else text
+
+    def __call__(self, texts: str | Sequence[str], **_: Any) -> dict[str, list[Any]]:
+        if isinstance(texts, str):
+            return {"input_ids": self._numbers(texts)}
+        return {"input_ids": [self._numbers(text) for text in texts]}
+
+    def _numbers(self, text: str) -> list[int]:
+        return [0] * -(-len(text.encode()) // BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedData:
+    """The job that a data file makes."""
+
+    data: DataFile
+    samples: Samples
+    job: Job
+    exact: bool
+    """Counted with the model's tokenizer; otherwise estimated from bytes."""
+
+    @property
+    def sentence(self) -> Phrase:
+        """The contents of the file in words."""
+        truncated = self.samples.cuts.truncated
+        said = phrase(
+            "{file}: {rows} of {kind} are {samples} of at most {tokens} tokens",
+            file=self.data.name,
+            rows=_rows(self.data.rows),
+            kind=ROW_SHAPES[self.data.shape].title,
+            samples=_samples(self.samples.train_samples, packed=self.samples.packing),
+            tokens=f"{self.samples.seq_len:,}",
+        )
+        if truncated:
+            said = phrase("{counted}; {rows} longer than that", counted=said, rows=_rows(truncated))
+        how = phrase("by the model's tokenizer")
+        if not self.exact:
+            how = phrase(
+                "estimated as {bytes} bytes a token, because the model's tokenizer is not on this machine",
+                bytes=BYTES_PER_TOKEN,
+            )
+        return phrase("{counted}; {tokens} tokens, {how}.", counted=said, tokens=f"{self.samples.tokens:,}", how=how)
+
+
+def _rows(count: int) -> Phrase:
+    return phrase("{count} row", count=count) if count == 1 else phrase("{count} rows", count=f"{count:,}")
+
+
+def _samples(count: int, *, packed: bool) -> Phrase:
+    number = f"{count:,}"
+    if packed:
+        one, more = phrase("{count} packed sample", count=number), phrase("{count} packed samples", count=number)
+    else:
+        one, more = phrase("{count} sample", count=number), phrase("{count} samples", count=number)
+    return one if count == 1 else more
+
+
+def count_data(
+    path: Path,
+    model: str,
+    shape: ModelShape,
+    *,
+    seq_len: int | None,
+    packing: bool,
+    epochs: float,
+    evaluation_share: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> CountedData:
+    """The job of a data file, counted with the steps of `ds-advise train`.
+
+    model: the name as given; its tokenizer is used only if it is on this machine. seq_len: None for the longest
+    sample. say: receives lines of progress.
+
+    Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model that is not causal.
+    """
+    from .prepare import cut, prepare  # imports numpy
+
+    check_causal(shape, fix="give the number of samples with --samples")
+    tokenizer = None
+    with suppress(ModelConfigError, UnknownModelError):
+        tokenizer = load_tokenizer(model, shape, offline=True)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        data = prepare(path, tokenizer or ApproxTokenizer(), folder / "tokens", say=say)
+        samples = cut(
+            data,
+            folder,
+            seq_len=seq_len or sequence_length(data, None, shape, packing=packing),
+            packing=packing,
+            evaluation_share=evaluation_share,
+            seed=SEED,
+        )
+        job = job_of_samples(samples, epochs)
+    return CountedData(data=data, samples=samples, job=job, exact=tokenizer is not None)
+
+
+def check_causal(shape: ModelShape, *, fix: str) -> None:
+    """Raises ModelConfigError for a model that does not predict the next token of one text."""
+    others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
+    if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
+        raise ModelConfigError(
+            f"{shape.name} ({shape.architecture}) is not a causal language model",
+            why="a data file is read as text for causal language models",
+            fix=fix,
+        )
+
+
+def job_of_samples(samples: Samples, epochs: float) -> Job:
+    """The job of samples that were cut, with their lengths."""
+    import numpy as np
+
+    from .prepare import Index
+
+    index = Index.load(samples.train)
+    lengths, counts = np.unique(np.add.reduceat(index.lengths, index.firsts[:-1]), return_counts=True)
+    return Job(
+        samples=samples.train_samples,
+        epochs=epochs,
+        lengths=tuple(map(SamplesOfLength, lengths.tolist(), counts.tolist())),
+        evaluation_samples=samples.evaluation_samples,
+    )
+
+
+def sequence_length(data: DataFile, evaluation: DataFile | None, model: ModelShape, *, packing: bool) -> int:
+    """The longest sequence of the data, rounded up to `PADDED_TO`, at most the positions of the model.
+
+    `DEFAULT_SEQ_LEN` for plain text that is longer (it continues in the next sample) and for packed samples that are
+    shorter, as far as there are tokens to fill one.
+    """
+    longest = max(data.longest, evaluation.longest if evaluation is not None else 0)
+    wanted = min(longest, DEFAULT_SEQ_LEN) if data.divisible else longest
+    if packing:
+        wanted = max(wanted, min(DEFAULT_SEQ_LEN, data.tokens))
+    wanted = -(-wanted // PADDED_TO) * PADDED_TO
+    return min(wanted, model.max_positions) if model.max_positions else wanted
+
+
+def global_batch(samples: int, *, ranks: int, micro_batch: int | None) -> int:
+    """`GLOBAL_BATCH`, less for few samples, rounded up to a multiple of ranks x micro batch."""
+    wanted = min(GLOBAL_BATCH, max(1, samples // _STEPS_PER_EPOCH))
+    unit = ranks * (micro_batch or 1)
+    return -(-wanted // unit) * unit
