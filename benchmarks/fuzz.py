@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.launch.nodes import slurm_rendezvous, static_rendezvous
+from ds_advise.advisor.launch.place import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.lint_file import LintAnswer
 from ds_advise.advisor.question.lint_question import lint_settings

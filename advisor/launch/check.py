@@ -19,7 +19,7 @@ from ..text.units import age, gib
 from ..verification.dry_run import prove_by_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
-from .other_plans import plans_that_fit
+from .fallback import plans_that_fit
 
 How = Literal["dry-run", "probe"]
 

@@ -1,9 +1,4 @@
-"""What a rank can be seen to do: DeepSpeed's engine steps, the Trainer begins and saves.
-
-Nothing is imported for it. When the script itself imports DeepSpeed's engine or the Trainer, three methods of the
-engine are wrapped, a callback is put among the Trainer's defaults, and the lock under which extensions are compiled is
-made one that a killed rank does not leave behind. A script that uses neither is not seen, and runs all the same.
-"""
+"""The Trainer's side of a launch: its length, its checkpoints, and a stop that all ranks make after the same step."""
 
 from __future__ import annotations
 
@@ -21,6 +16,74 @@ from typing import Any
 
 from ...probes.rank_processes.event_log import EventLog
 
+STOP_FILE = "stop"
+"""Made in the record folder of a node by whoever wants its training to save and stop."""
+
+_REQUESTED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
+
+_STEPS_AHEAD = 3
+"""Rank 0 names the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which took
+all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it named that step."""
+
+
+def add_callback(module: Any, events: EventLog, folder: Path) -> None:
+    """Put the callback among those that every Trainer starts with (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
+    from transformers.trainer_callback import TrainerCallback
+
+    class Launched(TrainerCallback):  # its methods take what the Trainer gives them
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            self.stop = _Stop(folder)
+            events.note(
+                {"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}}
+            )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            stop_at = self.stop.after(state.global_step)
+            if stop_at is None:
+                return
+            if not self.stop.is_reported:
+                self.stop.is_reported = True
+                events.note({"stop_at": stop_at})
+            if state.global_step >= stop_at:
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            events.note({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
+
+    module.DEFAULT_CALLBACKS.append(Launched)
+
+
+class _Stop:
+    """Agrees with the other ranks on the step to stop after, through the store in which they met: a look is one request
+    to it, needs no collective, and works across nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._requested, self.is_reported = folder / STOP_FILE, False, False
+        self._store: Any = None
+        self._rank = 0
+        with contextlib.suppress(Exception):
+            import torch.distributed as dist
+
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                self._rank = dist.get_rank()
+                self._store = dist.distributed_c10d._get_default_store()
+
+    def after(self, step: int) -> int | None:
+        """The step after which to stop, None while nobody wants it."""
+        if not self._requested and self._file.exists():
+            self._requested = True
+            if self._store is not None:
+                self._store.set(_REQUESTED, "1")
+        if self._store is None:
+            return step if self._requested else None
+        if self._store.check([_STOP_AT]):
+            return int(self._store.get(_STOP_AT))
+        if self._rank == 0 and self._store.check([_REQUESTED]):
+            self._store.set(_STOP_AT, str(step + _STEPS_AHEAD))
+            return step + _STEPS_AHEAD
+        return None
+
+
 _MEMORY_EVERY_S = 1.0
 """torch collects all its counters for each question about one; the peaks between two looks are kept by torch itself."""
 
@@ -29,7 +92,6 @@ def install(events: EventLog, folder: Path) -> None:
     """Observe this process from now on."""
 
     def trainer(module: ModuleType) -> None:
-        from .trainer_callback import add_callback
 
         add_callback(module, events, folder)
 

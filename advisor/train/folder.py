@@ -1,4 +1,4 @@
-"""The folder of a training: the final model, and in it all that the training needs to go on."""
+"""The Trainer's checkpoints in an output folder, and which of them is whole."""
 
 from __future__ import annotations
 
@@ -9,15 +9,131 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
+from ...estimators.workload import Workload
 from ...probes.file_lock import try_lock
+from ...probes.real_run.job import Device
 from ..question.json_file import read_json_object
-from .checkpoints import checkpoints
+
+WHOLE = "ds_advise_whole"
+"""Written into a checkpoint when every rank has written its part, so that one that was cut off (a full disk, a killed
+rank) is never resumed from. The Trainer itself takes the newest folder, whatever is in it."""
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """All of them, by rising step."""
+    folders = (path for path in output.glob("checkpoint-*") if path.is_dir())
+    return sorted((path for path in folders if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def newest_whole(output: Path) -> Path | None:
+    return next((path for path in reversed(checkpoints(output)) if (path / WHOLE).exists()), None)
+
+
+def remove_broken(output: Path) -> list[Path]:
+    """Remove those that are not whole: they only take room that the next one needs. Answers what was removed."""
+    broken = [path for path in checkpoints(output) if not (path / WHOLE).exists()]
+    for path in broken:
+        shutil.rmtree(path)
+    return broken
+
+
+_REPAIR = "start the training without --resume"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What every rank needs to know. Paths are absolute."""
+
+    model: str
+    """The folder with the weights."""
+    tokenizer: str
+    """The folder of the tokenizer with its chat template; it is saved beside whatever is saved."""
+    workload: Workload
+    lora_alpha: int
+    """It has no effect with method "full"."""
+    device: Device
+    ranks: int
+    tokens: str
+    """The folder of the tokens."""
+    samples: str
+    """The file with the index into the tokens."""
+    evaluation_tokens: str | None
+    evaluation_samples: str | None
+    packing: bool
+    """As the samples were cut."""
+    arguments: dict[str, Any]
+    """Keyword arguments of TrainingArguments."""
+    checkpoint: str | None = None
+    """Where to go on; None: from the beginning."""
+    mlp_tiles: int = 0
+    """Tiles of a tiled feed-forward; 0: it is whole."""
+    loss_tiles: int = 0
+    """Tiles of a tiled loss; 0: the loss is another."""
+    gathers: bool = True
+    """Whether ZeRO-3 collects the whole weights when it saves; under other stages they are whole anyway."""
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share each sample."""
+        return int((self.arguments.get("parallelism_config") or {}).get("sp_size", 1))
+
+    @property
+    def output(self) -> Path:
+        return Path(self.arguments["output_dir"])
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the weights' type."""
+        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What the first rank leaves when the training has ended."""
+
+    finished: bool
+    """All steps were made and the model is saved; otherwise it was stopped and can go on."""
+    step: int
+    losses: tuple[tuple[int, float], ...]
+    """(step, loss), those before a resumed checkpoint too; as `evaluations`."""
+    evaluations: tuple[tuple[int, float], ...]
+    whole: bool
+    """Whether the saved weights are whole; otherwise they lie as ZeRO's shards in the last checkpoint."""
+
+
+def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
+    """Write it at once, over an earlier one."""
+    write_config(asdict(record), path, force=True)
+
+
+def read_job(path: Path) -> TrainingJob:
+    """The job in a file. Raises ConfigFileError where there is none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
+    try:
+        return TypeAdapter(TrainingJob).validate_python(values)
+    except ValidationError as problem:
+        raise ConfigFileError(
+            f"{path}: not a training's job", why="another version of ds-advise may have written it", fix=_REPAIR
+        ) from problem
+
+
+def read_result(path: Path) -> TrainingResult | None:
+    """None where the training left none."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(TrainingResult).validate_json(path.read_bytes()) if path.exists() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,8 @@ from ..answer.recommendation import Recommendation
 from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
-from . import choices
-from .check import KEPT_CHECKPOINTS, missing_package
-from .folder import TrainingFolder
-from .job import TrainingJob
-from .settings import TrainingSettings
+from .folder import TrainingFolder, TrainingJob
+from .settings import KEPT_CHECKPOINTS, LEARNING_RATES, WARMUP, TrainingSettings, default_save_steps, missing_package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,7 @@ def propose(
         answer=answer,
         steps=settings.max_steps
         or job_of_samples(samples, settings.epochs or EPOCHS).steps(workload.global_batch_size, samples.seq_len),
-        learning_rate=settings.learning_rate or choices.LEARNING_RATES[workload.method],
+        learning_rate=settings.learning_rate or LEARNING_RATES[workload.method],
     )
 
 
@@ -214,7 +211,7 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
     """TrainingArguments. Every step's loss is logged, and a loss that is not a number is not replaced."""
     settings, recommended = proposal.settings, proposal.answer.recommended
     assert recommended is not None
-    plan, every = recommended.estimate.plan, settings.save_steps or choices.save_steps(proposal.steps)
+    plan, every = recommended.estimate.plan, settings.save_steps or default_save_steps(proposal.steps)
     report = settings.report_to
     if report == "auto":
         report = "tensorboard" if find_spec("tensorboard") is not None else "none"
@@ -233,7 +230,7 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,
         "lr_scheduler_type": "cosine",
-        "warmup_steps": math.ceil(choices.WARMUP * proposal.steps),
+        "warmup_steps": math.ceil(WARMUP * proposal.steps),
         "seed": settings.seed,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,

@@ -18,8 +18,7 @@ from ..render.launch import LaunchAttemptJson, attempt_json, render_failure, ren
 from ..text.labels import checkpointing_words, cluster_title, device_word, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
 from ..text.units import counted_noun, gib, percent, rate, seconds
-from .checkpoints import newest_whole
-from .folder import TrainingFolder
+from .folder import TrainingFolder, newest_whole
 from .proposal import Proposal
 from .train import Trained, request_of
 

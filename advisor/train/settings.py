@@ -1,15 +1,36 @@
-"""What a user says of a training besides the question to `advise`."""
+"""What a training has where the user leaves it open: learning rate, warm-up, checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
+from ...estimators.workload import Method, Workload
 from ...probes.real_run.job import Device
 from ..data.counting import SEED
+
+KEPT_CHECKPOINTS = 2
+"""The Trainer removes older ones once a new one is written, so for a moment there is one more: one that is cut off by a
+full disk or a killed rank never was the only one."""
+
+LEARNING_RATES: dict[Method, float] = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
+"""Peak rates for AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314, appendix
+B)."""
+
+WARMUP = 0.03
+"""Share of the steps in which the learning rate rises, before it falls as a cosine; Alpaca's."""
+
+_CHECKPOINTS, _MOST_STEPS_BETWEEN = 10, 500
+"""A training leaves so many checkpoints, and never makes more steps between two (TrainingArguments' save_steps)."""
+
+
+def default_save_steps(steps: int) -> int:
+    return max(1, min(_MOST_STEPS_BETWEEN, steps // _CHECKPOINTS))
+
 
 Proof = Literal["probe", "dry-run", "none"]
 
@@ -75,3 +96,23 @@ class TrainingSettings:
         if rate is not None and not 0 < rate < 100:
             fix = "pass one such as --learning-rate 2e-5"
             raise WorkloadError(f"--learning-rate is {rate:g}", why=positive, fix=fix)
+
+
+def missing_package(workload: Workload, *, report_to: str, device: Device) -> WorkloadError | None:
+    """The error for the first library that the options need and that is not there; None where all are."""
+    if workload.method == "qlora" and device == "cpu":
+        return WorkloadError(
+            "--method qlora needs a GPU", why="bitsandbytes' kernels are for GPUs", fix="pass --method lora"
+        )
+    packages = {
+        "peft": (workload.method != "full", f"--method {workload.method}"),
+        "bitsandbytes": (workload.method == "qlora", "--method qlora"),
+        "liger_kernel": (workload.loss == "fused", "--loss fused"),
+        "flash_attn": (workload.attention == "flash", "--attention flash"),
+        **{name: (report_to == name, f"--report-to {name}") for name in ("swanlab", "wandb", "tensorboard")},
+    }
+    for package, (is_needed, option) in packages.items():
+        if is_needed and find_spec(package) is None:
+            name = package.replace("_", "-")
+            return WorkloadError(f"{option} needs {name}", why="it is not installed", fix=f"pip install {name}")
+    return None

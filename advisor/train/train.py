@@ -1,32 +1,131 @@
-"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging; and how a training goes
-on."""
+"""`--merge`: adapters and the model that they were trained on, as one model."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ...ds_configs.training_arguments import training_arguments
 from ...ds_configs.write import write_config
-from ...estimators.errors import ClusterError, ConfigFileError
+from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...estimators.models.model_shape import ModelShape
 from ...probes.real_run.job import Device
 from ...probes.run import Run
+from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
-from ..launch.attempts import make_attempts
-from ..launch.check import prediction_of
+from ..launch.check import free_bytes, prediction_of
 from ..launch.fallback import Continuation, with_less_memory
 from ..launch.request import LaunchOutcome, LaunchRequest, Script
+from ..launch.session import make_attempts
 from ..question.ds_config_file import read_ds_config
+from ..question.question import Question
+from ..question.run import run_of
+from ..text.labels import plan_title
 from ..text.output import Output
-from .check import check_disk, prove
-from .checkpoints import newest_whole, remove_broken, step_of
-from .folder import TrainingFolder
-from .job import TrainingJob, TrainingResult, read_job, read_result, write_record
-from .merge import merge
+from ..text.units import gib
+from ..verification.past_results import probe_and_keep
+from ..verification.probe_order import as_measured
+from ..verification.verify import by_speed, verify
+from .folder import (
+    TrainingFolder,
+    TrainingJob,
+    TrainingResult,
+    newest_whole,
+    read_job,
+    read_result,
+    remove_broken,
+    step_of,
+    write_record,
+)
 from .proposal import Proposal, gathers_weights, job_of
+from .settings import KEPT_CHECKPOINTS, TrainingSettings
+
+
+def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
+    """Save the base model with the adapters' products added to its weights, and the adapter's tokenizer beside it.
+
+    On the CPU, in this process, once the ranks have gone: it takes the base model's weights in RAM. A base that was
+    trained on in 4 bits is merged in `dtype`, so that nothing is quantized twice.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed, which peft imports, would look for a GPU and say so
+    peft: Any = import_module("peft")
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what one library will rename in another
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+        )
+        peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
+    transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))
+
+
+_PROBE_LIMIT_S = 1800.0
+"""When one probe is given up, which takes a minute or two with the largest models."""
+
+
+def check_disk(question: Question, folder: Path) -> None:
+    """Raises ConfigFileError where the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the
+    model."""
+    checkpoint = checkpoint_bytes(question.model, question.workload)
+    needed = (KEPT_CHECKPOINTS + 1) * checkpoint + question.workload.weight_bytes * question.model.parameters
+    free = free_bytes(folder)
+    if needed > free:
+        raise ConfigFileError(
+            f"{folder} has {gib(free)} GiB free, but checkpoints and the model need {gib(needed)}",
+            why="a full disk would end the training at a checkpoint",
+            fix="pass an --output-dir with more room, or --no-check",
+        )
+
+
+def prove(
+    answer: Recommendation, settings: TrainingSettings, *, memory_limit_bytes: int | None, output: Output
+) -> Recommendation:
+    """The answer with the fastest plan that passes the proof recommended, None where none does.
+
+    "probe": a few real steps with random weights and full sequences; where memory does not suffice, the next best plan.
+    "dry-run": the same by dry runs. "none": the answer as it is.
+
+    Raises WorkloadError where a probe fails for another reason than memory: the training would as well.
+    """
+    if answer.recommended is None or settings.proof == "none":
+        return answer
+    if settings.proof == "dry-run":
+        return verify(
+            answer, offline=settings.offline, on_start=lambda candidate: output.say(f"dry run of {candidate.rung} ...")
+        )
+    for candidate in by_speed(answer):
+        if candidate.estimate.evidence == "probe":  # it has run on this machine before
+            return replace(answer, recommended=candidate)
+        plan = candidate.estimate.plan
+        output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
+        result = probe_and_keep(
+            run_of(answer.question, plan, offline=settings.offline),
+            device=settings.device,
+            memory_limit_bytes=memory_limit_bytes,
+            timeout_s=_PROBE_LIMIT_S,
+        )
+        if result.failure is None:
+            output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
+            return replace(answer, recommended=candidate.with_estimate(as_measured(candidate.estimate, result)))
+        if result.failure.kind != "out_of_memory":
+            raise WorkloadError(
+                f"the probe failed: {result.failure.message}",
+                why="so would the training",
+                fix="repair that, or pass --no-check to start all the same",
+            )
+        output.say("out of memory; the next best")
+    return replace(answer, recommended=None)
+
 
 RANK_MODULE = f"{__package__}.rank"
 

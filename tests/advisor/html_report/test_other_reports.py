@@ -12,10 +12,9 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema_catalogue import schema
 from ds_advise.advisor.html_report.launch import session_html
 from ds_advise.advisor.html_report.probe import probe_html
-from ds_advise.advisor.launch.attempts import Attempts, keep_training
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
-from ds_advise.advisor.launch.session import Session
+from ds_advise.advisor.launch.session import Attempts, Session, keep_training
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.render.launch import json_form

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch.display import Display
-from ds_advise.advisor.launch.monitor import Monitor
+from ds_advise.advisor.launch.monitor import Display, Monitor
 from ds_advise.advisor.launch.request import LaunchRequest, Script
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.check import Objection, objections, prediction_of
-from ds_advise.advisor.launch.display import Display, Progress
-from ds_advise.advisor.launch.environment import costly_switches, environment_of, kept_settings
-from ds_advise.advisor.launch.fallback import next_launch
-from ds_advise.advisor.launch.framework import framework_of, launcher_of
-from ds_advise.advisor.launch.nodes import equal_nodes, first_host, static_rendezvous
-from ds_advise.advisor.launch.other_plans import plans_that_fit
+from ds_advise.advisor.launch.command import costly_switches, environment_of, kept_settings
+from ds_advise.advisor.launch.fallback import next_launch, plans_that_fit
+from ds_advise.advisor.launch.monitor import Display, Progress
+from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
+from ds_advise.advisor.launch.question import framework_of, launcher_of
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch import launch_question
+from ds_advise.advisor.launch.question import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.estimators.errors import ClusterError, WorkloadError

@@ -19,14 +19,13 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.launch.display import Display
 from ds_advise.advisor.launch.failures import failure_of
 from ds_advise.advisor.launch.host import HostWatcher
-from ds_advise.advisor.launch.monitor import Monitor
+from ds_advise.advisor.launch.monitor import Display, Monitor
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
-from ds_advise.advisor.launch.shared_memory import free_abandoned_buffers
+from ds_advise.advisor.launch.supervisor import free_abandoned_buffers
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.rank_processes.event_log import EventLog
@@ -485,7 +484,7 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
 
 def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has open or mapped stays, and so does another user's."""
-    monkeypatch.setattr("ds_advise.advisor.launch.shared_memory.FOLDER", tmp_path)
+    monkeypatch.setattr("ds_advise.advisor.launch.supervisor.FOLDER", tmp_path)
     prefix = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
     abandoned, opened, mapped = (Path(f"{prefix}_4711_{rank}") for rank in range(3))
     foreign = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_4711_0"

@@ -13,8 +13,8 @@ from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.render.launch import render_figures
 from ds_advise.advisor.text.output import Output
-from ds_advise.advisor.train.check import prove
 from ds_advise.advisor.train.settings import TrainingSettings
+from ds_advise.advisor.train.train import prove
 from ds_advise.probes.real_run.result import StepTime
 from rich.console import Console
 
@@ -68,7 +68,7 @@ def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest
     answer = advise("gpt2", gpus=cpu_cluster(2), seq_len=32, deepspeed_estimate=False, offline=True)
     step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     probed = ran(step, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**8)
-    monkeypatch.setattr("ds_advise.advisor.train.check.probe_and_keep", lambda *_, **__: probed)
+    monkeypatch.setattr("ds_advise.advisor.train.train.probe_and_keep", lambda *_, **__: probed)
     settings = TrainingSettings(model="gpt2", data=tmp_path, device="cpu", offline=True)
     proven = prove(answer, settings, memory_limit_bytes=None, output=Output("quiet")).recommended
     assert proven is not None

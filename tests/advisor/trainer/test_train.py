@@ -24,8 +24,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema_catalogue import schema
-from ds_advise.advisor.train.checkpoints import WHOLE, checkpoints, newest_whole
-from ds_advise.advisor.train.job import read_result
+from ds_advise.advisor.train.folder import WHOLE, checkpoints, newest_whole, read_result
 
 from tests.advisor.schemas.validator import wrong
 
@@ -198,7 +197,7 @@ def test_chats_train_to_a_saved_model(
 def test_merging_prints_no_librarys_warning(tmp_path: Path, model_folder: Path) -> None:
     """What transformers will rename in peft is no business of the user's."""
     import peft
-    from ds_advise.advisor.train.merge import merge
+    from ds_advise.advisor.train.train import merge
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     base = AutoModelForCausalLM.from_pretrained(model_folder)

@@ -17,12 +17,21 @@ from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.train import choices
-from ds_advise.advisor.train.check import check_disk, missing_package
-from ds_advise.advisor.train.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
-from ds_advise.advisor.train.folder import TrainingFolder
-from ds_advise.advisor.train.job import TrainingJob, TrainingResult, read_job, read_result, write_record
+from ds_advise.advisor.train.folder import (
+    WHOLE,
+    TrainingFolder,
+    TrainingJob,
+    TrainingResult,
+    checkpoints,
+    newest_whole,
+    read_job,
+    read_result,
+    remove_broken,
+    write_record,
+)
 from ds_advise.advisor.train.report import left_out
+from ds_advise.advisor.train.settings import default_save_steps, missing_package
+from ds_advise.advisor.train.train import check_disk
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -390,7 +399,7 @@ def test_the_global_batch_divides_over_the_ranks(
 
 def test_a_training_leaves_ten_checkpoints() -> None:
     """At most 500 steps apart."""
-    assert [choices.save_steps(steps) for steps in (3, 100, 100_000)] == [1, 10, 500]
+    assert [default_save_steps(steps) for steps in (3, 100, 100_000)] == [1, 10, 500]
 
 
 def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -429,7 +438,7 @@ def test_fallback_goes_on_with_less_memory(
             failure=TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"),
         )
 
-    monkeypatch.setattr("ds_advise.advisor.launch.attempts.launch", launch)
+    monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)
     (model / "model.safetensors").touch()
     options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
@@ -479,7 +488,7 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is missing is named with the option that wants it."""
-    monkeypatch.setattr("ds_advise.advisor.train.check.find_spec", lambda _: None)
+    monkeypatch.setattr("ds_advise.advisor.train.settings.find_spec", lambda _: None)
     for workload, printed in (
         (Workload(method="lora"), "--method lora needs peft"),
         (Workload(attention="flash"), "--attention flash needs flash-attn"),

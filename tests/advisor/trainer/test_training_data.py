@@ -26,7 +26,7 @@ from ds_advise.advisor.data.rows import DataError, Row, read_rows
 from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
 from ds_advise.advisor.data.tokenizing import Renderer, Tokenized, tokenize
 from ds_advise.advisor.text import progress
-from ds_advise.advisor.train.batches import IGNORED, Collator, TokenDataset
+from ds_advise.advisor.train.rank import IGNORED, Collator, TokenDataset
 from hypothesis import given
 from hypothesis import strategies as st
 
