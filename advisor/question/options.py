@@ -1,0 +1,310 @@
+"""The options of a question, each declared once: its type, default and help.
+
+Everything else is derived from the declarations: the options of every command (`advisor.cli.options`), the signature
+and documentation of `advise()` and `estimate()` (`documented`), the form of the page (`advisor.page.options`), and the
+table in docs/asking.md. A new option needs its declaration here, and the code in which it acts.
+"""
+
+# Without `from __future__ import annotations`: the annotations are read when this module is imported.
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
+
+from ...estimators.errors import WorkloadError
+from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Mlp, Quantization
+
+if TYPE_CHECKING:
+    from ...estimators.hardware.cluster import Cluster
+
+CheckpointingChoice = Literal["auto", "on", "off", "offload"]
+Device = Literal["cuda", "cpu"]
+Experts = Literal["zero", "autoep"]
+OptimizerDtype = Literal["fp32", "bf16"]
+PrecisionChoice = Literal["auto", "bf16", "fp16", "fp32"]
+Risk = Literal["safe", "balanced", "bold"]
+
+_LORA: tuple[Method, ...] = ("lora", "qlora")
+_QLORA: tuple[Method, ...] = ("qlora",)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Option(NamedTuple):
+    """The declaration of one option."""
+
+    help: str
+    default: Any = None
+    metavar: str = ""
+    """The name of the value in the help; "" for a choice, a count or a switch."""
+    default_text: str = ""
+    """What a default of None means."""
+    methods: tuple[Method, ...] = ()
+    """The training methods in which the option has an effect; () for all."""
+    name: str = ""
+    """The name of the parameter. This and the following follow from the annotation."""
+    kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line, such as `--seq-len`."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+class MachineOptions(TypedDict, total=False):
+    """The machines that train."""
+
+    gpus: Annotated[
+        "str | Cluster",
+        Option("GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto.", "auto", metavar="SPEC"),
+    ]
+    ram: Annotated[str | None, Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE")]
+    nvme: Annotated[
+        str | None, Option("Folder on an NVMe drive and its free space, such as /nvme:2TB.", metavar="PATH:SIZE")
+    ]
+    interconnect: Annotated[
+        str | None, Option("Bandwidth between nodes, per node and direction, such as 200Gb/s.", metavar="RATE")
+    ]
+    threads: Annotated[int | None, Option("Host threads per rank.", default_text="as in the printed command")]
+
+
+class CpuOptions(TypedDict, total=False):
+    """Processes on this machine's CPU in place of GPUs."""
+
+    device: Annotated[Device, Option("Train on GPUs, or with processes on this machine's CPU.", "cuda")]
+    ranks: Annotated[int | None, Option("Number of ranks with --device cpu.", default_text="2")]
+    memory: Annotated[str | None, Option("Memory limit per rank with --device cpu, such as 2GB.", metavar="SIZE")]
+
+
+class MethodOptions(TypedDict, total=False):
+    """What is trained of a model."""
+
+    method: Annotated[Method, Option("Train all weights, LoRA adapters, or LoRA on a quantized base.", "full")]
+    quantization: Annotated[
+        Quantization,
+        Option("Weight format of qlora: bitsandbytes NF4 or int8, or a 4-bit GPTQ checkpoint.", "nf4", methods=_QLORA),
+    ]
+    lora_rank: Annotated[int, Option("Rank of the LoRA adapters.", 8, methods=_LORA)]
+    lora_dropout: Annotated[
+        float, Option("Dropout probability of the LoRA adapters, below 1.", 0.0, metavar="P", methods=_LORA)
+    ]
+    lora_targets: Annotated[
+        str | Sequence[str] | None,
+        Option("Modules to adapt: q_proj,v_proj.", metavar="NAMES", methods=_LORA, default_text="all linear layers"),
+    ]
+    modules_to_save: Annotated[
+        str | Sequence[str] | None,
+        Option("Embeddings and heads to train in full: embed_tokens,lm_head.", metavar="NAMES", methods=_LORA),
+    ]
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Batch, precision, parallelism and kernels."""
+
+    seq_len: Annotated[
+        int | Literal["max"] | None,
+        Option("Tokens per sample; max: the longest that fits.", default_text="2048, or the model's limit if shorter"),
+    ]
+    global_batch: Annotated[
+        int | None, Option("Samples per optimizer step, kept exactly.", default_text="the fastest that fits")
+    ]
+    micro_batch: Annotated[
+        int | Literal["max"] | None,
+        Option("Samples per GPU and forward pass; max: the most that fit.", default_text="the fastest that fits"),
+    ]
+    document_len: Annotated[
+        int | None,
+        Option("Mean length of the documents packed into a sample.", default_text="one document per sample"),
+    ]
+    precision: Annotated[
+        PrecisionChoice, Option("Training precision; auto: bf16 if the GPU supports it, else fp16.", "auto")
+    ]
+    optimizer: Annotated[
+        str, Option("Optimizer: adamw, adamw_8bit, adafactor, lion, muon, sgd, ...", "adamw", metavar="NAME")
+    ]
+    optimizer_dtype: Annotated[
+        OptimizerDtype,
+        Option("Type of master weights and optimizer states; bf16 halves them and loses small updates.", "fp32"),
+    ]
+    gradient_checkpointing: Annotated[
+        CheckpointingChoice | bool,
+        Option("Recompute layers in the backward pass; offload: keep their inputs in host RAM.", "auto"),
+    ]
+    sequence_parallel_size: Annotated[
+        int | None,
+        Option("Ulysses sequence-parallel size.", default_text="1, or more if a sample does not fit one GPU"),
+    ]
+    experts: Annotated[
+        Experts,
+        Option("Sharding of experts: by ZeRO, or also whole experts per GPU (AutoEP, transformers < 5.23).", "zero"),
+    ]
+    zeropp: Annotated[
+        bool, Option("Also try ZeRO-3 with 8-bit weights and, between nodes, 4-bit gradients (ZeRO++).", False)
+    ]
+    attention: Annotated[
+        AttentionKernel, Option("Attention kernel; triton: FlashAttention of 2023 in the model's own code.", "sdpa")
+    ]
+    loss: Annotated[
+        LossKernel,
+        Option(
+            "Loss kernel: fused (Liger) and tiled (DeepSpeed) never store all logits, in-place (unsloth) overwrites "
+            "them with their gradient, chunked (LitGPT) upcasts a part at a time.",
+            "standard",
+        ),
+    ]
+    mlp: Annotated[Mlp, Option("Feed-forward on all tokens at once, or in tiles (DeepSpeed's TiledMLP).", "whole")]
+
+
+class SoftwareOptions(TypedDict, total=False):
+    """The software that trains."""
+
+    framework: Annotated[Framework, Option("Training backend: HF Trainer, or plain deepspeed.initialize.", "hf")]
+    kernels: Annotated[
+        LayerKernels, Option("Kernels of norms, rotary embedding and activation; Liger's and unsloth's fuse.", "torch")
+    ]
+    software: Annotated[
+        str | Mapping[str, Any] | None,
+        Option(
+            "Differences from current software: transformers=4.45, deepspeed=0.18, torch=1.13, reentrant, autocast, "
+            "fp32-adapters, fp32-norms, optimizer-step=fused, expandable-segments=no, pinned-inputs=no.",
+            metavar="NAME[=VALUE],...",
+        ),
+    ]
+
+
+class JobOptions(TypedDict, total=False):
+    """How much is trained."""
+
+    data: Annotated[
+        str | Path | None, Option("Training data, whose rows are counted: .jsonl, .csv, .parquet.", metavar="FILE")
+    ]
+    samples: Annotated[int | str | None, Option("Samples per epoch: 52k. Replaces --data.", metavar="N")]
+    tokens: Annotated[int | str | None, Option("Training tokens in total: 1B. Replaces --data.", metavar="N")]
+    epochs: Annotated[float | None, Option("Number of epochs.", metavar="N", default_text="3")]
+    packing: Annotated[bool, Option("Pack several rows into each sample.", False)]
+    eval_split: Annotated[
+        float, Option("Fraction of the samples held out, and evaluated at every checkpoint.", 0.0, metavar="FRACTION")
+    ]
+    price: Annotated[str | None, Option("Price per GPU: 2.49/h, or per node: $20/node/h.", metavar="RATE")]
+
+
+class AnswerOptions(TypedDict, total=False):
+    """How the answer is found."""
+
+    risk: Annotated[
+        Risk, Option("Probability of fitting to require: 97.5 % (safe), 80 % (balanced), 50 % (bold).", "safe")
+    ]
+    model_size: Annotated[
+        Literal["max"] | None, Option("Treat MODEL as a family, such as Qwen2.5, and take the largest that fits.")
+    ]
+    offline: Annotated[bool, Option("Do not use the network.", False)]
+
+
+class QuestionOptions(
+    MachineOptions,
+    CpuOptions,
+    MethodOptions,
+    TrainingOptions,
+    SoftwareOptions,
+    JobOptions,
+    AnswerOptions,
+    total=False,
+):
+    """All options of a question; one that is left out has its default (`with_defaults`)."""
+
+
+GROUPS: Mapping[str, type] = {
+    "Machine": MachineOptions,
+    "Training on the CPU": CpuOptions,
+    "Method": MethodOptions,
+    "Training": TrainingOptions,
+    "Software": SoftwareOptions,
+    "Amount of training": JobOptions,
+    "Answer": AnswerOptions,
+}
+"""The groups in the order of the help, by their titles in docs/asking.md."""
+
+
+def _declared(name: str, annotation: Any) -> Option:
+    """The option of an annotation, with its name, kind and choices."""
+    option: Option = annotation.__metadata__[0]
+    members = get_args(annotation.__origin__) or (annotation.__origin__,)
+    types = {member for member in members if isinstance(member, type)}
+    choices = tuple(word for member in members for word in (get_args(member) or (member,)) if isinstance(word, str))
+    if int in types and str not in types:
+        return option._replace(name=name, kind="count or max" if choices else "count")
+    if choices and str not in types:
+        return option._replace(name=name, kind="choice", choices=choices)
+    return option._replace(name=name, kind="switch" if bool in types else "number" if float in types else "text")
+
+
+OPTIONS: Mapping[str, Option] = {
+    name: _declared(name, annotation) for name, annotation in QuestionOptions.__annotations__.items()
+}
+"""The options by the names of their parameters."""
+
+RENAMED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "states": ("optimizer_dtype", {}),
+    "collectives": ("zeropp", {"exact": False, "quantized": True}),
+}
+"""Old name -> new name, and new values by old ones. Old names are accepted in Python and on the command line."""
+
+
+def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
+    """The names of the options in these groups."""
+    return tuple(name for group in groups for name in group.__annotations__ if name not in without)
+
+
+def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
+    """All options, with defaults for those that are left out.
+
+    Raises TypeError for an unknown name, and WorkloadError for a value that is none of an option's choices.
+    """
+    filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
+    for given, value in options.items():
+        name, values = RENAMED.get(given, (given, {}))
+        if name not in OPTIONS:
+            raise TypeError(f"there is no option {given!r}")
+        value = values.get(value, value)
+        if name == "gradient_checkpointing" and isinstance(value, bool):
+            value = "on" if value else "off"
+        choices = OPTIONS[name].choices
+        if choices and value is not None and value not in choices:
+            raise WorkloadError(f"unknown {name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(choices)}")
+        filled[name] = value
+    return filled  # type: ignore[return-value]  # its keys are those of the declarations
+
+
+def documented(function: _Function) -> _Function:
+    """The function with every option in its signature and its docstring, in place of `**options`."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=annotation)
+        for name, annotation in QuestionOptions.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    lines = [f"    {option.name}: {option.help} {_default(option)}".rstrip() for option in OPTIONS.values()]
+    function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
+    return function
+
+
+def _default(option: Option) -> str:
+    default = option.default_text or ("" if option.default in (None, False) else option.default)
+    return f"[default: {default}]" if default != "" else ""
+
+
+def option_table() -> str:
+    """The table of docs/asking.md."""
+    rows = ["| option | meaning |", "|---|---|"]
+    for title, group in GROUPS.items():
+        rows.append(f"| **{title}** | |")
+        for option in (OPTIONS[name] for name in names_in(group)):
+            value = option.metavar or ("|".join(option.choices) if option.choices else "N")
+            flag = option.flag if option.kind == "switch" else f"{option.flag} {value}"
+            meaning = f"{option.help} {_default(option)}".rstrip()
+            escaped = flag.replace("|", "\\|")
+            rows.append(f"| `{escaped}` | {meaning} |")
+    return "\n".join(rows) + "\n"
