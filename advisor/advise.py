@@ -27,7 +27,7 @@ from .answer.what_if import changes
 from .ask import ask
 from .estimate import plain_pytorch
 from .gc_pause import collector_paused
-from .question.cluster_options import ClusterOptions
+from .question.cluster import ClusterOptions
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .search.choice import fastest_that_fits, worth_trying_first
 from .search.search import predict_all

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..estimators.errors import WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
-from .question.cluster_spec import parse_cluster
+from .question.cluster import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
@@ -60,7 +60,7 @@ def ask(
         cluster = replace(cluster, threads_per_rank=positive("threads", threads))
     job = None
     if (data, samples, tokens, epochs, packing, eval_split, price) != (None, None, None, None, False, 0.0, None):
-        from .question.job_options import JobOptions, batch_of  # imported here: most questions are about no whole job
+        from .question.job import JobOptions, batch_of  # imported here: most questions are about no whole job
 
         job = JobOptions(
             data=data,

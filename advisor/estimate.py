@@ -12,7 +12,7 @@ from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
 from .question.question import Question
-from .question.software import named_values, yes_or_no
+from .question.workload import named_values, yes_or_no
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung
 from .search.search_space import candidates_of

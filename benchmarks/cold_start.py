@@ -61,7 +61,7 @@ def _search() -> Callable[[], object]:
     """The search of a question that no cache has seen: each call asks for another sequence length."""
     from dataclasses import replace
 
-    from ds_advise.advisor.question.cluster_spec import parse_cluster
+    from ds_advise.advisor.question.cluster import parse_cluster
     from ds_advise.advisor.question.model_source import load_model
     from ds_advise.advisor.question.question import Question
     from ds_advise.advisor.search.search import predict_all

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ds_advise.advisor.launch.place import slurm_rendezvous, static_rendezvous
-from ds_advise.advisor.question.cluster_spec import parse_cluster
-from ds_advise.advisor.question.lint_file import LintAnswer
-from ds_advise.advisor.question.lint_question import lint_settings
+from ds_advise.advisor.question.cluster import parse_cluster
+from ds_advise.advisor.question.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
 from ds_advise.advisor.render.lint import answer_json

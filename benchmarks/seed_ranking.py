@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, cast
 
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import paying
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory

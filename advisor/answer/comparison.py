@@ -22,11 +22,11 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
-from ..question.cluster_spec import parse_cluster
-from ..question.ds_config_file import read_ds_config
-from ..question.job_options import JobOptions
+from ..question.cluster import parse_cluster
+from ..question.job import JobOptions
 from ..question.model_source import load_model
 from ..question.question import CheckpointingChoice, Question
+from ..question.run import read_ds_config
 from ..question.workload import WorkloadOptions
 from ..search.candidate import Candidate
 from ..search.search import predict, predict_all

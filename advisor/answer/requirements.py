@@ -10,8 +10,8 @@ from typing import Literal, TypedDict
 from ...estimators.errors import WorkloadError
 from ...estimators.workload import Framework
 from ...validate.lint.config_file import shown_name
-from ..question.cluster_spec import parse_size
-from ..question.job_options import parse_duration
+from ..question.cluster import parse_size
+from ..question.job import parse_duration
 from ..question.lint_file import lint_file
 from ..search.candidate import LEAST, Candidate
 from ..text.job import hours, money

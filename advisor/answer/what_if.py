@@ -17,7 +17,7 @@ from ...estimators.phrase import Phrase, phrase
 from ...estimators.software import DEFAULT
 from ...estimators.tiles import untileable
 from ...estimators.time.collective_time import ring
-from ..question.cluster_spec import join_nodes, parse_ram
+from ..question.cluster import join_nodes, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of
 from ..search.search import Slopes, fastest

@@ -40,7 +40,7 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
     """
     from ..answer.comparison import read_circumstances
     from ..answer.requirements import Limits, check_file
-    from ..question.job_options import JobOptions
+    from ..question.job import JobOptions
 
     model, spec = with_.pop("model"), with_.pop("gpus")
     job = JobOptions(**{field.name: with_.pop(field.name) for field in fields(JobOptions)})

@@ -40,7 +40,7 @@ def compare(
     """
     from ..answer.comparison import compare as compare_sides
     from ..answer.comparison import read_circumstances
-    from ..question.job_options import JobOptions
+    from ..question.job import JobOptions
     from ..render.comparison import render_comparison
 
     model, spec = with_.pop("model"), with_.pop("gpus")

@@ -69,7 +69,7 @@ def dry_run(
 
     Exit code: 0 it fits, 1 it does not, 2 the run could not be done.
     """
-    from ..question.cluster_spec import parse_cluster
+    from ..question.cluster import parse_cluster
     from ..question.run import read_run
     from ..render.dry_run import render_dry_run
     from ..verification.dry_run import check_trace_file, prove_by_dry_run, write_trace

@@ -70,7 +70,7 @@ def probe(
         from ..html_report.output_files import check_targets
 
         check_targets(html, None, force=force)
-    from ..question.cluster_options import ClusterOptions
+    from ..question.cluster import ClusterOptions
     from ..question.run import read_run
     from ..render.probe import render_probe
     from ..verification.probe import prove_by_probe

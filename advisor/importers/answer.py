@@ -13,7 +13,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
-from ..question.cluster_spec import counts_in, parse_cluster
+from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.question import Risk
 from .catalogue import Format, recognised

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError
 from ..launch.script_arguments import ScriptArguments
-from ..question.ds_config_file import read_ds_config
+from ..question.run import read_ds_config
 from .imported_run import DeepSpeedPart, ImportedRun
 from .known_keys import Keys, keys_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Framework
-from ..question.ds_config_file import read_ds_config
+from ..question.run import read_ds_config
 from .request import Script
 from .script_arguments import ScriptArguments
 

@@ -13,8 +13,7 @@ from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...probes.real_run.job import Device
-from ..question.cluster_options import ClusterOptions
-from ..question.cluster_spec import counts_in, join_nodes
+from ..question.cluster import ClusterOptions, counts_in, join_nodes
 
 
 def equal_nodes(hostfile: Path) -> tuple[int, int]:

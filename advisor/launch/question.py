@@ -17,8 +17,7 @@ from ...estimators.workload import Framework, Workload
 from ...probes.real_run.kernels import check_kernels
 from ...probes.run import Run
 from ...probes.search_path import search_path
-from ..question.ds_config_file import read_ds_config
-from ..question.run import configured_run
+from ..question.run import configured_run, read_ds_config
 from .check import prediction_of
 from .config_passing import handing_over
 from .place import Place, launcher_for

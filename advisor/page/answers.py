@@ -19,7 +19,7 @@ from ..advise import predicted
 from ..answer.recommendation import Change, Recommendation
 from ..answer.what_if import changes_tried
 from ..html_report.palette import dark_rules
-from ..question.cluster_spec import parse_cluster
+from ..question.cluster import parse_cluster
 from ..question.workload import WorkloadOptions
 from .options import OPTIONS, State, command_of, model_of, options_in, question_of
 from .view import COLUMNS, PICTURES, answer_view, json_text, picture

@@ -15,7 +15,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Precision
 from ..advise import advise
 from ..ask import ask
-from ..question.json_file import parse_json_object
+from ..question.model_source import parse_json_object
 from ..question.question import Question
 
 PASTED = "./config.json"

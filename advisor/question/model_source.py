@@ -7,15 +7,15 @@ from a model's folder, no pickle.
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...estimators.errors import ModelConfigError, UnknownModelError
+from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError
 from ...estimators.models import catalogue
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
-from .json_file import read_json_object
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -145,3 +145,41 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
             f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
             f"{otherwise}; --offline does not ask the hub",
         ) from error
+
+
+# A configuration has kilobytes; what is beyond this limit is another file.
+MAX_BYTES = 10_000_000
+
+
+def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises `error`, with `fix`, where it cannot be read, is too large to be `what`, or
+    holds something else."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise error(f"{file}: cannot be read ({os.strerror(problem.errno or 0)})", fix=fix) from problem
+    except ValueError as problem:  # a null byte in the name
+        raise error(f"{file}: cannot be read ({problem})", fix=fix) from problem
+    if len(raw) > MAX_BYTES:
+        raise error(f"{file}: larger than {MAX_BYTES:,} bytes, so it is not {what}", fix=fix)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"{file}: not UTF-8 text (byte {problem.start})", fix=fix) from problem
+    return parse_json_object(text, name=str(file), error=error, fix=fix)
+
+
+def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: str) -> dict[str, Any]:
+    """The object in a text that messages call `name`. Raises `error`, with `fix`, where it holds something else."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise error(
+            f"{name}: not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})", fix=fix
+        ) from problem
+    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
+        raise error(f"{name}: not JSON that can be read", fix=fix) from problem
+    if not isinstance(value, dict):
+        raise error(f"{name}: holds no JSON object", fix=fix)
+    return value

@@ -1,4 +1,4 @@
-"""From what a user says of a configuration that is to be run, dry or for real, to a `Run`."""
+"""A ds_config.json that a user names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...probes.run import Run
-from .ds_config_file import read_ds_config
+from ...validate.lint.config_file import read_config_file
 from .model_source import load_config
 from .question import Question
 from .workload import WorkloadOptions
+
+
+def read_ds_config(path: Path) -> dict[str, Any]:
+    """The configuration, which may have comments, as DeepSpeed reads it. Raises ConfigFileError where it cannot be read
+    or holds no object."""
+    value: dict[str, Any] = read_config_file(path).document.root.value
+    return value
+
 
 _MOST_DIGITS = 9
 """Digits of a dimension; Python refuses to read numbers of thousands of digits."""

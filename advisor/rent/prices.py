@@ -12,7 +12,7 @@ from pathlib import Path
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.time.price import Price
-from ..question.cluster_spec import MOST_NODES, parse_cluster
+from ..question.cluster import MOST_NODES, parse_cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ...estimators.time.interruptions import Interrupted, interrupted_run
 from ...estimators.time.price import HOUR_S, Price
 from ..answer.what_if import gpus_argument
 from ..ask import ask
-from ..question.job_options import batch_of, parse_duration
+from ..question.job import batch_of, parse_duration
 from ..question.question import Question
 from ..question.workload import resolve_precision
 from ..search.candidate import Candidate, duration_of

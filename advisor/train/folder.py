@@ -18,7 +18,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ...probes.file_lock import try_lock
 from ...probes.real_run.job import Device
-from ..question.json_file import read_json_object
+from ..question.model_source import read_json_object
 
 WHOLE = "ds_advise_whole"
 """Written into a checkpoint when every rank has written its part, so that one that was cut off (a full disk, a killed

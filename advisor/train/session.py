@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ...estimators.models.model_shape import ModelShape
-from ..question.cluster_options import ClusterOptions
+from ..question.cluster import ClusterOptions
 from ..question.model_source import load_model
 from ..text.output import Output
 from .folder import TrainingFolder

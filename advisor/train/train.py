@@ -24,9 +24,8 @@ from ..launch.check import free_bytes, prediction_of
 from ..launch.fallback import Continuation, with_less_memory
 from ..launch.request import LaunchOutcome, LaunchRequest, Script
 from ..launch.session import make_attempts
-from ..question.ds_config_file import read_ds_config
 from ..question.question import Question
-from ..question.run import run_of
+from ..question.run import read_ds_config, run_of
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib

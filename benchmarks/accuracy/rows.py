@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape

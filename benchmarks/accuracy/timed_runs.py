@@ -16,7 +16,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import paying
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster

@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Rung

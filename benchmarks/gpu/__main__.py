@@ -35,7 +35,7 @@ def main() -> int:
     make_importable(cache, packages)
 
     # Only now can anything of the program be imported.
-    from ds_advise.advisor.question.cluster_spec import parse_size
+    from ds_advise.advisor.question.cluster import parse_size
 
     from .agenda.order import agenda
     from .machine.place import Place

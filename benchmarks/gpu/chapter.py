@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ds_advise.advisor.question.measured_hardware import MeasuredHardware, as_measured
+from ds_advise.advisor.question.this_machine import MeasuredHardware, as_measured
 from ds_advise.advisor.search.candidate import fit_of
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all

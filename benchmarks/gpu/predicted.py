@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu

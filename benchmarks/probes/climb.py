@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.search.candidate import Candidate, fit_of
 from ds_advise.advisor.verification.verify import run_series
 from ds_advise.probes.real_run import ProbeResult, RankFailure

@@ -20,8 +20,8 @@ from typing import Any
 
 from ds_advise.advisor.advise import answer
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.question import Question
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.verify import runnable
 from ds_advise.estimators.models.families import shape_from_config

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Question
 
 from .core import core_score

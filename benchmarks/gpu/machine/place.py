@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ds_advise.advisor.question.cluster_spec import join_nodes
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.cluster import join_nodes
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.hardware.cluster import Cluster, Gpu
 from ds_advise.probes.this_machine import visible_gpus
 

@@ -15,8 +15,8 @@ from ds_advise.advisor.html_report.probe import probe_html
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
 from ds_advise.advisor.launch.session import Attempts, Session, keep_training
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import json_form
 from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.probes.real_run import RankFailure

@@ -11,7 +11,7 @@ from ds_advise.advisor.importers.command_line import launched
 from ds_advise.advisor.importers.figures import ImportFigures, figures_of
 from ds_advise.advisor.importers.imported_run import ImportedRun
 from ds_advise.advisor.importers.rewrite import write_files, written_as
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for

@@ -10,7 +10,7 @@ import pytest
 from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
-from ds_advise.advisor.question.job_options import JobOptions, parse_amount, parse_price
+from ds_advise.advisor.question.job import JobOptions, parse_amount, parse_price
 from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.advisor.text import progress
 from ds_advise.advisor.text.job import hours, money

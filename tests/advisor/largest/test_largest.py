@@ -12,7 +12,7 @@ import pytest
 from ds_advise.advisor.advise import predicted
 from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
 from ds_advise.advisor.render.answer import render
 from ds_advise.advisor.search.max_fit import largest

@@ -10,8 +10,8 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.monitor import Display, Monitor
 from ds_advise.advisor.launch.request import LaunchRequest, Script
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from rich.console import Console
 
 FILE = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}

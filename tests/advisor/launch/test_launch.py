@@ -21,8 +21,8 @@ from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rende
 from ds_advise.advisor.launch.question import framework_of, launcher_of
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError

@@ -26,7 +26,7 @@ from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.launch.supervisor import free_abandoned_buffers
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.rank_processes.event_log import EventLog
 from ds_advise.probes.run import Run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
 from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.train.settings import TrainingSettings

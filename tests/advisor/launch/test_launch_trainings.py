@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.training_arguments import training_arguments

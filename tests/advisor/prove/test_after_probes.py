@@ -13,7 +13,7 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.past_results import PastProbes, keep_probe
 from ds_advise.advisor.verification.verify import run_series, runnable

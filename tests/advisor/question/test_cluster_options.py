@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.question.cluster_options import ClusterOptions
+from ds_advise.advisor.question.cluster import ClusterOptions
 from ds_advise.estimators.errors import ClusterError
 
 

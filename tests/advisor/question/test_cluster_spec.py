@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.host_defaults import KERNEL_MEMORY_SHARE
@@ -357,7 +357,7 @@ def test_a_cluster_is_made_without_heavy_imports() -> None:
     import subprocess
 
     code = (
-        "import sys; from ds_advise.advisor.question.cluster_spec import parse_cluster; parse_cluster('4x8xH100', "
+        "import sys; from ds_advise.advisor.question.cluster import parse_cluster; parse_cluster('4x8xH100', "
         "ram='1TB');print(sorted({'psutil', 'pynvml', 'torch', 'pydantic', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")

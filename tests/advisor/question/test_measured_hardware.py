@@ -14,9 +14,8 @@ from typing import Any, Literal
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.question.cluster_spec import parse_cluster
-from ds_advise.advisor.question.cpu_cluster import GLOO_BYTES_PER_S, cpu_cluster
-from ds_advise.advisor.question.measured_hardware import HOST_STREAM_SHARE, STREAM_SHARE
+from ds_advise.advisor.question.cluster import parse_cluster
+from ds_advise.advisor.question.this_machine import GLOO_BYTES_PER_S, HOST_STREAM_SHARE, STREAM_SHARE, cpu_cluster
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s

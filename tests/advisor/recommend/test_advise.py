@@ -12,7 +12,7 @@ from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.answer.what_if import gpus_argument
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.answer import render
 from ds_advise.advisor.render.next_steps import render_next_steps
 from ds_advise.advisor.search.candidate import SURE

@@ -41,7 +41,7 @@ def test_a_path_or_an_unknown_name_has_no_names(line: str) -> None:
 
 def test_what_is_offered_can_be_asked() -> None:
     """Every GPU that is offered names itself."""
-    from ds_advise.advisor.question.cluster_spec import parse_cluster
+    from ds_advise.advisor.question.cluster import parse_cluster
 
     offered = completed("gpt2 --gpus 2x")
     assert len(offered) > 50

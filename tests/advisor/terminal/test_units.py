@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.probe import where
 from ds_advise.advisor.text.lines import ended
 from ds_advise.advisor.text.units import count, counted_noun, gib, rate, seconds, whole_percents

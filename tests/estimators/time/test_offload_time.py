@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan

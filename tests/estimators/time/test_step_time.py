@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate

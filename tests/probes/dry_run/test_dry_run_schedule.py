@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.dry_run import render_dry_run
 from ds_advise.advisor.verification.dry_run import beside_closed_form, trace
 from ds_advise.estimators.memory.trainable import tensor_set
