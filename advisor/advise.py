@@ -88,7 +88,7 @@ def advise(
     precision: "auto" is bf16 where the GPU has it, else fp16.
     document_len: the mean length of the documents packed into a sample; None: a sample is one.
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
-    sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.beside`).
+    sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
     sequence_parallel_size: GPUs that share each sample (Ulysses); None tries more where a whole sample does not fit.
     experts: "autoep" lets each GPU keep whole experts of a mixture, where that is faster (transformers 5.0 to 5.22).
     states: "bf16" keeps master weights and optimizer states in bf16, which rounds small updates away.
@@ -151,7 +151,7 @@ def advise(
     )
     recommendation = answer(question)
     if sharding == "fsdp":
-        recommendation = replace(recommendation, beside=plain_pytorch(question))
+        recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
     return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 

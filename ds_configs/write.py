@@ -13,14 +13,14 @@ from typing import Any
 from ..estimators.errors import ConfigFileError
 
 
-def to_json(config: Mapping[str, Any]) -> str:
+def config_text(config: Mapping[str, Any]) -> str:
     """The text of a configuration file: indented by two, a newline at the end."""
     return json.dumps(config, indent=2) + "\n"
 
 
 def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
     """Write a configuration as `write_text` writes its text. Raises what that raises."""
-    write_text(to_json(config), path, force=force)
+    write_text(config_text(config), path, force=force)
 
 
 def write_text(text: str, path: Path, *, force: bool) -> None:

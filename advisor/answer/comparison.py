@@ -12,6 +12,7 @@ from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
@@ -30,10 +31,9 @@ from ..question.run import read_ds_config
 from ..question.workload import WorkloadOptions
 from ..search.candidate import Candidate
 from ..search.search import predict, predict_all
+from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Origin, Setting
-from .job import job_json
 from .key_meanings import meaning, rank
-from .to_json import CandidateJson, candidate_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class SideJson(TypedDict):
     """A or B."""
 
     name: str
-    plan: CandidateJson | None
+    plan: PlanFigures | None
     """Null without --model."""
 
 
@@ -140,15 +140,15 @@ class Comparison:
         def setting(known: Setting) -> SettingJson:
             return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
 
-        def plan(candidate: Candidate | None) -> CandidateJson | None:
+        def plan(candidate: Candidate | None) -> PlanFigures | None:
             known = self.circumstances
             if candidate is None or known is None:
                 return None
             duration = known.duration(candidate)
-            return candidate_json(candidate, job=None if duration is None else job_json(duration, known.price))
+            return plan_figures(candidate, job=None if duration is None else job_figures(duration, known.price))
 
         return {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "deepspeed": self.deepspeed,
             "sides": [{"name": side.name, "plan": plan(side.candidate)} for side in (self.first, self.second)],
             "differences": [

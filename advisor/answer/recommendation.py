@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .evidence import ProbedPlan, ProbeSeries, Verification
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Change:
     """Something that would change the answer."""
 
     flags: str
@@ -42,7 +43,7 @@ class Recommendation:
     """Facts that nobody stated and the figures rest on, a phrase each."""
     changes: tuple[Change, ...] = ()
     """What would change the answer."""
-    beside: Candidate | None = None
+    pytorch_baseline: Candidate | None = None
     """Plain PyTorch's best plan, for comparison; it is no DeepSpeed configuration, and never the recommended one."""
     try_first: Candidate | None = None
     """A plan that is only likely to fit, and so much faster that it is worth the risk; None where there is none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...estimators.json_form import SCHEMA_VERSION
 from ..text.output import Output
 from .options import compare_options, output_options
 
@@ -59,7 +60,11 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
             Path(file), known, limits, gpus=spec, framework=framework if framework == "deepspeed" else None
         )
     ]
-    answer: CheckJson = {"schema_version": 1, "met": all(each["met"] for each in found), "requirements": found}
+    answer: CheckJson = {
+        "schema_version": SCHEMA_VERSION,
+        "met": all(each["met"] for each in found),
+        "requirements": found,
+    }
     output.show(lambda: answer, lambda console: _render(answer, console))
     return int(not answer["met"])
 

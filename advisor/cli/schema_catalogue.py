@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...estimators.errors import WorkloadError
+from ...estimators.json_form import SCHEMA_VERSION
 from ...probes.dry_run import DryRunResult
 from ...probes.real_run import ProbeResult
 from ...probes.store import RecordJson
 from ...validate.doctor.examine import CheckupJson
+from ..answer.advice import Advice
 from ..answer.comparison import ComparisonJson
 from ..answer.evidence import DryRunAdditions
 from ..answer.explanation import ExplanationJson
 from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.requirements import CheckJson
-from ..answer.to_json import SCHEMA_VERSION, AdviceJson
 from ..importers.to_json import ImportJson
 from ..render.history import HistoryJson
 from ..render.launch import SessionJson
@@ -27,7 +28,7 @@ _KEPT_APART = ("timeline", "schedule")
 """Fields of a dry run that are too long for its answer; `--timeline` writes them."""
 
 _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
-    "advise": lambda: schema_of([AdviceJson]),
+    "advise": lambda: schema_of([Advice]),
     "explain": lambda: schema_of([ExplanationJson]),
     "dry-run": lambda: schema_of([DryRunResult, DryRunAdditions], without=_KEPT_APART),
     "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),

@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
+from ...estimators.json_form import to_json
+from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.reasons import deepspeed_sentence
 from ..answer.recommendation import Recommendation, closest
-from ..answer.to_json import json_form
 from ..render.answer import render
 from ..render.deliver import recommended_config
 from ..render.next_steps import render_next_steps
@@ -56,7 +57,7 @@ Plan = Mapping[str, Any]
 
 def advice_html(answer: Recommendation, config_path: str) -> str:
     """The report as the text of one HTML file. config_path: what the commands call the configuration."""
-    form = json_form(answer)
+    form = to_json(advice_of(answer))
     first, *more = (str(line) for line in verdict(answer))
     return html_of(
         Report(
@@ -96,7 +97,7 @@ def write_advice_report(
 
 def _memory(answer: Recommendation) -> StackedBars:
     """Memory of every plan against the GPU."""
-    form, device = json_form(answer), device_word(answer.question.cluster)
+    form, device = to_json(advice_of(answer)), device_word(answer.question.cluster)
     return memory_bars(form["candidates"], form["cluster"]["gpu_memory_bytes"], chosen=_chosen(form), device=device)
 
 
@@ -146,7 +147,7 @@ def _pictures(answer: Recommendation, form: Plan) -> list[Section]:
     memory_terms = [terms_by_key(section["gpu_memory"]["terms"]) for section in sections]
     time_terms = [terms_by_key(section["time"]["terms"]) for section in sections]
     memory = memory_bars(plans, limit, chosen=chosen, terms=memory_terms, device=device)
-    every = json_form(answer, all_candidates=True)["candidates"]
+    every = to_json(advice_of(answer, all_candidates=True))["candidates"]
     return [
         Section(
             name="memory",
@@ -219,8 +220,8 @@ def _ladder(answer: Recommendation, form: Plan) -> Markup:
             continue
         rows.append(_ladder_row(plan))
         classes.append("chosen" if plan == form["recommended"] else "" if plan["fits"] else "faded")
-    if form["beside"] is not None:
-        rows.append(_ladder_row(form["beside"]))
+    if form["pytorch_baseline"] is not None:
+        rows.append(_ladder_row(form["pytorch_baseline"]))
         classes.append("faded")
     device = device_word(answer.question.cluster)
     return joined(
@@ -254,7 +255,7 @@ def _terms(answer: Recommendation) -> Section | None:
     device = device_word(answer.question.cluster)
     titles = {
         "gpu_memory": f"Memory per {device} at the peak ({phase_title(shown.memory.peak.name)})",
-        "gpu_cache": "Cached besides until a request would fail, as nvidia-smi shows it",
+        "gpu_cache": "Cached pytorch_baselines until a request would fail, as nvidia-smi shows it",
         "host_memory": "Host RAM per node",
         "nvme": "NVMe per node",
         "time": "One optimizer step",

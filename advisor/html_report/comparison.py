@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...estimators.json_form import to_json
 from ..answer.comparison import Comparison
 from ..answer.explanation import explain_plan
 from ..render.comparison import verdict
@@ -75,7 +76,7 @@ def _subject(comparison: Comparison) -> str:
 def _plans(comparison: Comparison) -> list[dict[str, Any]]:
     """Both sides' candidates, named A and B; empty where their figures are not known."""
     found = []
-    for letter, side in zip("AB", comparison.to_json()["sides"], strict=True):
+    for letter, side in zip("AB", to_json(comparison.to_json())["sides"], strict=True):
         if side["plan"] is not None:
             found.append({**side["plan"], "rung": f"{letter}: {side['plan']['rung']}"})
     return found if len(found) == 2 else []
@@ -132,7 +133,7 @@ def _job_rows(plans: list[dict[str, Any]]) -> list[list[Cell]]:
 
 
 def _differences(comparison: Comparison) -> Markup:
-    form = comparison.to_json()
+    form = to_json(comparison.to_json())
     acting = [found for found in form["differences"] if found["acts"]]
     idle = [found["key"] for found in form["differences"] if not found["acts"]]
     rows = [

@@ -10,7 +10,8 @@ from importlib.resources import files
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from ... import __version__
-from ...ds_configs.write import to_json
+from ...ds_configs.write import config_text
+from ...estimators.json_form import to_json
 from ..answer.key_meanings import meaning
 from ..text.labels import component_title
 from ..text.lines import glued
@@ -116,7 +117,7 @@ def html_of(report: Report) -> str:
 
 def _as_data(data: Mapping[str, Any]) -> str:
     """JSON that no browser reads as markup: a `<` is written as JSON's escape of it."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
+    return json.dumps(to_json(data), separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
 
 
 def _text(name: str) -> str:
@@ -279,7 +280,7 @@ def configuration(config: Mapping[str, Any], name: str) -> Markup:
     rows = [[key_and_meaning(path, words), value_words(value)] for path, value, words in known if words]
     return joined(
         element("p", "Save as ", element("code", name), ".", class_="note"),
-        copyable(to_json(config).rstrip()),
+        copyable(config_text(config).rstrip()),
         folded("What the keys decide", table(["key, and what it decides", "value"], rows)),
     )
 

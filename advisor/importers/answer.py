@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.write import to_json
+from ...ds_configs.write import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...validate.lint import LintReport, lint, load_facts
@@ -177,7 +177,7 @@ def _document(part: DeepSpeedPart) -> Document | None:
         return None
     if part.path is not None:
         return read_config_file(part.path).document
-    return read_document(to_json(part.config).encode(), name=part.name)
+    return read_document(config_text(part.config).encode(), name=part.name)
 
 
 def _lint(document: Document, run: ImportedRun, figures: ImportFigures | None) -> LintReport:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.other_plan import under_other_plan
-from ...ds_configs.write import to_json, write_text
+from ...ds_configs.write import config_text, write_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
@@ -111,7 +111,7 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
     if accelerate:
         config = _for_accelerate(config, own or {}, plan, figures.workload)
     in_order = {name: config[name] for name in own or {} if name in config}
-    document = read_document(to_json(in_order | config).encode(), name="the new configuration")
+    document = read_document(config_text(in_order | config).encode(), name="the new configuration")
     report = lint(
         document,
         facts=load_facts(),

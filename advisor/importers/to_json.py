@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from ..answer.to_json import SCHEMA_VERSION, CandidateJson, candidate_json
+from ...estimators.json_form import SCHEMA_VERSION
+from ..answer.advice import PlanFigures, plan_figures
 from ..render.lint import LintFindingJson, finding_json
 from .answer import ImportAnswer
 
@@ -58,8 +59,8 @@ class ImportJson(TypedDict):
     """Why there are no figures."""
     refusal: str
     """Why the plan cannot run as it is; "" where it can."""
-    as_is: CandidateJson | None
-    recommended: CandidateJson | None
+    as_is: PlanFigures | None
+    recommended: PlanFigures | None
     """The fastest that fits with the same training and global batch."""
     is_better: bool
     """The recommended plan fits where the run does not, or is faster."""
@@ -73,8 +74,8 @@ class ImportJson(TypedDict):
 def import_json(answer: ImportAnswer) -> ImportJson:
     """One object, described in docs/json.md."""
     run, figures, part = answer.run, answer.figures, answer.run.deepspeed
-    as_is = None if figures is None or figures.as_is is None else candidate_json(figures.as_is)
-    better = None if figures is None or figures.recommended is None else candidate_json(figures.recommended)
+    as_is = None if figures is None or figures.as_is is None else plan_figures(figures.as_is)
+    better = None if figures is None or figures.recommended is None else plan_figures(figures.recommended)
     return {
         "schema_version": SCHEMA_VERSION,
         "file": str(answer.source.path),

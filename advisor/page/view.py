@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 from ...ds_configs.script_lines import script_lines, trainer_lines
-from ...ds_configs.write import to_json
+from ...ds_configs.write import config_text
+from ...estimators.json_form import to_json
+from ..answer.advice import advice_of, plan_figures
 from ..answer.reasons import gain_of_risk, time_shares
 from ..answer.recommendation import Recommendation, closest
 from ..answer.start import start_commands, start_settings
-from ..answer.to_json import candidate_json, json_form
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE
 from ..html_report.line_charts import draw_scatter
@@ -43,7 +44,7 @@ def answer_view(answer: Recommendation) -> dict[str, Any]:
 
 def json_text(answer: Recommendation) -> str:
     """The answer as `ds-advise --json --no-write --no-deepspeed-estimate` prints it."""
-    return json.dumps(json_form(answer), indent=2)
+    return json.dumps(to_json(advice_of(answer)), indent=2)
 
 
 def _used(answer: Recommendation) -> dict[str, str]:
@@ -186,10 +187,10 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
         shown = [candidate for candidate in shown if candidate.fit.probability >= LIKELY]
     if not shown:
         return ""
-    plans = [candidate_json(candidate) for candidate in shown]
+    plans = [to_json(plan_figures(candidate)) for candidate in shown]
     index = next((index for index, each in enumerate(shown) if each is chosen), None)
     if name == "scatter":
-        plan = None if chosen is None else candidate_json(chosen)
+        plan = None if chosen is None else to_json(plan_figures(chosen))
         return str(draw_scatter(speed_against_memory(plans, limit, chosen=plan, device=device), width))
     chart = (
         memory_bars(plans, limit, chosen=index, device=device) if name == "memory" else time_bars(plans, chosen=index)
@@ -219,7 +220,7 @@ def _start(answer: Recommendation) -> dict[str, Any] | None:
         script += ["", "# once the Trainer is made, before trainer.train():", *later]
     commands = start_commands(answer, chosen, CONFIG_FILE)
     return {
-        "config": to_json(config),
+        "config": config_text(config),
         "script": "\n".join(script),
         "commands": {name: "\n".join([*exports, *lines]) for name, lines in commands.items()},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
@@ -27,7 +27,8 @@ Experts = Literal["zero", "autoep"]
 Collectives = Literal["exact", "quantized"]
 
 
-class Largest(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Largest:
     """What was asked to be as large as it may be (`--seq-len max`), and what was found."""
 
     option: Literal["seq_len", "micro_batch", "model_size"]

@@ -39,7 +39,7 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     if shown is not None:
         blank(console)
         _memory_bar(shown, device_word(answer.question.cluster), console)
-    if chosen is not None or answer.reasons or answer.beside is not None:
+    if chosen is not None or answer.reasons or answer.pytorch_baseline is not None:
         blank(console)
     if chosen is not None:
         shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
@@ -53,8 +53,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
             sentence(console, line)
     for reason in answer.reasons if details or chosen is None else ():
         sentence(console, reason)
-    if answer.beside is not None:
-        sentence(console, beside(answer.beside, chosen))
+    if answer.pytorch_baseline is not None:
+        sentence(console, beside(answer.pytorch_baseline, chosen))
     for run in answer.verifications:
         blank(console)
         sentence(console, verification(run))

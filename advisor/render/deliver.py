@@ -19,7 +19,7 @@ from ..text.output import Output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..answer.to_json import AdviceJson
+    from ..answer.advice import Advice
 
 Destination = Path | Literal["-"] | None
 """Where the configuration goes: a file, stdout, or nowhere."""
@@ -49,10 +49,10 @@ def deliver(
     if destination == "-" and config is not None:
         print(json.dumps(config, indent=2))
 
-    def form() -> AdviceJson:
-        from ..answer.to_json import json_form  # imported here: only programs want it
+    def form() -> Advice:
+        from ..answer.advice import advice_of  # imported here: only JSON needs it
 
-        return json_form(answer, all_candidates=all_candidates)
+        return advice_of(answer, all_candidates=all_candidates)
 
     def render_all(console: Console) -> None:
         if instead is not None:

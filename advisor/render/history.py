@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from rich.console import Console
 
+from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import Plan
 from ...probes.bench.result import BENCH_VERSION, bench_from_json
 from ...probes.store import Record, RecordJson
@@ -38,7 +39,7 @@ class HistoryJson(TypedDict):
 
 def json_form(records: Sequence[Record]) -> HistoryJson:
     """The records in the order of the store."""
-    return {"schema_version": 1, "records": [without_nan(record.to_json()) for record in records]}
+    return {"schema_version": SCHEMA_VERSION, "records": [without_nan(record.to_json()) for record in records]}
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:

@@ -47,8 +47,8 @@ def print_table(answer: Recommendation, console: Console, *, all_candidates: boo
         for candidate in answer.candidates if all_candidates else (step.candidate,):
             if candidate.rung == step.rung:
                 _row(candidate, candidate is answer.recommended, console)
-    if answer.beside is not None:
-        _row(answer.beside, False, console)
+    if answer.pytorch_baseline is not None:
+        _row(answer.pytorch_baseline, False, console)
     shown = answer.candidates if all_candidates else [step.candidate for step in answer.ladder if step.candidate]
     length, notes = answer.question.model.fixed_len, []
     if length:

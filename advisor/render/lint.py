@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..question.lint_file import LintAnswer
@@ -116,7 +117,7 @@ def answer_json(answer: LintAnswer) -> LintJson:
     """One object, described in docs/json.md."""
     report = answer.report
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "file": str(answer.path),
         "framework": report.framework,
         "framework_is_assumed": report.framework_is_assumed,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
-from ...ds_configs.write import to_json
+from ...ds_configs.write import config_text
+from ...estimators.json_form import to_json
+from ..answer.advice import advice_of
 from ..answer.recommendation import Recommendation
-from ..answer.to_json import CandidateJson, json_form
 from ..text.labels import device_word, shape_words
 from ..text.units import gib, rate
 from .deliver import recommended_config
@@ -24,7 +26,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
 def advice_markdown(answer: Recommendation, config_path: str) -> str:
     """Verdict, ladder, what would change it, and, folded, configuration and commands."""
-    form = json_form(answer)
+    form = to_json(advice_of(answer))
     first, *more = (str(line) for line in verdict(answer))
     changes = [f"- `{change['flags']}`: {_plain(change['outcome'])}" for change in form["changes"]]
     parts = [
@@ -42,14 +44,14 @@ def advice_markdown(answer: Recommendation, config_path: str) -> str:
 
 
 def _ladder(answer: Recommendation) -> str:
-    form = json_form(answer)
+    form = to_json(advice_of(answer))
     head = ["rung", "shape", f"GiB per {device_word(answer.question.cluster)}", "GiB RAM", "tokens/s", "verdict"]
     rows = [_row(plan, plan == form["recommended"]) for plan in form["candidates"]]
     rule = ["---", "---", "---:", "---:", "---:", "---"]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
-def _row(plan: CandidateJson, chosen: bool) -> Sequence[str]:
+def _row(plan: Mapping[str, Any], chosen: bool) -> Sequence[str]:
     cells = [
         plan["rung"],
         shape_words(plan),
@@ -63,7 +65,7 @@ def _row(plan: CandidateJson, chosen: bool) -> Sequence[str]:
 
 def _config(answer: Recommendation) -> str:
     config = recommended_config(answer)
-    return "" if config is None else to_json(config).rstrip()
+    return "" if config is None else config_text(config).rstrip()
 
 
 def _start(answer: Recommendation, config_path: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PlainPyTorch, Rung
-from ..answer.job import JobJson, job_json
-from ..answer.to_json import SCHEMA_VERSION
+from ..answer.advice import JobFigures, job_figures
 from .rent import Offer, RentAdvice
 
 
@@ -65,7 +65,7 @@ class OfferJson(TypedDict):
     meets_limits: bool
     """It is in time and within the budget."""
     plan: RentPlanJson
-    job: JobJson
+    job: JobFigures
     """The job without interruptions."""
     interruptions: InterruptionsJson | None
     """Null where the machines stay."""
@@ -167,7 +167,7 @@ def _offer(offer: Offer, *, on_front: bool, meets: bool) -> OfferJson:
             "host_bytes_per_node": candidate.memory.host_bytes_per_node,
             "fit_probability": candidate.fit.probability,
         },
-        "job": job_json(offer.duration, None),
+        "job": job_figures(offer.duration, None),
         "interruptions": None
         if interrupted is None
         else {

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ...estimators.json_form import to_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -23,10 +25,10 @@ class Output(NamedTuple):
         if self.mode != "quiet":
             print(f"ds-advise: {text}", file=sys.stderr, flush=True)
 
-    def show(self, to_json: Callable[[], Any], render: Callable[[Console], object]) -> None:
-        """The answer, made by one of the two functions."""
+    def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
+        """Print the answer, made by one of the two functions: as JSON (dataclasses become objects), or for people."""
         if self.mode == "json":
-            print(json.dumps(to_json(), indent=1))
+            print(json.dumps(to_json(form()), indent=1))
         elif self.mode == "human":
             render(self.console())
 

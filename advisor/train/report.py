@@ -8,9 +8,10 @@ from typing import TypedDict
 from rich.console import Console
 from rich.text import Text
 
-from ...ds_configs.write import to_json
+from ...ds_configs.write import config_text
+from ...estimators.json_form import SCHEMA_VERSION
+from ..answer.advice import PlanFigures, plan_figures
 from ..answer.recommendation import closest
-from ..answer.to_json import SCHEMA_VERSION, CandidateJson, candidate_json
 from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
@@ -39,7 +40,7 @@ class TrainingProposalJson(TypedDict):
     """What is to be trained, and how."""
 
     data: TrainingDataJson
-    plan: CandidateJson | None
+    plan: PlanFigures | None
     """In the form of a candidate of `advise --json`; null where nothing fits, or nothing passed the check."""
     steps: int
     """Optimizer steps in all."""
@@ -94,7 +95,7 @@ def _proposal_json(proposed: Proposal) -> TrainingProposalJson:
             "seq_len": samples.seq_len,
             "tokens": samples.tokens,
         },
-        "plan": None if plan is None else candidate_json(plan),
+        "plan": None if plan is None else plan_figures(plan),
         "steps": proposed.steps,
         "learning_rate": proposed.learning_rate,
         "duration_s": None if plan is None else proposed.training_s,
@@ -205,7 +206,7 @@ def render_start(proposed: Proposal, folder: TrainingFolder, console: Console) -
     assert recommended is not None
     request = request_of(run, recommended.estimate, folder, device=proposed.settings.device, steps=proposed.steps)
     sentence(console, f"{folder.ds_config} would be:")
-    copyable(console, to_json(run.config).splitlines())
+    copyable(console, config_text(run.config).splitlines())
     sentence(console, "It would be started with:")
     copyable(console, [line for _, line in dry_lines(request)])
 

@@ -88,7 +88,7 @@ def test_json_is_one_object_with_the_documented_fields(tmp_path: Path) -> None:
         "deepspeed_estimate",
         "files",
     } <= answer.keys()
-    assert answer["schema_version"] == 1
+    assert answer["schema_version"] == 2
     assert answer["model"] == {
         "name": "Qwen/Qwen2.5-14B",
         "parameters": 14770033664,

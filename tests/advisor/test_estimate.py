@@ -58,9 +58,9 @@ def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> Non
         json.loads(CliRunner().invoke(advise, [*asked, *more, "--json"], standalone_mode=False).stdout)
         for more in ([], ["--sharding", "fsdp"])
     )
-    assert beside["beside"]["rung"] == "fsdp" and usual["beside"] is None
+    assert beside["pytorch_baseline"]["rung"] == "fsdp" and usual["pytorch_baseline"] is None
     assert [step["rung"] for step in beside["ladder"]] == list(RUNGS)
-    assert {**beside, "beside": None} == usual
+    assert {**beside, "pytorch_baseline": None} == usual
     printed = CliRunner().invoke(advise, [*asked, "--sharding", "fsdp"], standalone_mode=False).stdout
     assert "  fsdp " in printed and "no configuration is written" in " ".join(printed.split())
 

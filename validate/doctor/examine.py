@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
+from ...estimators.json_form import SCHEMA_VERSION
 from . import building, environment, gpus, versions
 from . import check_folder as folder
 from . import check_host as host
@@ -77,7 +78,7 @@ class Checkup:
     def to_json(self) -> CheckupJson:
         """JSON types; the facts are left out but for what a finding says of them."""
         return {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "worst": self.worst,
             "counts": {status: self.count(status) for status in STATUSES},
             "findings": [

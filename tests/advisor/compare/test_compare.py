@@ -356,7 +356,7 @@ def test_without_a_model_only_the_files_are_compared(files: dict[str, str], caps
     """JSON has the differences and no plans; people are told what more they could know."""
     assert run_here(["compare", files["offload"], files["zero3"], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["schema_version"] == 1 and [side["plan"] for side in answer["sides"]] == [None, None]
+    assert answer["schema_version"] == 2 and [side["plan"] for side in answer["sides"]] == [None, None]
     assert {"key", "first", "second", "meaning", "acts"} == answer["differences"][0].keys()
     assert run_here(["compare", files["offload"], files["zero3"]]) == 0
     assert "--model" in capsys.readouterr().out

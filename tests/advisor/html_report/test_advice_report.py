@@ -138,7 +138,7 @@ def test_what_users_name_stays_text(tmp_path: Path) -> None:
 def test_other_answers_make_whole_reports_too(tmp_path: Path, question: str) -> None:
     """Where nothing fits, and with plain PyTorch beside."""
     page = report_of(tmp_path, *question.split(), "--offline", "--no-deepspeed-estimate")
-    assert page.data["recommended"] is None or page.data["beside"] is not None
+    assert page.data["recommended"] is None or page.data["pytorch_baseline"] is not None
     assert ("configuration" in page.sections) == (page.data["recommended"] is not None)
 
 

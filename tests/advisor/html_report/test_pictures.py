@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.explanation import explain
-from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.html_report.bar_charts import (
     Bar,
     Lane,
@@ -33,13 +33,14 @@ from ds_advise.advisor.html_report.line_charts import (
 from ds_advise.advisor.html_report.palette import INKS, memory_family, time_family
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, terms_by_key, time_bars
 from ds_advise.advisor.text.units import gib
+from ds_advise.estimators.json_form import to_json
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    return json_form(advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False))
+    return to_json(advice_of(advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)))
 
 
 def _bars(**changes: Any) -> StackedBars:

@@ -16,7 +16,7 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
-from ds_advise.ds_configs.write import to_json
+from ds_advise.ds_configs.write import config_text
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
@@ -52,7 +52,7 @@ def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeyp
     assert form.name == _format(name)
     run = form.by.read(source)
     assert run.model is not None or form.name in ("accelerate", "script")
-    config = to_json(ds_config(plan, MODEL, WORKLOAD, CLUSTER, flavor="hf"))
+    config = config_text(ds_config(plan, MODEL, WORKLOAD, CLUSTER, flavor="hf"))
     if form.name == "accelerate":
         config = config.replace('"gradient_accumulation_steps": "auto"', '"gradient_accumulation_steps": 5')
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import predicted
-from ds_advise.advisor.answer.to_json import json_form
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
@@ -18,6 +18,7 @@ from ds_advise.advisor.render.answer import render
 from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import family
 from rich.console import Console
 
@@ -175,4 +176,4 @@ def test_the_answer_says_what_was_found(model: str, gpus: str, said: dict[str, A
     render(answer, console)
     assert sentence in " ".join(console.file.getvalue().split())
     option = next(name for name, value in said.items() if value == "max")
-    assert json_form(answer)["largest"]["option"] == option
+    assert to_json(advice_of(answer))["largest"]["option"] == option

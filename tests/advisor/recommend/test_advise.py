@@ -9,8 +9,8 @@ from dataclasses import replace
 import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.answer import render
@@ -21,6 +21,7 @@ from ds_advise.advisor.text.units import times
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpus
+from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import RUNGS
 from ds_advise.estimators.time.step_time import estimate_time
@@ -105,7 +106,7 @@ def test_batches_are_exact(answer: Recommendation) -> None:
 
 def test_json_holds_the_same_answer(answer: Recommendation) -> None:
     """The JSON form and the typed recommendation agree."""
-    form = json_form(answer, all_candidates=True)
+    form = to_json(advice_of(answer, all_candidates=True))
     assert len(form["candidates"]) == len(answer.candidates)
     for shown, candidate in zip(form["candidates"], answer.candidates, strict=True):
         assert shown["device_bytes_per_gpu"] == sum(shown["components"].values()) == candidate.device_bytes
@@ -123,7 +124,7 @@ def printed(answer: Recommendation) -> str:
 def test_a_step_on_the_host_gets_its_threads_and_their_worth() -> None:
     """The printed cost is that of the prediction with the launcher's own threads; no offload, no word of it."""
     answer = ask("Qwen2.5-14B", "2x32GB")
-    told, form = printed(answer), json_form(answer)["host_threads"]
+    told, form = printed(answer), to_json(advice_of(answer))["host_threads"]
     assert form["step_times_without"]["torchrun"] == form["step_times_without"]["accelerate"] > 1.05
     assert f"{times(form['step_times_without']['torchrun'])} as long with torchrun or" in " ".join(told.split())
     assert f"export {form['setting']}" in told
@@ -132,7 +133,7 @@ def test_a_step_on_the_host_gets_its_threads_and_their_worth() -> None:
     slow = estimate_time(one_thread.model, one_thread.workload, one_thread.cluster, answer.recommended.plan)
     assert slow.step_s == pytest.approx(answer.recommended.time.step_s * form["step_times_without"]["torchrun"])
     on_gpu = ask("Qwen2.5-0.5B", "2x24GB")
-    assert json_form(on_gpu)["host_threads"] is None
+    assert to_json(advice_of(on_gpu))["host_threads"] is None
     assert "OMP_NUM_THREADS" not in printed(on_gpu)
 
 
@@ -293,7 +294,7 @@ def test_the_suggested_gpus_argument_names_the_same_cluster(gpu: object) -> None
 
 def test_every_speed_has_its_interval(answer: Recommendation) -> None:
     """JSON has both ends beside every speed; most true speeds below it or above it are within a factor of two."""
-    for candidate in json_form(answer, all_candidates=True)["candidates"]:
+    for candidate in to_json(advice_of(answer, all_candidates=True))["candidates"]:
         low, speed, high = (candidate[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
         assert 0.4 * speed < low < high < 2.5 * speed
 

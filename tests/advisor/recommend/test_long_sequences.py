@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.ask import ask as question_of
 from ds_advise.advisor.estimate import estimate, plan_of
 from ds_advise.advisor.render.deliver import recommended_config
 from ds_advise.advisor.render.next_steps import render_next_steps
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.run import Run
@@ -32,7 +33,7 @@ def test_gpus_share_samples_that_no_gpu_can_hold() -> None:
     answer = ask("Llama-3.1-8B", **LONG)
     chosen = answer.recommended
     assert chosen is not None and chosen.plan.sequence_parallel_size == 8
-    assert json_form(answer, all_candidates=False)["recommended"]["sequence_parallel_size"] == 8
+    assert to_json(advice_of(answer, all_candidates=False))["recommended"]["sequence_parallel_size"] == 8
     assert any("share each sample" in reason for reason in answer.reasons)
     whole = [each.fit.probability for each in answer.candidates if each.plan.sequence_parallel_size == 1]
     assert whole and max(whole) < 0.5

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS, doubts
-from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.estimate import estimate
 from ds_advise.advisor.render.deliver import recommended_config
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.collective_time import QuantizedReduction, quantized_bytes
 from ds_advise.probes.dry_run.run import dry_run
@@ -33,7 +34,7 @@ def test_they_are_taken_only_when_asked_for_and_the_answer_says_what_they_cost()
     assert chosen.plan.zero_quantized_weights and chosen.plan.zero_quantized_gradients
     assert SENT_IN_FEWER_BITS in doubts(answer.question.cluster, answer.ladder, chosen)
     assert any("8 bits and gradients in 4" in reason for reason in answer.reasons)
-    shown = json_form(answer, all_candidates=False)["recommended"]
+    shown = to_json(advice_of(answer, all_candidates=False))["recommended"]
     assert shown["zero_quantized_weights"] is shown["zero_quantized_gradients"] is True
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.to_json import json_form
 from ds_advise.advisor.cli.main import main
 from ds_advise.advisor.render.answer import render
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
@@ -18,6 +18,7 @@ from ds_advise.advisor.verification.verify import in_order
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.device_overhead import allocator_overhead, fixed_segments_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import Quantiles, fit_probability, ratios
 from ds_advise.estimators.plan import Plan
@@ -70,12 +71,12 @@ def test_the_risk_decides_what_is_recommended(risky: Recommendation) -> None:
 
 
 def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
-    form = json_form(risky, all_candidates=True)
+    form = to_json(advice_of(risky, all_candidates=True))
     assert form["try_first"]["verdict"] == "likely fits" and not form["try_first"]["fits"]
     for plan in (*form["candidates"], *form["ladder"], form["recommended"]):
         assert plan["fits"] == (plan["fit_probability"] >= SURE)
         assert plan["verdict"] == verdict_of(plan["fit_probability"])
-    assert json_form(replace(risky, try_first=None))["try_first"] is None
+    assert to_json(advice_of(replace(risky, try_first=None)))["try_first"] is None
 
 
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture
     assert "Nothing was measured yet" in shown
     assert "ds-advise bench" in shown
     assert run(["history", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "records": []}
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 2, "records": []}
     assert not own_store.exists()
 
 

@@ -1,0 +1,398 @@
+"""The answer as data; `--json` prints it with these names, which are part of the public interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from ...ds_configs.launch_commands import threads_setting
+from ...estimators.estimate import Evidence
+from ...estimators.hardware.host_defaults import threads_per_rank
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.plan import Offload, PlainPyTorch, Rung
+from ...estimators.time.duration import JobDuration
+from ...estimators.time.price import Price
+from ...estimators.time.utilization import model_flops_utilization
+from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
+from ..question.question import Largest, Question, Risk
+from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
+from .reasons import slower_without_threads
+from .recommendation import Change, Recommendation
+
+if TYPE_CHECKING:
+    from .evidence import ProbedPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFigures:
+    """The whole training under one plan."""
+
+    steps: int
+    """Optimizer steps."""
+    tokens: int
+    """Tokens trained in all epochs, without padding."""
+    padding: float
+    """Share of the computed tokens that is padding."""
+    mean_sample_tokens: float
+    timed_sample_tokens: int
+    """Mean length of the longest sample of a micro batch, to which the others are padded."""
+    duration_s: float
+    duration_s_low: float | None
+    """The interval to duration_s_high holds four of five true durations, as far as the step's time decides."""
+    duration_s_high: float | None
+    training_s: float
+    loading_s: float
+    """Start of the processes, and reading the weights."""
+    evaluation_s: float
+    checkpoints: int
+    checkpoint_bytes: int
+    checkpoint_write_s: float
+    """Per checkpoint."""
+    checkpoint_interval_s: float
+    """Training time between two checkpoints that loses least."""
+    gpu_hours: float
+    cost: float | None
+    """Null: no price was given."""
+    cost_low: float | None
+    cost_high: float | None
+    currency: str
+    """As the price named it; "" for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFigures:
+    """A plan with its figures and verdict."""
+
+    rung: Rung | PlainPyTorch
+    zero_stage: int
+    offload_optimizer: Offload
+    offload_optimizer_ratio: float
+    """Share of an offloaded optimizer that is on the host."""
+    offload_param: Offload
+    bf16_master_weights_and_grads: bool
+    bf16_optimizer_states: bool
+    sequence_parallel_size: int
+    """GPUs that share each sample."""
+    autotp_size: int
+    """GPUs that split each layer."""
+    autoep_size: int
+    """GPUs that experts are spread over."""
+    zero_hpz_partition_size: int
+    """GPUs that keep a second copy of the weights together."""
+    zero_quantized_weights: bool
+    """Weights are gathered in 8 bits."""
+    zero_quantized_gradients: bool
+    """Gradients are reduced in 4 bits."""
+    gradient_checkpointing: bool
+    cpu_checkpointing: bool
+    """The inputs that checkpointing keeps of each layer are in host RAM."""
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    allocated_bytes_per_gpu: int
+    """Peak of live tensors."""
+    reserved_bytes_per_gpu: int
+    """What the caching allocator must hold."""
+    device_bytes_per_gpu: int
+    """Reserved, the CUDA context and NCCL; compared with the GPU's memory."""
+    measured_device_bytes_per_gpu: int | None
+    """Measured by a probe."""
+    host_bytes_per_node: int
+    host_pinned_bytes_per_node: int
+    nvme_bytes_per_node: int
+    components: dict[str, int]
+    """Bytes by name; they add up to device_bytes_per_gpu."""
+    step_seconds: float
+    time_components: dict[str, float]
+    """Seconds by name; they add up to step_seconds."""
+    tokens_per_second: float
+    tokens_per_second_low: float | None
+    """The interval to tokens_per_second_high holds four of five true speeds."""
+    tokens_per_second_high: float | None
+    model_flops_utilization: float | None
+    """The model's own FLOPs over the peak of the GPUs (MFU); null where no peak is published or it is not computed."""
+    job: JobFigures | None
+    """The whole training under this plan; null without an amount that is trained."""
+    bottleneck: str
+    fits: bool
+    fit_probability: float
+    verdict: Verdict
+    reason: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFigures:
+    """The model of the question."""
+
+    name: str
+    parameters: int
+    trainable_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFigures:
+    """The training of the question."""
+
+    method: Method
+    quantization: Quantization | None
+    modules_to_save: tuple[str, ...]
+    """Embeddings and heads that are trained in full beside adapters."""
+    seq_len: int
+    precision: Precision
+    optimizer: str
+    global_batch_size: int | None
+    """Null: left to the search."""
+    attention: AttentionKernel
+    loss: LossKernel
+    mlp: str
+    kernels: LayerKernels
+    document_len: int | None
+    """Null: a sample is one document."""
+    framework: Framework
+    software: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFigures:
+    """The machines of the question."""
+
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    gpu_memory_bytes: int
+    """What CUDA offers."""
+    host_memory_bytes_per_node: int | None
+    """Null: unknown."""
+    measured: str
+    """Figures that come from a benchmark of this machine; "" for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigures:
+    """A rung of the ladder."""
+
+    rung: Rung
+    fits: bool
+    fit_probability: float
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostThreads:
+    """Threads of the optimizer step on the host."""
+
+    threads_per_rank: int
+    setting: str
+    """Shell assignment."""
+    step_times_without: dict[str, float]
+    """By launcher: the step's time without OMP_NUM_THREADS over its time with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedFigures:
+    """DeepSpeed's own estimate; null where it has none for the plan."""
+
+    gpu_bytes: int | None
+    host_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeFigures:
+    """A plan that ran on this machine."""
+
+    plan: PlanFigures
+    reason: str
+    age_seconds: float | None
+    """Null: it ran for this answer."""
+    result: dict[str, Any]
+    """As in `ds-advise probe --json`, without `figures`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbesFigures:
+    """The probes of an answer."""
+
+    ended: str
+    bound: int
+    candidates: int
+    trials: tuple[ProbeFigures, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The whole answer."""
+
+    schema_version: int
+    model: ModelFigures
+    workload: WorkloadFigures
+    largest: Largest | None
+    """Null where no option was "max"."""
+    job_basis: tuple[str, ...]
+    """What was counted in the job's data, and what was assumed of it."""
+    risk: Risk
+    """The probability of fitting that a recommended plan must have."""
+    cluster: ClusterFigures
+    candidates: tuple[PlanFigures, ...]
+    """Every rung's best plan; with --all every plan that was predicted."""
+    ladder: tuple[StepFigures, ...]
+    recommended: PlanFigures | None
+    pytorch_baseline: PlanFigures | None
+    """Plain PyTorch's plan, with --sharding fsdp."""
+    try_first: PlanFigures | None
+    """A plan that is only likely to fit, and much faster."""
+    host_threads: HostThreads | None
+    """Null where the optimizer steps on the device."""
+    reasons: tuple[str, ...]
+    doubts: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    changes: tuple[Change, ...]
+    deepspeed_estimate: DeepSpeedFigures | None
+    verifications: tuple[dict[str, Any], ...]
+    """Dry runs, each with its `rung` and the fields of `ds-advise dry-run --json`."""
+    probes: ProbesFigures | None
+    earlier_probes: tuple[ProbeFigures, ...]
+    files: tuple[str, ...]
+    """Files that were written."""
+
+
+def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice:
+    """The answer as data. `candidates` holds every rung's best plan, or every candidate."""
+    question, series, estimate = answer.question, answer.probe_series, answer.deepspeed_estimate
+    workload, cluster = question.workload, question.cluster
+    best = [step.candidate for step in answer.ladder if step.candidate is not None]
+    return from_attributes(
+        Advice,
+        answer,
+        question,
+        schema_version=SCHEMA_VERSION,
+        model=from_attributes(ModelFigures, question.model, question),
+        workload=from_attributes(
+            WorkloadFigures,
+            workload,
+            quantization=workload.quantization if workload.method == "qlora" else None,
+            software=_keys(asdict(workload.software)),
+        ),
+        cluster=from_attributes(
+            ClusterFigures, cluster, gpu=cluster.gpu.name, gpu_memory_bytes=cluster.gpu.memory_bytes
+        ),
+        candidates=tuple(_plan(question, candidate) for candidate in (answer.candidates if all_candidates else best)),
+        ladder=tuple(_step(step) for step in answer.ladder),
+        recommended=_plan(question, answer.recommended),
+        pytorch_baseline=_plan(question, answer.pytorch_baseline),
+        try_first=_plan(question, answer.try_first),
+        host_threads=_host_threads(question, answer.recommended),
+        deepspeed_estimate=None if estimate is None else from_attributes(DeepSpeedFigures, estimate),
+        verifications=tuple({"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications),
+        probes=None
+        if series is None
+        else from_attributes(ProbesFigures, series, trials=tuple(_probe(probe) for probe in series.probes)),
+        earlier_probes=tuple(_probe(probe) for probe in answer.past_probes),
+    )
+
+
+def _step(step: LadderStep) -> StepFigures:
+    fit = None if step.candidate is None else step.candidate.fit
+    return from_attributes(
+        StepFigures,
+        step,
+        fit_probability=0.0 if fit is None else fit.probability,
+        verdict="does not fit" if fit is None else fit.verdict,
+    )
+
+
+def _host_threads(question: Question, chosen: Candidate | None) -> HostThreads | None:
+    """The threads that the step on the host is predicted with, and the cost of the launchers' own choices."""
+    slower = {} if chosen is None else slower_without_threads(question, chosen)
+    if not slower:
+        return None
+    return HostThreads(
+        threads_per_rank=threads_per_rank(question.cluster),
+        setting=threads_setting(question.cluster),
+        step_times_without={str(launcher): ratio for launcher, ratio in slower.items()},
+    )
+
+
+def _probe(probe: ProbedPlan) -> ProbeFigures:
+    return from_attributes(
+        ProbeFigures,
+        probe,
+        plan=plan_figures(probe.candidate),
+        age_seconds=probe.age_s,
+        result=probe.result.to_json(),
+    )
+
+
+@overload
+def _plan(question: Question, candidate: Candidate) -> PlanFigures: ...
+@overload
+def _plan(question: Question, candidate: None) -> None: ...
+@overload
+def _plan(question: Question, candidate: Candidate | None) -> PlanFigures | None: ...
+def _plan(question: Question, candidate: Candidate | None) -> PlanFigures | None:
+    """A plan with its utilization and the question's job."""
+    if candidate is None:
+        return None
+    model, workload, cluster = question.model, question.workload, question.cluster
+    duration = duration_of(question, candidate)
+    return plan_figures(
+        candidate,
+        utilization=model_flops_utilization(model, workload, cluster, candidate.plan, candidate.time),
+        job=None if duration is None else job_figures(duration, question.price),
+    )
+
+
+def plan_figures(
+    candidate: Candidate, *, utilization: float | None = None, job: JobFigures | None = None
+) -> PlanFigures:
+    """A plan with its figures and the verdict on it."""
+    plan, fit, memory, time = candidate.plan, candidate.fit, candidate.memory, candidate.time
+    low, high = time.tokens_per_s_range or (None, None)
+    return from_attributes(
+        PlanFigures,
+        plan,
+        memory,
+        fit,
+        candidate.estimate,
+        measured_device_bytes_per_gpu=candidate.measured_bytes,
+        components=_keys(memory.components),
+        step_seconds=time.step_s,
+        time_components=_keys(time.components),
+        tokens_per_second=time.tokens_per_s,
+        tokens_per_second_low=low,
+        tokens_per_second_high=high,
+        model_flops_utilization=utilization,
+        job=job,
+        bottleneck=time.bottleneck,
+        fit_probability=fit.probability,
+    )
+
+
+def job_figures(duration: JobDuration, price: Price | None) -> JobFigures:
+    """A job's duration, and its cost at a price."""
+    low, high = duration.duration_s_range or (None, None)
+    cheapest, dearest = (price and duration.cost_range(price)) or (None, None)
+    saving = duration.saving
+    return from_attributes(
+        JobFigures,
+        duration,
+        tokens=round(duration.tokens),
+        mean_sample_tokens=duration.mean_len,
+        timed_sample_tokens=duration.timed_len,
+        duration_s_low=low,
+        duration_s_high=high,
+        checkpoints=saving.count,
+        checkpoint_bytes=saving.size_bytes,
+        checkpoint_write_s=saving.write_s,
+        checkpoint_interval_s=saving.interval_s,
+        cost=None if price is None else duration.cost(price),
+        cost_low=cheapest,
+        cost_high=dearest,
+        currency="" if price is None else price.currency,
+    )
+
+
+def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Component names as JSON keys: `gradient of logits` -> `gradient_of_logits`."""
+    return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}

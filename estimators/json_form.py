@@ -1,0 +1,57 @@
+"""JSON from dataclasses: the fields' names are the keys.
+
+A command's `--json` is declared once, as a frozen dataclass of JSON's types (`str`, `int`, `float`, `bool`, None,
+tuples, dicts and other such dataclasses), with a docstring under each field that needs one. `from_attributes` fills it
+from the objects that have the figures; `advisor.text.output.Output.show` prints it through `to_json`; `ds-advise
+schema` makes its JSON Schema, with the docstrings as descriptions:
+
+    @dataclass(frozen=True, kw_only=True)
+    class StepFigures:
+        rung: Rung
+        fit_probability: float
+        '''Between 0 and 1.'''
+
+    output.show(lambda: from_attributes(StepFigures, step, fit_probability=step.fit.probability), render)
+
+Types of the fields must be importable at run time (not under `TYPE_CHECKING`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+SCHEMA_VERSION = 2
+"""Of every command's JSON; it rises when a field changes its meaning or goes away."""
+
+Form = TypeVar("Form")
+
+
+def to_json(value: Any) -> Any:
+    """A value in JSON's types: dataclasses become objects, tuples lists, paths strings; NaN and infinity null."""
+    if isinstance(value, str | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    assert is_dataclass(value), f"no JSON form of {type(value)}"
+    return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+
+
+def from_attributes(kind: type[Form], *sources: object, **given: Any) -> Form:
+    """A dataclass filled by name: each field is the keyword argument, else the attribute of the first source that has
+    it, else the field's default."""
+    values = dict(given)
+    for field in fields(kind):  # type: ignore[arg-type]
+        source = next((source for source in sources if field.name not in given and hasattr(source, field.name)), None)
+        if source is not None:
+            values[field.name] = getattr(source, field.name)
+    return kind(**values)
