@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from ...estimators.estimate import MemoryTerm, TimeTerm
 
-Term = MemoryTerm | TimeTerm
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
 
@@ -15,13 +14,13 @@ _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one G
 """Where the name of a quantity ends and what is said of it begins."""
 
 
-def in_words(term: Term) -> str:
+def in_words(term: MemoryTerm | TimeTerm) -> str:
     """`bytes per weight x samples per micro batch x vocabulary size`; text after a colon is words already."""
     formula, colon, remark = term.formula.partition(": ")
     return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
 
 
-def with_numbers(term: Term) -> str:
+def with_numbers(term: MemoryTerm | TimeTerm) -> str:
     """`2 x 5 x 152,064`; "" where the formula has words, or a symbol whose number is not known."""
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
