@@ -21,7 +21,7 @@ from .reasons import slower_without_threads
 from .recommendation import Change, Recommendation
 
 if TYPE_CHECKING:
-    from .evidence import ProbedPlan
+    from .recommendation import ProbedPlan
 
 
 @dataclass(frozen=True, kw_only=True)

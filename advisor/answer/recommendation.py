@@ -1,18 +1,165 @@
-"""The answer: every rung's best plan, the fastest that fits, why, and what would change it."""
+"""The answer: every rung's best plan, the fastest that fits, and its evidence: dry runs and probes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from ...estimators.memory.host_memory import PROCESS_BYTES
 from ..question.question import Question
-from ..search.candidate import Candidate, LadderStep
+from ..search.candidate import Candidate, Fit, LadderStep, Verdict, dry_run_fit
+
+if TYPE_CHECKING:
+    from ...estimators.estimate import MemoryEstimate, TimeEstimate
+    from ...estimators.schedule.simulate import PlayedStep
+    from ...probes.dry_run import DryRunResult
+    from ...probes.real_run import ProbeResult
+    from ...probes.run import Run
+
+STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")
+"""What stays on the GPU for the whole training, among the categories of a dry run's memory."""
+
+
+class DryRunAdditions(TypedDict):
+    """What an answer adds to a dry run's own result."""
+
+    age_s: float | None
+    """How long ago it was run; null: for this answer."""
+    fits: bool
+    fit_probability: float
+    verdict: Verdict
+    step_s: float | None
+    """As the recorded schedule plays out; null where nothing is known of the GPU's speed."""
+    tokens_per_s: float | None
+    step_s_by_component: dict[str, float]
+    """Parts of the critical path, which add up to step_s."""
+    gpu_busy_s: float | None
+    links_busy_s: float | None
+    overlapped_s: float | None
+    required_device_bytes_per_gpu: int
+    required_host_bytes_per_node: int
+    analytic_allocated_bytes_per_gpu: int | None
+    """The closed form's figure for the same plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunAnswer:
+    """A dry run of a `Run`, with the closed form beside it, and the verdict."""
+
+    run: Run
+    result: DryRunResult
+    analytic: MemoryEstimate | None
+    """The closed form for the same plan; None for a model or an optimizer that it does not know."""
+    step: PlayedStep | None = None
+    """The recorded step in time; None where nothing is known of the GPU's speed."""
+    analytic_time: TimeEstimate | None = None
+    age_s: float | None = None
+    """How long ago it was run; None where it ran for this answer."""
+
+    @property
+    def device_bytes_per_gpu(self) -> int:
+        assert self.result.peak.device_bytes_per_gpu is not None, "a dry run of a Run knows its GPU"
+        return self.result.peak.device_bytes_per_gpu
+
+    @property
+    def required_device_bytes_per_gpu(self) -> int:
+        """Device memory without which it cannot run: cached blocks that the allocator can return are left out."""
+        peak = self.result.peak
+        return self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
+
+    @property
+    def required_host_bytes_per_node(self) -> int:
+        """Host memory of a node: the tensors of the dry run and, as in the closed form, each rank's own process."""
+        cluster = self.run.cluster
+        return self.result.peak.host_bytes_per_node + cluster.gpus_per_node * PROCESS_BYTES
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The verdict on what is required."""
+        peak = self.result.peak
+        states = sum(peak.by_category.get(category, 0) for category in STATE_CATEGORIES)
+        return dry_run_fit(
+            device_bytes=self.required_device_bytes_per_gpu,
+            transient_bytes=peak.allocated_bytes_per_gpu - states,
+            host_bytes=self.required_host_bytes_per_node,
+            cluster=self.run.cluster,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The result without its timeline and schedule, with the verdict, the step's time and the closed form."""
+        result = replace(self.result, schedule=None, timeline=()).to_json()
+        del result["timeline"], result["schedule"]
+        step, analytic = self.step, self.analytic
+        additions: DryRunAdditions = {
+            "age_s": self.age_s,
+            "fits": self.fit.fits,
+            "fit_probability": self.fit.probability,
+            "verdict": self.fit.verdict,
+            "step_s": None if step is None else step.time.step_s,
+            "tokens_per_s": None if step is None else step.time.tokens_per_s,
+            "step_s_by_component": {} if step is None else step.time.components,
+            "gpu_busy_s": None if step is None else step.gpu_busy_s,
+            "links_busy_s": None if step is None else step.links_busy_s,
+            "overlapped_s": None if step is None else step.overlapped_s,
+            "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
+            "required_host_bytes_per_node": self.required_host_bytes_per_node,
+            "analytic_allocated_bytes_per_gpu": None if analytic is None else analytic.allocated_bytes_per_gpu,
+        }
+        return {**result, **additions}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """A candidate and what the dry run of its configuration says."""
+
+    candidate: Candidate
+    dry_run: DryRunAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedPlan:
+    """A candidate that was probed on this machine: why it was chosen, and what happened."""
+
+    candidate: Candidate
+    reason: str
+    result: ProbeResult
+    age_s: float | None = None
+    """How long ago it ran; None where it ran for this answer."""
+
+
+SeriesEnd = Literal["settled", "budget", "interrupted"]
+"""Why a series of probes ended: nothing that is left could be faster by more than the search resolves; the time was
+over; Ctrl-C."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSeries:
+    """All probes of one answer in their order; those of earlier times come first."""
+
+    probes: tuple[ProbedPlan, ...]
+    ended: SeriesEnd
+    bound: int
+    """No series over these candidates takes more probes of its own."""
+    candidates: int
+
+    @property
+    def runs(self) -> int:
+        """How many were run for this answer."""
+        return sum(probe.age_s is None for probe in self.probes)
+
+    @property
+    def best(self) -> ProbedPlan | None:
+        """The fastest that ran."""
+        ran = [probe for probe in self.probes if probe.result.failure is None]
+        return max(ran, key=lambda probe: probe.result.tokens_per_s, default=None)
+
 
 if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
-    from .evidence import ProbedPlan, ProbeSeries, Verification
+
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from ...probes.store import RecordJson
 from ...validate.doctor.examine import CheckupJson
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonJson
-from ..answer.evidence import DryRunAdditions
 from ..answer.explanation import ExplanationJson
 from ..answer.json_schema import DIALECT, Schema, schema_of
+from ..answer.recommendation import DryRunAdditions
 from ..answer.requirements import CheckJson
 from ..importers.to_json import ImportJson
 from ..render.history import HistoryJson

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..text.progress import seldom
+from ..text.output import seldom
 from .rows import DataError, Row, read_rows
 from .shapes import ROW_SHAPES, PlainText, TextPart, is_empty, recognise, teaches_nothing
 from .tokenizing import Renderer, Tokenized, tokenize

@@ -8,9 +8,8 @@ from ...estimators.phrase import phrase
 from ..answer.reasons import deepspeed_sentence, time_shares
 from ..answer.recommendation import Recommendation, closest
 from ..search.candidate import Candidate
-from ..text.bar import bar
 from ..text.labels import device_word, phase_title
-from ..text.lines import blank, sentence
+from ..text.lines import bar, blank, sentence
 from ..text.units import gib, seconds
 from .ladder import beside, print_table
 from .proofs import evidence_sentence, print_probe, print_series, verification

@@ -7,12 +7,11 @@ from rich.text import Text
 
 from ...ds_configs.read import quantizes_collectives
 from ...ds_configs.unmodeled_features import beyond_plans
-from ..answer.evidence import DryRunAnswer
 from ..answer.reasons import time_shares
+from ..answer.recommendation import DryRunAnswer
 from ..search.candidate import Fit, chance
-from ..text.bar import bar
 from ..text.labels import cluster_title, component_title
-from ..text.lines import NARROWEST, blank, can_encode, cells, row, sentence
+from ..text.lines import NARROWEST, bar, blank, can_encode, cells, row, sentence
 from ..text.units import age, gib, percent, seconds
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from ...estimators.estimate import MemoryTerm
-from ..answer.explanation import Explanation, Section, Term
-from ..answer.formula_labels import head, in_words, number, with_numbers
+from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
 from ..search.candidate import chance
 from ..text.labels import checkpointing_words, component_title, phase_title, plan_title
 from ..text.lines import blank, cells, sentence

@@ -14,7 +14,7 @@ from ..text.lines import blank, padded, sentence
 from ..text.units import age, gib, rate, seconds
 
 if TYPE_CHECKING:
-    from ..answer.evidence import ProbedPlan, ProbeSeries, Verification
+    from ..answer.recommendation import ProbedPlan, ProbeSeries, Verification
 
 
 def verification(run: Verification) -> Phrase:

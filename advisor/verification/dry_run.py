@@ -16,7 +16,7 @@ from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run import DryRunResult, TimelinePoint
 from ...probes.dry_run.step_time import played_step
 from ...probes.run import Run
-from ..answer.evidence import DryRunAnswer
+from ..answer.recommendation import DryRunAnswer
 from .past_results import dry_run_once
 
 

@@ -12,9 +12,8 @@ from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run import ProbeResult
 from ...probes.real_run.job import Device
-from ..answer.evidence import ProbedPlan, ProbeSeries, SeriesEnd, Verification
 from ..answer.reasons import doubts, reasons
-from ..answer.recommendation import Recommendation
+from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd, Verification
 from ..answer.what_if import changes
 from ..question.run import run_of
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep

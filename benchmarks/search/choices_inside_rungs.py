@@ -18,8 +18,7 @@ from itertools import product
 from typing import NamedTuple
 
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.evidence import DryRunAnswer
-from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.recommendation import DryRunAnswer, Recommendation
 from ds_advise.advisor.question.run import run_of
 from ds_advise.advisor.search.candidate import SURE, Candidate
 from ds_advise.advisor.text.units import gib

@@ -12,7 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job import JobOptions, parse_amount, parse_price
 from ds_advise.advisor.search.candidate import duration_of
-from ds_advise.advisor.text import progress
+from ds_advise.advisor.text import output as progress
 from ds_advise.advisor.text.job import hours, money
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import propose

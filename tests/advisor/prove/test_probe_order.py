@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.evidence import ProbeSeries
-from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
 from ds_advise.advisor.render.answer import render
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict

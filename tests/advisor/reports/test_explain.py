@@ -9,8 +9,7 @@ import re
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.explanation import explain
-from ds_advise.advisor.answer.formula_labels import in_words, with_numbers
+from ds_advise.advisor.answer.explanation import explain, in_words, with_numbers
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.estimators.errors import WorkloadError

@@ -12,20 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ds_advise.advisor.data.prepare import (
-    Index,
-    Tokens,
-    TokenWriter,
-    cut,
-    evaluation_split,
-    index_of,
-    open_tokens,
-    prepare,
-)
+from ds_advise.advisor.data.prepare import (Index, Tokens, TokenWriter, cut, evaluation_split, index_of, open_tokens, prepare)
 from ds_advise.advisor.data.rows import DataError, Row, read_rows
 from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
 from ds_advise.advisor.data.tokenizing import Renderer, Tokenized, tokenize
-from ds_advise.advisor.text import progress
+from ds_advise.advisor.text import output as progress
 from ds_advise.advisor.train.rank import IGNORED, Collator, TokenDataset
 from hypothesis import given
 from hypothesis import strategies as st
