@@ -10,7 +10,16 @@ from typing import Any, Literal
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.time.step_time import assumptions
-from ..estimators.workload import (AttentionKernel, Framework, LayerKernels, LossKernel, Method, Mlp, Precision, Quantization)
+from ..estimators.workload import (
+    AttentionKernel,
+    Framework,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Mlp,
+    Precision,
+    Quantization,
+)
 from ..probes.store_path import anything_kept
 from .answer.reasons import doubts, reasons
 from .answer.recommendation import Recommendation, closest

@@ -161,7 +161,6 @@ if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """Something that would change the answer."""

@@ -27,7 +27,27 @@ from ..text.labels import device_word, phase_title, shape_words
 from ..text.units import rate, rough_rate, seconds
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
-from .document import (NOTHING, Cell, Figure, Report, Section, bullets, configuration, copyable, duration, figure, folded, html_of, note, parts_table, size, speed, table, terms_table, tiles)
+from .document import (
+    NOTHING,
+    Cell,
+    Figure,
+    Report,
+    Section,
+    bullets,
+    configuration,
+    copyable,
+    duration,
+    figure,
+    folded,
+    html_of,
+    note,
+    parts_table,
+    size,
+    speed,
+    table,
+    terms_table,
+    tiles,
+)
 from .line_charts import draw_scatter
 from .output_files import write_outputs
 from .plans import memory_bars, speed_against_memory, terms_by_key, time_bars

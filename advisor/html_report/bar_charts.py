@@ -6,7 +6,23 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .canvas import (SMALL, WIDE, Markup, box, element, fill, frame, horizontal_axis, is_narrow, joined, label, legend, line, round_steps, text_width)
+from .canvas import (
+    SMALL,
+    WIDE,
+    Markup,
+    box,
+    element,
+    fill,
+    frame,
+    horizontal_axis,
+    is_narrow,
+    joined,
+    label,
+    legend,
+    line,
+    round_steps,
+    text_width,
+)
 
 _SHADES = (1.0, 0.78, 0.6)
 """Opacities that tell neighbours of one family apart."""

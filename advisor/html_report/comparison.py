@@ -14,7 +14,22 @@ from ..text.job import hours, money
 from ..text.labels import cluster_title, method_title
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
-from .document import (Cell, Figure, Report, Section, duration, figure, html_of, key_and_meaning, note, parts_table, size, speed, table, value_words)
+from .document import (
+    Cell,
+    Figure,
+    Report,
+    Section,
+    duration,
+    figure,
+    html_of,
+    key_and_meaning,
+    note,
+    parts_table,
+    size,
+    speed,
+    table,
+    value_words,
+)
 from .output_files import write_outputs
 from .plans import memory_bars, terms_by_key, time_bars
 

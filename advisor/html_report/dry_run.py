@@ -13,7 +13,7 @@ from ..text.labels import cluster_title, component_title
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Lane, Lanes, LaneSpan, Part, StackedBars, draw_lanes, draw_stacked_bars
 from .canvas import Markup, joined
-from .document import (Cell, Report, Section, configuration, duration, figure, folded, html_of, note, size, table, tiles)
+from .document import Cell, Report, Section, configuration, duration, figure, folded, html_of, note, size, table, tiles
 from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
 from .output_files import write_outputs
 from .palette import memory_family, time_family

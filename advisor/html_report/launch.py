@@ -19,7 +19,23 @@ from ..render.history import json_form, render_history
 from ..render.launch import MeasuredAndPredicted, SessionJson, measured_and_predicted, render_session
 from ..text.units import gib, rate, seconds
 from .canvas import Markup, element, joined
-from .document import (NOTHING, Cell, Figure, Report, Section, Tone, bullets, configuration, copyable, figure, folded, html_of, paragraphs, table, tiles)
+from .document import (
+    NOTHING,
+    Cell,
+    Figure,
+    Report,
+    Section,
+    Tone,
+    bullets,
+    configuration,
+    copyable,
+    figure,
+    folded,
+    html_of,
+    paragraphs,
+    table,
+    tiles,
+)
 from .line_charts import Curve, draw_curve
 from .output_files import write_outputs
 

@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .canvas import (SMALL, WIDE, Markup, element, fill, frame, horizontal_axis, is_narrow, joined, label, legend, line, round_steps, stroke, text_width)
+from .canvas import (
+    SMALL,
+    WIDE,
+    Markup,
+    element,
+    fill,
+    frame,
+    horizontal_axis,
+    is_narrow,
+    joined,
+    label,
+    legend,
+    line,
+    round_steps,
+    stroke,
+    text_width,
+)
 
 _MOST_POINTS = 1000
 """Points of the line; of more, evenly spaced ones are drawn."""

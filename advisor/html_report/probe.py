@@ -13,7 +13,21 @@ from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer, ProbeFigure
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
-from .document import (NOTHING, Cell, Figure, Report, Section, configuration, duration, figure, folded, html_of, note, table, tiles)
+from .document import (
+    NOTHING,
+    Cell,
+    Figure,
+    Report,
+    Section,
+    configuration,
+    duration,
+    figure,
+    folded,
+    html_of,
+    note,
+    table,
+    tiles,
+)
 from .output_files import write_outputs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..launch.script_arguments import ScriptArguments
 from .changes import batch_changes, deepspeed_change
-from .hf_arguments import (attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers)
+from .hf_arguments import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
 from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 

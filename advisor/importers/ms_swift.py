@@ -11,7 +11,15 @@ from typing import Any
 from ..launch.script_arguments import ScriptArguments
 from .changes import batch_changes, deepspeed_change, fault_changes
 from .command_line import with_counts
-from .hf_arguments import (attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, quantization_of, with_leftovers)
+from .hf_arguments import (
+    attention_of,
+    checkpointing_of,
+    deepspeed_part,
+    optimizer_of,
+    precision_of,
+    quantization_of,
+    with_leftovers,
+)
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 

@@ -8,7 +8,15 @@ from typing import Any
 from ...estimators.plan import Sharding
 from ..launch.script_arguments import ScriptArguments
 from .changes import batch_changes, deepspeed_change, fault_changes
-from .hf_arguments import (attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, quantization_of, with_leftovers)
+from .hf_arguments import (
+    attention_of,
+    checkpointing_of,
+    deepspeed_part,
+    optimizer_of,
+    precision_of,
+    quantization_of,
+    with_leftovers,
+)
 from .imported_run import ImportedRun, Improvement, KeyPath, Value
 from .source import Source
 

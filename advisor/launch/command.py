@@ -8,7 +8,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ds_configs.launch_commands import (ALLOCATOR_SETTING, LAUNCHER_MODULES, config_arguments, launcher_words, shell_line)
+from ...ds_configs.launch_commands import (
+    ALLOCATOR_SETTING,
+    LAUNCHER_MODULES,
+    config_arguments,
+    launcher_words,
+    shell_line,
+)
 from ...probes.this_machine import can_bind_cores, cores_per_rank
 from .request import LaunchRequest
 

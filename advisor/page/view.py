@@ -18,7 +18,7 @@ from ..html_report.line_charts import draw_scatter
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
 from ..render.deliver import recommended_config
 from ..search.candidate import LIKELY, MOST_HOST_BYTES, LadderStep, chance, fits_sentence
-from ..text.labels import (batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title)
+from ..text.labels import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
 from ..text.units import count, gib, rate, rough_rate, seconds
 
 CONFIG_FILE = "ds_config.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from ...estimators.errors import WorkloadError
-from ...estimators.workload import (AttentionKernel, Framework, LayerKernels, LossKernel, Method, Mlp, Quantization)
+from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Mlp, Quantization
 
 if TYPE_CHECKING:
     from ...estimators.hardware.cluster import Cluster

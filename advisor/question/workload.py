@@ -13,7 +13,18 @@ from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.software import OptimizerStep, Software
-from ...estimators.workload import (DEFAULT_SEQ_LEN, AttentionKernel, Framework, LayerKernels, LossKernel, Method, Mlp, Precision, Quantization, Workload)
+from ...estimators.workload import (
+    DEFAULT_SEQ_LEN,
+    AttentionKernel,
+    Framework,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Mlp,
+    Precision,
+    Quantization,
+    Workload,
+)
 
 LARGEST_COUNT = 10**9
 """Counts beyond this are typing errors."""

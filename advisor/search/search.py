@@ -16,7 +16,7 @@ from ..gc_pause import collector_paused
 from ..question.question import Question
 from .batch_sweep import Series
 from .candidate import LEAST, Candidate, LadderStep, fit_of
-from .choice import (COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_rung, fastest_that_fits, wants_more, wants_more_than)
+from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_rung, fastest_that_fits, wants_more, wants_more_than
 from .search_space import candidates_of, ways_of, worth_going_on
 
 

@@ -22,7 +22,7 @@ from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, 
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
 from .folder import TrainingFolder, TrainingJob
-from .settings import (KEPT_CHECKPOINTS, LEARNING_RATES, WARMUP, TrainingSettings, default_save_steps, missing_package)
+from .settings import KEPT_CHECKPOINTS, LEARNING_RATES, WARMUP, TrainingSettings, default_save_steps, missing_package
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,17 @@ from ..text.units import gib
 from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
-from .folder import (TrainingFolder, TrainingJob, TrainingResult, newest_whole, read_job, read_result, remove_broken, step_of, write_record)
+from .folder import (
+    TrainingFolder,
+    TrainingJob,
+    TrainingResult,
+    newest_whole,
+    read_job,
+    read_result,
+    remove_broken,
+    step_of,
+    write_record,
+)
 from .proposal import Proposal, gathers_weights, job_of
 from .settings import KEPT_CHECKPOINTS, TrainingSettings
 

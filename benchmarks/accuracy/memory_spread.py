@@ -16,7 +16,7 @@ from functools import cache
 from statistics import mean
 
 from ds_advise.advisor.search.candidate import Verdict, verdict_of
-from ds_advise.estimators.memory.fit_probability import (DATA, STATES, WASTE, Kind, Quantiles, fit_probability, kind_of)
+from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, Kind, Quantiles, fit_probability, kind_of
 
 from .predicted_memory import Result
 from .report import Table

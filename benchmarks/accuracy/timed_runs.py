@@ -28,7 +28,7 @@ from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import play
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
-from ds_advise.estimators.workload import (AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload)
+from ds_advise.estimators.workload import AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload
 
 from .. import seed_ranking
 from ..schedule_files import read_schedule

@@ -40,7 +40,14 @@ from ..tiles import loss_tiles
 from ..workload import Workload
 from .activations import activation_memory
 from .activations.loss import output_terms, tile_of_logits
-from .device_overhead import (allocator_overhead, fixed_segments_cache, fixed_segments_overhead, heap_overhead, library_workspace, outside_allocator)
+from .device_overhead import (
+    allocator_overhead,
+    fixed_segments_cache,
+    fixed_segments_overhead,
+    heap_overhead,
+    library_workspace,
+    outside_allocator,
+)
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import gradient_memory
 from .host_memory import checkpoint_terms, host_terms, loading_bytes

@@ -39,7 +39,13 @@ from ..plan import Plan
 from ..workload import Workload
 from .activations import activation_memory
 from .activations.loss import output_terms
-from .device_overhead import (allocator_overhead, fixed_segments_cache, fixed_segments_overhead, library_workspace, outside_allocator)
+from .device_overhead import (
+    allocator_overhead,
+    fixed_segments_cache,
+    fixed_segments_overhead,
+    library_workspace,
+    outside_allocator,
+)
 from .host_memory import PROCESS_BYTES, loading_bytes, on_a_node
 from .terms import Terms
 from .trainable import TensorSet, shard_tensors, tensor_set

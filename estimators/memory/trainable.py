@@ -19,7 +19,7 @@ from ..models.lora import Adapters, adapters, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan
 from ..workload import Workload
-from .partition import (BucketFills, FlatGroup, RankLoad, bucket_fills, flat_groups, rank_loads, shard_numel, sub_groups)
+from .partition import BucketFills, FlatGroup, RankLoad, bucket_fills, flat_groups, rank_loads, shard_numel, sub_groups
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from ..estimate import TimeTerm
 from . import collective_time as collective
 from . import offload_time as offload
-from .memory_bound import (COPIED_PASSES, FSDP_COPIED_PASSES, QUANTIZED_GRADIENT_BYTES, RECAST_FP32_BYTES, SUMMED_PASSES, reduced_passes)
+from .memory_bound import (
+    COPIED_PASSES,
+    FSDP_COPIED_PASSES,
+    QUANTIZED_GRADIENT_BYTES,
+    RECAST_FP32_BYTES,
+    SUMMED_PASSES,
+    reduced_passes,
+)
 from .step import Step
 
 

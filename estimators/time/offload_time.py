@@ -40,7 +40,13 @@ off by default.
 from __future__ import annotations
 
 from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import (cpu_cores, dram_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s, threads_per_rank)
+from ..hardware.host_defaults import (
+    cpu_cores,
+    dram_bytes_per_s,
+    nvme_read_bytes_per_s,
+    nvme_write_bytes_per_s,
+    threads_per_rank,
+)
 from ..optimizers import optimizer
 from ..workload import Workload
 from .collective_time import PCIE3_BYTES_PER_S

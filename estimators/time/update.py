@@ -6,7 +6,14 @@ from ..estimate import TimeTerm
 from ..optimizers import optimizer
 from . import collective_time as collective
 from . import offload_time as offload
-from .memory_bound import (BF16_MASTERS_SAVE_BYTES, KEPT_BF16_STEP_BYTES, KEPT_STEP_BYTES, LOOP_PASSES_BYTES, OPTIMIZER_PASSES_BYTES, STEPPED_BYTES)
+from .memory_bound import (
+    BF16_MASTERS_SAVE_BYTES,
+    KEPT_BF16_STEP_BYTES,
+    KEPT_STEP_BYTES,
+    LOOP_PASSES_BYTES,
+    OPTIMIZER_PASSES_BYTES,
+    STEPPED_BYTES,
+)
 from .passes import Passes
 from .roofline import KERNEL_S
 from .step import Step

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from ...estimators.schedule.recorded import (ALL_STREAMS, LARGEST_KEPT_BYTES, Code, Entry, Kind, RecordedOperation, Schedule)
+from ...estimators.schedule.recorded import (
+    ALL_STREAMS,
+    LARGEST_KEPT_BYTES,
+    Code,
+    Entry,
+    Kind,
+    RecordedOperation,
+    Schedule,
+)
 
 _aten: Any = torch.ops.aten
 _ATEN = {

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.page.build import (FILES, TYPES, WORKER_FILES, build_page, package_zip, page_file, pyodide_files)
+from ds_advise.advisor.page.build import FILES, TYPES, WORKER_FILES, build_page, package_zip, page_file, pyodide_files
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = """

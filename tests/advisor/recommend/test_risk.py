@@ -19,7 +19,7 @@ from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.json_form import to_json
-from ds_advise.estimators.memory.device_overhead import (allocator_overhead, fixed_segments_overhead, outside_allocator)
+from ds_advise.estimators.memory.device_overhead import allocator_overhead, fixed_segments_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import Quantiles, fit_probability, ratios
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload

@@ -17,7 +17,18 @@ from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.train.folder import (WHOLE, TrainingFolder, TrainingJob, TrainingResult, checkpoints, newest_whole, read_job, read_result, remove_broken, write_record)
+from ds_advise.advisor.train.folder import (
+    WHOLE,
+    TrainingFolder,
+    TrainingJob,
+    TrainingResult,
+    checkpoints,
+    newest_whole,
+    read_job,
+    read_result,
+    remove_broken,
+    write_record,
+)
 from ds_advise.advisor.train.report import left_out
 from ds_advise.advisor.train.settings import default_save_steps, missing_package
 from ds_advise.advisor.train.train import check_disk

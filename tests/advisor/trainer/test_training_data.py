@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ds_advise.advisor.data.prepare import (Index, Tokens, TokenWriter, cut, evaluation_split, index_of, open_tokens, prepare)
+from ds_advise.advisor.data.prepare import (
+    Index,
+    Tokens,
+    TokenWriter,
+    cut,
+    evaluation_split,
+    index_of,
+    open_tokens,
+    prepare,
+)
 from ds_advise.advisor.data.rows import DataError, Row, read_rows
 from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
 from ds_advise.advisor.data.tokenizing import Renderer, Tokenized, tokenize

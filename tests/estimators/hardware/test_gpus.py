@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware.gpus import (UNMEASURED_MEMORY_SHARE, assumes_sxm, find_gpu, gpu_of_memory, gpus, nearest_names)
+from ds_advise.estimators.hardware.gpus import (
+    UNMEASURED_MEMORY_SHARE,
+    assumes_sxm,
+    find_gpu,
+    gpu_of_memory,
+    gpus,
+    nearest_names,
+)
 from ds_advise.estimators.time.roofline import memory_rate, product_rate
 
 DATA = Path(__file__).parents[3] / "estimators" / "data" / "gpus.csv"

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.memory.partition import (BucketFills, bucket_fills, flat_group_numel, flat_groups, rank_loads, shard_numel, sub_group_numels)
+from ds_advise.estimators.memory.partition import (
+    BucketFills,
+    bucket_fills,
+    flat_group_numel,
+    flat_groups,
+    rank_loads,
+    shard_numel,
+    sub_group_numels,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,13 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.time.offload_time import (ADAM_BYTES, CONTENTION_EXPONENT, CORE_BYTES_PER_S, cpu_step_bytes_per_s, host_link_s)
+from ds_advise.estimators.time.offload_time import (
+    ADAM_BYTES,
+    CONTENTION_EXPONENT,
+    CORE_BYTES_PER_S,
+    cpu_step_bytes_per_s,
+    host_link_s,
+)
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Workload
 from hypothesis import given

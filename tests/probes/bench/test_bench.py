@@ -18,7 +18,15 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.probes.bench import run as bench_run
 from ds_advise.probes.bench.ask import ask_bench
-from ds_advise.probes.bench.result import (BENCH_VERSION, COLLECTIVES, BenchFigure, BenchResult, bench_from_json, figure, of_all_ranks)
+from ds_advise.probes.bench.result import (
+    BENCH_VERSION,
+    COLLECTIVES,
+    BenchFigure,
+    BenchResult,
+    bench_from_json,
+    figure,
+    of_all_ranks,
+)
 from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
 from ds_advise.probes.store import Store

@@ -1,6 +1,6 @@
 """The replay of PyTorch's caching allocator, against its published rules."""
 
-from ds_advise.probes.recording.allocator import (Allocate, CachingAllocator, EmptyCache, Event, Free, most_held)
+from ds_advise.probes.recording.allocator import Allocate, CachingAllocator, EmptyCache, Event, Free, most_held
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,22 @@ from typing import Any
 import pytest
 from ds_advise.advisor.render.doctor import render_doctor, report_block
 from ds_advise.validate.doctor import AREAS, MachineFacts, judge
-from ds_advise.validate.doctor.facts import (NO_PYNVML, CompilerTrial, Folder, GpuState, Graphics, Host, HostfileNode, InstalledSoftware, Memory, OpsFolder, Pair, Pcie, Processor, Toolchain)
+from ds_advise.validate.doctor.facts import (
+    NO_PYNVML,
+    CompilerTrial,
+    Folder,
+    GpuState,
+    Graphics,
+    Host,
+    HostfileNode,
+    InstalledSoftware,
+    Memory,
+    OpsFolder,
+    Pair,
+    Pcie,
+    Processor,
+    Toolchain,
+)
 from ds_advise.validate.doctor.findings import STATUSES
 from rich.console import Console
 

@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from ..rule import Rule
-from . import (aio, batch, checkpointing, communication, experts, keys, logging, offload, optimizer, precision, reading, resources, scheduler, stages, trainer, types, zeropp)
+from . import (
+    aio,
+    batch,
+    checkpointing,
+    communication,
+    experts,
+    keys,
+    logging,
+    offload,
+    optimizer,
+    precision,
+    reading,
+    resources,
+    scheduler,
+    stages,
+    trainer,
+    types,
+    zeropp,
+)
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(
