@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypeVar, get_args
+
+T = TypeVar("T")
 
 Offload = Literal["none", "cpu", "nvme"]
 Sharding = Literal["zero", "fsdp", "none"]
@@ -15,8 +17,6 @@ PlainPyTorch = Literal["fsdp", "torch"]
 
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 """Kinds of plan, ordered as the search tries them: from the fastest to the one that needs the least GPU memory."""
-
-ALL_STAGES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,8 @@ class ConfigKey:
     """What the key decides, as a phrase; "" where nothing explains the key."""
     default: Any = None
     """The value without the key; None where no plan and no constant of DeepSpeed states one."""
-    stages: tuple[int, ...] = ALL_STAGES
-    """ZeRO stages at which DeepSpeed reads the key."""
-    unit: str = ""
+    stages: tuple[int, ...]
+    """ZeRO stages at which DeepSpeed uses the key."""
     lowest: int = 0
     """The least value that DeepSpeed takes, for numbers."""
     field: str = ""
@@ -48,9 +47,15 @@ class ConfigKey:
     """The field of TrainingArguments that the value must equal."""
 
 
-def key(path: str = "", **properties: Any) -> dict[str, ConfigKey]:
-    """Metadata of a field of `Plan`: the DeepSpeed key that it stands for."""
-    return {"key": ConfigKey(path=path, **properties)}
+def key(meaning: str, **properties: Any) -> dict[str, dict[str, Any]]:
+    """Metadata of a field of `Plan`: properties of its `ConfigKey`. The default of `path` is zero_optimization.FIELD,
+    that of `stages` follows from the path."""
+    return {"key": {"meaning": meaning, **properties}}
+
+
+def plan_field(default: T, meaning: str, **properties: Any) -> T:
+    """A field of `Plan` with its `key`."""
+    return field(default=default, metadata=key(meaning, **properties))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,287 +64,174 @@ class Plan:
 
     zero_stage: Literal[0, 1, 2, 3] = field(
         metadata=key(
-            "zero_optimization.stage",
-            meaning="what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
+            "what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
+            path="zero_optimization.stage",
+            stages=(0, 1, 2, 3),
             in_answers=True,
         )
     )
-    sharding: Sharding = field(
-        default="zero",
-        metadata=key(meaning="training backend: DeepSpeed's engine, plain PyTorch with FSDP, or plain PyTorch"),
+    sharding: Sharding = plan_field(  # noqa: RUF009  a field of a dataclass
+        "zero", "training backend: DeepSpeed's engine, plain PyTorch with FSDP, or plain PyTorch", path=""
     )
     """With "fsdp" each layer is one fully sharded unit (`zero_stage` is 3); "none" is torch's optimizer alone, with
     DDP on several GPUs (`zero_stage` is 0)."""
     micro_batch_size: int = field(
         metadata=key(
-            "train_micro_batch_size_per_gpu",
-            meaning="samples per GPU and forward pass: activations and logits grow with it",
+            "samples per GPU and forward pass: activations and logits grow with it",
+            path="train_micro_batch_size_per_gpu",
             lowest=1,
-            unit="samples",
             in_answers=True,
             filled=True,
             argument="per_device_train_batch_size",
         )
     )
-    gradient_accumulation_steps: int = field(
-        default=1,
-        metadata=key(
-            "gradient_accumulation_steps",
-            meaning="passes per optimizer step: the optimizer's time is shared among them",
-            lowest=1,
-            unit="passes",
-            in_answers=True,
-            filled=True,
-            argument="gradient_accumulation_steps",
-        ),
+    gradient_accumulation_steps: int = plan_field(
+        1,
+        "passes per optimizer step: the optimizer's time is shared among them",
+        path="gradient_accumulation_steps",
+        lowest=1,
+        in_answers=True,
+        filled=True,
+        argument="gradient_accumulation_steps",
     )
-    sequence_parallel_size: int = field(
-        default=1,
-        metadata=key(
-            "sequence_parallel_size",
-            meaning="GPUs that share each sample (Ulysses sequence parallelism)",
-            lowest=1,
-            unit="ranks",
-            in_answers=True,
-        ),
+    sequence_parallel_size: int = plan_field(
+        1,
+        "GPUs that share each sample (Ulysses sequence parallelism)",
+        path="sequence_parallel_size",
+        lowest=1,
+        in_answers=True,
     )
     """P: each rank holds S / P tokens of a sample, and in attention all tokens for 1 / P of the heads. ZeRO shards over
     all ranks."""
-    autotp_size: int = field(
-        default=1,
-        metadata=key(
-            "tensor_parallel.autotp_size",
-            meaning="neighbouring GPUs that split each layer and compute the same samples (AutoTP)",
-            unit="ranks",
-            in_answers=True,
-        ),
+    autotp_size: int = plan_field(
+        1,
+        "neighbouring GPUs that split each layer and compute the same samples (AutoTP)",
+        path="tensor_parallel.autotp_size",
+        in_answers=True,
     )
     """ZeRO shards over the groups of these ranks."""
-    autoep_size: int = field(
-        default=1,
-        metadata=key(
-            "expert_parallel.autoep_size",
-            meaning="neighbouring GPUs that experts are spread over (AutoEP)",
-            unit="ranks",
-            in_answers=True,
-        ),
+    autoep_size: int = plan_field(
+        1,
+        "neighbouring GPUs that experts are spread over (AutoEP)",
+        path="expert_parallel.autoep_size",
+        in_answers=True,
     )
     """Each rank keeps whole experts and tokens travel to them. ZeRO shards experts over the ranks with the same ones,
     all other weights over all ranks."""
-    gradient_checkpointing: bool = field(
-        default=True, metadata=key(meaning="every layer is recomputed in the backward pass", in_answers=True)
+    gradient_checkpointing: bool = plan_field(
+        True, "every layer is recomputed in the backward pass", path="", in_answers=True
     )
-    cpu_checkpointing: bool = field(
-        default=False,
-        metadata=key(meaning="what checkpointing keeps of each layer, its input, is in host RAM", in_answers=True),
+    cpu_checkpointing: bool = plan_field(
+        False, "what checkpointing keeps of each layer, its input, is in host RAM", path="", in_answers=True
     )
-    offload_optimizer: Offload = field(
-        default="none",
-        metadata=key(
-            "zero_optimization.offload_optimizer.device",
-            meaning="optimizer states and CPU Adam in host RAM or on NVMe: 12 to 16 bytes a parameter off the GPUs, "
-            "time per step",
-            stages=(1, 2, 3),
-            in_answers=True,
-        ),
+    offload_optimizer: Offload = plan_field(  # noqa: RUF009  a field of a dataclass
+        "none",
+        "optimizer states and CPU Adam in host RAM or on NVMe: 12 to 16 bytes a parameter off the GPUs, time per step",
+        path="zero_optimization.offload_optimizer.device",
+        in_answers=True,
     )
     """NVMe needs stage 3."""
-    offload_param: Offload = field(
-        default="none",
-        metadata=key(
-            "zero_optimization.offload_param.device",
-            meaning="weights in host RAM or on NVMe: read over PCIe in every pass",
-            stages=(3,),
-            in_answers=True,
-        ),
+    offload_param: Offload = plan_field(  # noqa: RUF009  a field of a dataclass
+        "none",
+        "weights in host RAM or on NVMe: read over PCIe in every pass",
+        path="zero_optimization.offload_param.device",
+        in_answers=True,
     )
-    pin_memory: bool = field(
-        default=True,
-        metadata=key(
-            "zero_optimization.offload_optimizer.pin_memory",
-            meaning="page-locked: PCIe at its full rate, more RAM by rounding up",
-            stages=(1, 2, 3),
-        ),
+    pin_memory: bool = plan_field(
+        True,
+        "page-locked: PCIe at its full rate, more RAM by rounding up",
+        path="zero_optimization.offload_optimizer.pin_memory",
     )
     """Also the value of `offload_param.pin_memory`."""
-    optimizer_buffer_count: int = field(
-        default=4,
-        metadata=key(
-            "zero_optimization.offload_optimizer.buffer_count",
-            meaning="pinned buffers of one sub-group each, per rank",
-            stages=(1, 2, 3),
-            unit="buffers",
-        ),
+    optimizer_buffer_count: int = plan_field(
+        4, "pinned buffers of one sub-group each, per rank", path="zero_optimization.offload_optimizer.buffer_count"
     )
-    param_buffer_count: int = field(
-        default=5,
-        metadata=key(
-            "zero_optimization.offload_param.buffer_count",
-            meaning="pinned buffers of buffer_size each, per rank",
-            stages=(3,),
-            unit="buffers",
-        ),
+    param_buffer_count: int = plan_field(
+        5, "pinned buffers of buffer_size each, per rank", path="zero_optimization.offload_param.buffer_count"
     )
-    param_buffer_size: int = field(
-        default=100_000_000,
-        metadata=key(
-            "zero_optimization.offload_param.buffer_size",
-            meaning="elements of a swap buffer; the largest shard must fit",
-            stages=(3,),
-            unit="elements",
-        ),
+    param_buffer_size: int = plan_field(
+        100_000_000,
+        "elements of a swap buffer; the largest shard must fit",
+        path="zero_optimization.offload_param.buffer_size",
     )
-    param_max_in_cpu: int = field(
-        default=1_000_000_000,
-        metadata=key(
-            "zero_optimization.offload_param.max_in_cpu",
-            meaning="elements per rank that stay in pinned RAM although parameters are on NVMe",
-            stages=(3,),
-            unit="elements",
-        ),
+    param_max_in_cpu: int = plan_field(
+        1_000_000_000,
+        "elements per rank that stay in pinned RAM although parameters are on NVMe",
+        path="zero_optimization.offload_param.max_in_cpu",
     )
-    offload_optimizer_ratio: float = field(
-        default=1.0,
-        metadata=key(
-            "zero_optimization.offload_optimizer.ratio",
-            meaning="share of the states that is in RAM; the rest stays on the GPU",
-            stages=(1, 2, 3),
-            in_answers=True,
-        ),
+    offload_optimizer_ratio: float = plan_field(
+        1.0,
+        "share of the states that is in RAM; the rest stays on the GPU",
+        path="zero_optimization.offload_optimizer.ratio",
+        in_answers=True,
     )
     """Share of stage 3's sub-groups whose masters, states and step are on the host; the first ones stay on the GPU."""
-    bf16_master_weights_and_grads: bool = field(
-        default=False,
-        metadata=key(
-            "bf16.bf16_master_weights_and_grads",
-            meaning="master weights, and gradients as the optimizer takes them, in bf16 instead of fp32",
-            stages=(1, 2, 3),
-            in_answers=True,
-            only_if_set=True,
-        ),
+    bf16_master_weights_and_grads: bool = plan_field(
+        False,
+        "master weights, and gradients as the optimizer takes them, in bf16 instead of fp32",
+        path="bf16.bf16_master_weights_and_grads",
+        stages=(1, 2, 3),
+        in_answers=True,
+        only_if_set=True,
     )
-    bf16_optimizer_states: bool = field(
-        default=False,
-        metadata=key(
-            "bf16.bf16_optimizer_states",
-            meaning="optimizer states in bf16; without it bf16 master weights need an optimizer in host RAM",
-            stages=(1, 2, 3),
-            in_answers=True,
-            only_if_set=True,
-        ),
+    bf16_optimizer_states: bool = plan_field(
+        False,
+        "optimizer states in bf16; without it bf16 master weights need an optimizer in host RAM",
+        path="bf16.bf16_optimizer_states",
+        stages=(1, 2, 3),
+        in_answers=True,
+        only_if_set=True,
     )
-    overlap_comm: bool = field(
-        default=True,
-        metadata=key(
-            "zero_optimization.overlap_comm",
-            meaning="communication beside computation; a second bucket at stages 1 and 2",
-            stages=(1, 2, 3),
-        ),
-    )
-    reduce_bucket_size: int = field(
-        default=500_000_000,
-        metadata=key(
-            "zero_optimization.reduce_bucket_size",
-            meaning="elements reduced at a time: 2 bytes each on the GPU, fewer and larger messages",
-            stages=(1, 2, 3),
-            unit="elements",
-            lowest=1,
-            filled=True,
-            filled_from_hidden_size=lambda hidden: hidden * hidden,
-        ),
+    overlap_comm: bool = plan_field(True, "communication beside computation; a second bucket at stages 1 and 2")
+    reduce_bucket_size: int = plan_field(
+        500_000_000,
+        "elements reduced at a time: 2 bytes each on the GPU, fewer and larger messages",
+        lowest=1,
+        filled=True,
+        filled_from_hidden_size=lambda hidden: hidden * hidden,
     )
     """Stages 1 and 2 hold one such bucket, two with overlap_comm."""
-    allgather_bucket_size: int = field(
-        default=500_000_000,
-        metadata=key(
-            "zero_optimization.allgather_bucket_size",
-            meaning="elements gathered at a time; current torch gathers all in place",
-            stages=(),  # runtime/utils.py all_gather_dp_groups gathers in place (0.19.8)
-            unit="elements",
-        ),
+    allgather_bucket_size: int = plan_field(
+        500_000_000,
+        "elements gathered at a time; current torch gathers all in place",
+        stages=(),  # runtime/utils.py all_gather_dp_groups gathers in place (0.19.8)
     )
-    sub_group_size: int = field(
-        default=1_000_000_000,
-        metadata=key(
-            "zero_optimization.sub_group_size",
-            meaning="parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe",
-            stages=(3,),
-            unit="elements",
-        ),
+    sub_group_size: int = plan_field(
+        1_000_000_000, "parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe", stages=(3,)
     )
-    stage3_prefetch_bucket_size: int = field(
-        default=50_000_000,
-        metadata=key(
-            "zero_optimization.stage3_prefetch_bucket_size",
-            meaning="elements gathered ahead: hides communication, takes memory",
-            stages=(3,),
-            unit="elements",
-            filled=True,
-            filled_from_hidden_size=lambda hidden: int(0.9 * hidden * hidden),
-        ),
+    stage3_prefetch_bucket_size: int = plan_field(
+        50_000_000,
+        "elements gathered ahead: hides communication, takes memory",
+        filled=True,
+        filled_from_hidden_size=lambda hidden: int(0.9 * hidden * hidden),
     )
-    stage3_param_persistence_threshold: int = field(
-        default=100_000,
-        metadata=key(
-            "zero_optimization.stage3_param_persistence_threshold",
-            meaning="smaller parameters stay gathered: fewer tiny messages",
-            stages=(3,),
-            unit="elements",
-            filled=True,
-            filled_from_hidden_size=lambda hidden: 10 * hidden,
-        ),
+    stage3_param_persistence_threshold: int = plan_field(
+        100_000,
+        "smaller parameters stay gathered: fewer tiny messages",
+        filled=True,
+        filled_from_hidden_size=lambda hidden: 10 * hidden,
     )
-    stage3_max_live_parameters: int = field(
-        default=1_000_000_000,
-        metadata=key(
-            "zero_optimization.stage3_max_live_parameters",
-            meaning="elements that stay gathered at most: memory against gathering again",
-            stages=(3,),
-            unit="elements",
-        ),
+    stage3_max_live_parameters: int = plan_field(
+        1_000_000_000, "elements that stay gathered at most: memory against gathering again"
     )
-    stage3_max_reuse_distance: int = field(
-        default=1_000_000_000,
-        metadata=key(
-            "zero_optimization.stage3_max_reuse_distance",
-            meaning="parameters used again within this many elements stay gathered",
-            stages=(3,),
-            unit="elements",
-        ),
+    stage3_max_reuse_distance: int = plan_field(
+        1_000_000_000, "parameters used again within this many elements stay gathered"
     )
-    zero_hpz_partition_size: int = field(
-        default=1,
-        metadata=key(
-            "zero_optimization.zero_hpz_partition_size",
-            meaning="a second copy of the weights within each node: less traffic between nodes",
-            stages=(3,),
-            unit="ranks",
-            in_answers=True,
-            only_if_set=True,
-        ),
+    zero_hpz_partition_size: int = plan_field(
+        1,
+        "a second copy of the weights within each node: less traffic between nodes",
+        stages=(3,),
+        in_answers=True,
+        only_if_set=True,
     )
     """h of hpZ (ZeRO++): that many neighbouring ranks keep the copy together from the forward pass to the step, and
     later gathers read it. 1: no copy."""
-    zero_quantized_weights: bool = field(
-        default=False,
-        metadata=key(
-            "zero_optimization.zero_quantized_weights",
-            meaning="weights gathered in 8 bits",
-            stages=(3,),
-            in_answers=True,
-            only_if_set=True,
-        ),
+    zero_quantized_weights: bool = plan_field(
+        False, "weights gathered in 8 bits", stages=(3,), in_answers=True, only_if_set=True
     )
     """qwZ of ZeRO++; the layers compute with the dequantized weights."""
-    zero_quantized_gradients: bool = field(
-        default=False,
-        metadata=key(
-            "zero_optimization.zero_quantized_gradients",
-            meaning="gradients reduced in 4 bits",
-            stages=(3,),
-            in_answers=True,
-            only_if_set=True,
-        ),
+    zero_quantized_gradients: bool = plan_field(
+        False, "gradients reduced in 4 bits", stages=(3,), in_answers=True, only_if_set=True
     )
     """qgZ of ZeRO++: within a node and then between nodes; acts on several nodes only."""
 
@@ -383,11 +275,23 @@ class Plan:
         return "zero3" if self.offload_param == "none" else "zero3-offload-param"
 
 
+def stages_of(path: str) -> tuple[int, ...]:
+    """Stages at which DeepSpeed uses a key, by its place alone (0.19.8 runtime/zero/config.py)."""
+    if path.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
+        return (3,)
+    return (1, 2, 3) if path.startswith("zero_optimization.") else (0, 1, 2, 3)
+
+
 def _keys_of_plan() -> dict[str, ConfigKey]:
     keys = {}
     for each in fields(Plan):
-        default = None if each.default is MISSING else each.default
-        keys[each.name] = replace(each.metadata["key"], field=each.name, default=default)
+        properties = {
+            "path": f"zero_optimization.{each.name}",
+            "field": each.name,
+            "default": None if each.default is MISSING else each.default,
+            **each.metadata["key"],
+        }
+        keys[each.name] = ConfigKey(**{"stages": stages_of(properties["path"]), **properties})
     return keys
 
 
