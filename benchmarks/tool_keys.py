@@ -67,8 +67,8 @@ def main() -> None:
     found = known_keys({tool: getattr(options, tool.replace("-", "_")) for tool in FOLDERS})
     print({tool: len(names) for tool, names in found.items()})
     if options.write:
-        lines = ",\n".join(f" {json.dumps(tool)}: {json.dumps(' '.join(names))}" for tool, names in found.items())
-        FILE.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+        kept = json.loads(FILE.read_text(encoding="utf-8")) | {tool: " ".join(names) for tool, names in found.items()}
+        FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from ...validate.lint.document import Document, read_document
 from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.question import Risk
-from .catalogue import Format, recognised
-from .command_line import launched
 from .figures import ImportFigures, figures_of
+from .formats import Format, launched, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files
 from .source import Source
@@ -84,7 +83,7 @@ def import_file(
             why=f"what changes is {source.path}, which {path} hands over",
             fix=f"pass -o with a name that ends in {source.path.suffix}",
         )
-    run = known.by.read(source)
+    run = known.read(source)
     if source.started_by is not None:
         run = launched(run, source.started_by)
     run = _with_options(run, ds_config, model, said)

@@ -1,4 +1,4 @@
-"""A change to a file of options."""
+"""The training that another tool's file describes, in this project's terms, and the change that is written back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...estimators.plan import Plan, Sharding
 from ...estimators.workload import Framework
 
 Value = str | int | float | bool | None | Mapping[str, Any]
-"""What is written under a key. None takes the key out."""
+"""The new value of a key. None takes the key out."""
 
 KeyPath = tuple[str, ...]
 """The names that lead to a key, the outermost first."""
@@ -46,40 +46,40 @@ class ImportedRun:
     least_global_batch: int | None = None
     """Samples per optimizer step that the tool makes up by accumulation."""
     gradient_checkpointing: bool | Literal["offload"] = False
-    """"offload" also holds on the host what checkpointing keeps."""
+    """"offload" also holds the inputs of checkpointed layers in host RAM."""
     sharding: Sharding = "none"
-    """Whose the step is: DeepSpeed's ("zero"), FSDP's, or torch's alone."""
+    """Training backend: DeepSpeed ("zero"), FSDP, or torch alone."""
     deepspeed: DeepSpeedPart | None = None
     framework: Framework = "hf"
-    """Who reads the DeepSpeed configuration."""
+    """The reader of the DeepSpeed configuration."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     leaves_batch_to_script: bool = False
-    """The file can say neither micro batch nor gradient checkpointing."""
+    """The file can hold neither micro batch nor gradient checkpointing."""
     launcher: Launcher | None = None
-    """What starts the ranks, None where nobody says."""
+    """The launcher of the ranks, None where it is not known."""
     threads_per_rank: int | None = None
     """OMP_NUM_THREADS, None where it is not set."""
     expandable_segments: bool = False
-    """PyTorch's allocator is told to use them, by the tool or in the script's environment."""
+    """Whether the tool or the script's environment sets this option of PyTorch's allocator."""
     faults: tuple[str, ...] = ()
     """Sentences: what the tool itself refuses or ignores."""
     remarks: tuple[str, ...] = ()
-    """Sentences: what is taken as something near it, and what the figures leave out."""
+    """Sentences: approximations, and what the figures leave out."""
     obstacle: str = ""
     """Why there can be no figures; "" where there can."""
     uncounted: tuple[str, ...] = ()
     """Keys that may decide memory or speed, and from which nothing is concluded."""
     unknown: tuple[str, ...] = ()
-    """Keys that are none of the tool's, with the nearest that is."""
+    """Keys that the tool does not have, with the nearest that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """What is to be written into the file."""
+    """The plan that is written into the file."""
 
     plan: Plan
     config_name: str | None
-    """The DeepSpeed configuration as the file is to name it; None where a run without DeepSpeed stays one."""
+    """The file name of the DeepSpeed configuration; None where a run without DeepSpeed stays one."""
     config: Mapping[str, Any] | None
     """Its content."""

@@ -16,8 +16,8 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
-from .catalogue import Format
 from .figures import ImportFigures
+from .formats import Format
 from .imported_run import ImportedRun, Improvement
 from .source import Source, parsed
 
@@ -73,7 +73,7 @@ def written_as(
     config_path = _config_path(path, run, is_new=destination is not None)
     config = None if config_text is None else read_document(config_text.encode(), name="the new file").root.value
     better = Improvement(plan=plan, config_name=None if config is None else str(config_path), config=config)
-    text = source.edited(form.by.changes(source, run, better))
+    text = source.edited(form.changes(source, run, better))
     _check(source, form, text, better)
     files = [ChangedFile(old_name=str(source.path), old_text=source.text, new_path=path, new_text=text)]
     if config_text is not None and str(config_path) in text:  # else it is part of the file itself
@@ -152,7 +152,7 @@ def _config_path(path: Path, run: ImportedRun, *, is_new: bool) -> Path:
 
 def _check(source: Source, form: Format, text: str, better: Improvement) -> None:
     """That the changed text says what was meant. Raises ConfigFileError where it does not."""
-    again = form.by.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
+    again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
     plan, part = better.plan, again.deepspeed
     wanted, said = [better.config is not None], [part is not None]
     if form.name != "accelerate":

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.options import IMPORT_FORMATS
 from ds_advise.advisor.importers.answer import import_file
-from ds_advise.advisor.importers.catalogue import NAMES
+from ds_advise.advisor.importers.formats import NAMES
 
 pytestmark = pytest.mark.usefixtures("kept_facts")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.importers.catalogue import recognised
+from ds_advise.advisor.importers.formats import recognised
 from ds_advise.advisor.importers.known_keys import keys_of
 
 from benchmarks.tool_keys import declared, known_keys
@@ -26,7 +26,7 @@ def test_a_typing_error_is_told_with_what_is_near(name: str, tmp_path: Path) -> 
     text, meant = TYPED[name]
     Path(tmp_path, name).write_text(text)
     source, form = recognised(tmp_path / name)
-    assert [key.partition("(did you mean ")[2] for key in form.by.read(source).unknown] == [f"{meant}?)"]
+    assert [key.partition("(did you mean ")[2] for key in form.read(source).unknown] == [f"{meant}?)"]
 
 
 def test_what_a_tool_knows_and_nobody_counts_is_told_apart() -> None:

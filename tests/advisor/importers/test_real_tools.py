@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.importers.accelerate import read
-from ds_advise.advisor.importers.hf_arguments import OPTIMIZERS
+from ds_advise.advisor.importers.accelerate import ACCELERATE
 from ds_advise.advisor.importers.source import read_source
+from ds_advise.advisor.importers.tool_format import OPTIMIZERS
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_fields_make_the_configuration_that_accelerate_makes(
 
     path = tmp_path / "acc.json"
     path.write_text(json.dumps({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": block}))
-    part = read(read_source(path)).deepspeed
+    part = ACCELERATE.read(read_source(path)).deepspeed
     assert part is not None
     _environment(block, monkeypatch)
     made = DeepSpeedPlugin().deepspeed_config

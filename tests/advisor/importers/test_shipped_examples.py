@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.importers.catalogue import recognised
-from ds_advise.advisor.importers.command_line import launched
 from ds_advise.advisor.importers.figures import ImportFigures, figures_of
+from ds_advise.advisor.importers.formats import launched, recognised
 from ds_advise.advisor.importers.imported_run import ImportedRun
 from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -50,7 +49,7 @@ def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeyp
     )
     source, form = recognised(EXAMPLES / name)
     assert form.name == _format(name)
-    run = form.by.read(source)
+    run = form.read(source)
     assert run.model is not None or form.name in ("accelerate", "script")
     config = config_text(ds_config(plan, MODEL, WORKLOAD, CLUSTER, flavor="hf"))
     if form.name == "accelerate":
@@ -64,7 +63,7 @@ def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeyp
     write_files(written_as(source, form, run, plan, config, destination=destination), force=False)
     again, same_form = recognised(destination)
     assert same_form.name == form.name
-    read = same_form.by.read(again)
+    read = same_form.read(again)
     assert _plan(read, open_to_script=form.name == "accelerate") == plan
     assert (read.model, read.training) == (run.model, _training_beside_a_config(run, form.name))
     assert (set(read.uncounted), set(read.unknown)) == (set(run.uncounted), set(run.unknown))
@@ -113,7 +112,7 @@ SAID = {
 def test_what_an_example_says(name: str) -> None:
     """The plan and the training, as a reader of the tool's manual would put them."""
     source, form = recognised(EXAMPLES / name)
-    run = form.by.read(source)
+    run = form.read(source)
     if source.started_by is not None:
         run = launched(run, source.started_by)
     found: ImportFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)

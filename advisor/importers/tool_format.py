@@ -1,0 +1,300 @@
+"""A tool on the Hugging Face Trainer as a table of its keys, by which its options are read and changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...estimators.errors import ConfigFileError
+from ..launch.script_arguments import ScriptArguments
+from ..question.run import read_ds_config
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
+from .known_keys import Keys, keys_of
+from .launch_line import Program
+from .source import Source, find_file, with_launch
+
+OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_torch_8bit": "adamw_8bit",
+    "paged_adamw": "adamw",
+    "paged_adamw_32bit": "adamw",
+    "paged_adamw_8bit": "adamw_8bit",
+    "adafactor": "adafactor",
+    "lion": "lion",
+    "lion_32bit": "lion",
+    "paged_lion": "lion",
+    "paged_lion_32bit": "lion",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "adamw": "adamw",
+    "adam": "adam",
+    "muon": "muon",
+}
+"""The estimators' optimizer for each value of `optim` (transformers 5.23 training_args.py `OptimizerNames`).
+bitsandbytes' and torchao's 8-bit AdamW have states of one size."""
+
+_HARMLESS = re.compile(
+    r"(output|overwrite|logging|log|save|eval|evaluation|report|hub|push_to_hub|wandb|swanlab|trackio|mlflow|comet|adam|"
+    r"lr|warmup|dataloader|preprocessing|dataset|datasets|data|train_data|eval_data|validation|test|metric|greater|"
+    r"include|load_best|early_stopping|generation|num_generation|generate|predict|tokenizer|special|chat|do|debug|label"
+    r"|neftune|jit|restore|resume|ignore|remove|torch_empty_cache|skip|length_column|past_index|batch_eval|tpu"
+    r")(_\w+)?|learning_rate|weight_decay|max_grad_norm|num_train_epochs|num_epochs|max_steps|seed|epochs|train_file|"
+    r"train_on_\w+|run_name|project|disable_tqdm|cache_dir|use_fast_tokenizer|trust_remote_code|token|use_auth_token|"
+    r"hf_\w+|ddp_\w+|local_rank|tf32|per_device_eval_batch_size|per_gpu_eval_batch_size|low_cpu_mem_usage|streaming|"
+    r"max_train_samples|max_eval_samples|max_samples|model_revision|config_name|group_by_length|full_determinism|"
+    r"train_sampling_strategy|auto_find_batch_size_start|accelerator_config|use_cache|prediction_loss_only|lora_alpha|"
+    r"enable_jit_checkpoint|no_cuda|use_cpu|use_legacy_prediction_loop|mp_parameters|lora_bias|with_tracking"
+)
+"""Keys of every tool that change neither the memory nor the time of a step."""
+
+_TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
+
+_ACCUMULATION = "gradient_accumulation_steps"
+
+
+def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
+    """The configuration that `--deepspeed` names or holds as JSON, None for none.
+
+    Raises ConfigFileError where the file that is named is there and cannot be read.
+    """
+    text = next((text for text in arguments.configs.values() if text.lower() != "false"), None)
+    if text is None:
+        return None
+    if not text.lstrip().startswith("{"):
+        return named_part(text, folder)
+    try:
+        config = json.loads(text)
+    except ValueError as problem:
+        raise ConfigFileError(f"deepspeed: its JSON cannot be read ({problem})", fix="write one object") from problem
+    return DeepSpeedPart(name="deepspeed", config=config)
+
+
+def named_part(name: str, folder: Path) -> DeepSpeedPart:
+    """The configuration in a file that another file of this folder names."""
+    path = find_file(name, folder)
+    return DeepSpeedPart(name=name, config=None if path is None else read_ds_config(path), path=path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The run while it is read; a tool's own rules change it."""
+
+    arguments: ScriptArguments
+    source: Source
+    run: dict[str, Any]
+    """Fields of `ImportedRun`."""
+    training: dict[str, Any]
+    """Arguments of `WorkloadOptions`; None is left out."""
+    remarks: list[str]
+    obstacles: list[str]
+
+    def switched(self, names: Iterable[str]) -> list[str]:
+        """Those of the switches that are on; all of them are marked as read."""
+        return [name for name in names if self.arguments.flag(name)]
+
+    def use_quantization(self, bits: int, *, bitsandbytes: bool = True) -> None:
+        """Adapters on frozen weights of this many bits."""
+        if bits not in (4, 8):
+            self.remarks.append(f"its {bits}-bit weights are counted as 16-bit ones")
+            return
+        name, title = ("nf4", "NF4") if bits == 4 else ("int8", "bitsandbytes' int8")
+        self.training.update(method="qlora", quantization=name)
+        if not bitsandbytes:
+            self.remarks.append(f"its {bits}-bit weights are counted as {title} ones")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """A tool's keys and defaults. Everything that is no key of one option is in `details`."""
+
+    name: str
+    """As `--format` calls it."""
+    title: str
+    """What a file of it is, with its article."""
+    tool: str
+    """As its users call it."""
+    is_file: Callable[[Source], bool]
+    """Whether the keys of a file are this tool's."""
+    details: Callable[[Reading], None]
+    """The tool's own rules."""
+    harmless: re.Pattern[str]
+    """Its keys that change neither the memory nor the time of a step."""
+    program: Program | None = None
+    """Whose command takes these options."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `ImportedRun`."""
+    model: tuple[str, ...] = ()
+    """() stands for the names that scripts use."""
+    seq_len: tuple[str, ...] = ()
+    """() stands for the names that scripts use."""
+    default_seq_len: int | None = None
+    optimizer: str = "optim"
+    attention: tuple[str, ...] = ("attn_implementation", "attn_impl")
+    default_precision: str = "fp32"
+    software: Mapping[str, bool] = field(default_factory=dict)
+    liger: tuple[str, ...] = ()
+    """Switches of Liger's kernels and fused loss."""
+    micro_batch: tuple[str, ...] = ("per_device_train_batch_size",)
+    """The first is written."""
+    default_micro_batch: int
+    default_accumulation: int | None = 1
+    disables_checkpointing: str = ""
+    """The switch of a tool that checkpoints unless it is set."""
+    checkpoints: bool = False
+    """Whether it checkpoints where nothing is said."""
+    offload: tuple[str, Value] | None = None
+    """What offloads the inputs of checkpointed layers to host RAM: a key, in which {} is that of checkpointing, and its
+    value. None: the tool has no such key."""
+    fsdp: tuple[str, ...] = ("fsdp",)
+    """Any of them turns FSDP on."""
+    fsdp_settings: tuple[str, ...] = ("fsdp_config",)
+    superseded: tuple[str, ...] = ()
+    """Keys that a new DeepSpeed configuration replaces."""
+    not_modelled: Mapping[str, str] = field(default_factory=dict)
+    """What the estimators lack, by the key that turns it on with a value other than false, 0 or 1."""
+    approximated: Mapping[str, str] = field(default_factory=dict)
+    """Remarks by the switch that they belong to."""
+    deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
+    knows_all_keys: bool = True
+    """False: options of the user's own are among them."""
+    refuses_two_precisions: bool = True
+
+    @property
+    def offloads_checkpoints(self) -> bool:
+        return self.offload is not None
+
+    def matches(self, source: Source) -> bool:
+        """Whether this is a file of the tool, or a script with its command."""
+        return self.is_file(source) if source.line is None else source.line.program == self.program
+
+    def read(self, source: Source) -> ImportedRun:
+        """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
+        run = self.read_options(source)
+        return run if source.line is None else with_launch(run, source)
+
+    def read_options(self, source: Source) -> ImportedRun:
+        """The training by the options alone, without processes and environment."""
+        arguments = source.arguments
+        part = self.deepspeed(arguments, source.path.parent)
+        reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
+        checkpointing, reentrant = self._checkpointing(arguments)
+        fsdp = [value for name in self.fsdp if (value := arguments.text(name)) not in (None, "[]", "{}", "false")]
+        reading.run.update(
+            tool=self.tool,
+            model=arguments.text(*self.model) if self.model else arguments.model,
+            micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
+            gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
+            gradient_checkpointing=checkpointing,
+            sharding="zero" if part is not None else "fsdp" if fsdp else "none",
+            deepspeed=part,
+            **self.defaults,
+        )
+        reading.training.update(
+            optimizer=_optimizer(reading, arguments.text(self.optimizer)),
+            precision=precision_of(arguments, self.default_precision),
+            seq_len=(arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len) or self.default_seq_len,
+            attention=_attention(arguments.text(*self.attention)),
+            software={**self.software, **({"reentrant": True} if reentrant else {})} or None,
+        )
+        if reading.switched(self.liger):
+            reading.training.update(kernels="liger", loss="fused")
+        reading.remarks.extend(self.approximated[name] for name in reading.switched(self.approximated))
+        self.details(reading)
+        missing = [name for name in reading.switched(self.not_modelled) if arguments.text(name) not in ("1", "0.0")]
+        reading.obstacles.extend(f"there are no figures here of {self.not_modelled[name]}" for name in missing)
+        keys = self._leftovers(arguments)
+        both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
+        return ImportedRun(
+            training={name: value for name, value in reading.training.items() if value is not None},
+            remarks=tuple(dict.fromkeys(reading.remarks)),
+            obstacle=next(iter(reading.obstacles), ""),
+            uncounted=keys.uncounted,
+            unknown=keys.unknown,
+            faults=(_TWO_PRECISIONS,) if both else (),
+            **reading.run,
+        )
+
+    def changes(self, source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
+        """The keys that turn the run into the better one."""
+        plan, given = better.plan, source.arguments.given
+        newer = "activation_checkpointing" in given  # transformers 5.23's name, which counts more
+        key = "activation_checkpointing" if newer else "gradient_checkpointing"
+        changed: dict[str, Value] = {}
+        if run.micro_batch_size != plan.micro_batch_size:
+            changed[self.micro_batch[0]] = plan.micro_batch_size
+        if run.gradient_accumulation_steps != plan.gradient_accumulation_steps:
+            changed[_ACCUMULATION] = plan.gradient_accumulation_steps
+        if bool(run.gradient_checkpointing) != plan.gradient_checkpointing:
+            if self.disables_checkpointing:
+                changed[self.disables_checkpointing] = None if plan.gradient_checkpointing else True
+            else:
+                changed[key] = plan.gradient_checkpointing
+        if self.offload is not None and plan.cpu_checkpointing != (run.gradient_checkpointing == "offload"):
+            name, value = self.offload[0].format(key), self.offload[1]
+            if plan.cpu_checkpointing or name in given:
+                changed[name] = value if plan.cpu_checkpointing else None
+            if str(given.get(key)).startswith("offload"):
+                changed[key] = plan.gradient_checkpointing
+        replaced = [*self.fsdp, *self.fsdp_settings] if run.sharding == "fsdp" and better.config_name else []
+        changed |= {name: None for name in (*replaced, *self.superseded) if name in given}
+        if better.config_name is not None:
+            is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)
+            changed["deepspeed"] = better.config if is_inside else better.config_name
+        if _TWO_PRECISIONS in run.faults:
+            changed["fp16"] = False
+        return {(name,): value for name, value in changed.items()}
+
+    def _checkpointing(self, arguments: ScriptArguments) -> tuple[bool | Literal["offload"], bool]:
+        """(gradient checkpointing, whether it is the reentrant one)."""
+        if self.disables_checkpointing:
+            return not arguments.flag(self.disables_checkpointing), False
+        switch = arguments.gradient_checkpointing
+        settings = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
+        reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE)
+        return (self.checkpoints if switch is None else switch), reentrant is not None
+
+    def _leftovers(self, arguments: ScriptArguments) -> Keys:
+        """The keys that nothing is concluded from, without the harmless ones."""
+        unread = arguments.unread
+        keys = keys_of(self.name, unread) if self.knows_all_keys else Keys(uncounted=unread, unknown=())
+        counted = [name for name in keys.uncounted if not (_HARMLESS.fullmatch(name) or self.harmless.fullmatch(name))]
+        return Keys(uncounted=tuple(counted), unknown=keys.unknown)
+
+
+def _optimizer(reading: Reading, name: str | None) -> str:
+    """The estimators' name of a value of `optim`."""
+    if name is None:
+        return "adamw"
+    known = OPTIMIZERS.get(name.lower())
+    if known is None:
+        reading.obstacles.append(f"there are no figures here of the optimizer {name[:40]}: its states are not known")
+    elif name.startswith("paged"):
+        reading.remarks.append(f"{name} is counted as if its states stayed on the GPU: it pages them out as needed")
+    return known or "adamw"
+
+
+def precision_of(arguments: ScriptArguments, default: str) -> str:
+    """By the flags bf16 and fp16 and accelerate's mixed_precision, else by the type that the weights are loaded in."""
+    flags = {name: arguments.flag(name) for name in ("bf16", "fp16")}
+    chosen = next((name for name, flag in flags.items() if flag), None)
+    types = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32"}
+    given = [arguments.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
+    named = [types.get(text, text) for text in given if text is not None]
+    return chosen or next((text for text in named if text in ("bf16", "fp16", "fp32")), default)
+
+
+def _attention(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if name.lower().startswith(("flash", "fa2", "fa3", "kernels-community")):
+        return "flash"
+    return "eager" if name.lower() in ("eager", "disabled") else "sdpa"

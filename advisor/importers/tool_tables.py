@@ -1,0 +1,388 @@
+"""The tools on the Hugging Face Trainer: axolotl, LLaMA-Factory, ms-swift, and scripts with TrainingArguments.
+
+Keys and defaults are those of LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360 and transformers 5.23.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..launch.script_arguments import ScriptArguments
+from .imported_run import DeepSpeedPart
+from .source import Source
+from .tool_format import Reading, ToolFormat, deepspeed_part, precision_of
+
+_PREFERENCE = re.compile(r"(^|[/_.])(dpo|kto|ppo|grpo|orpo|rloo|gkd|reward)([/_.]|$)")
+
+
+def _training_arguments_details(reading: Reading) -> None:
+    arguments, line = reading.arguments, reading.source.line
+    if reading.switched(("use_flash_attn", "use_flash_attention_2")):
+        reading.training["attention"] = "flash"
+    if arguments.adapts:
+        reading.training |= {"method": "qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora}
+        if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
+            reading.use_quantization(8)
+    if line is not None and _PREFERENCE.search(line.target):
+        reading.obstacles.append(f"there are no figures here of {line.target}, which has further models or passes")
+    if not arguments.are_training_arguments and arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None:
+        reading.run["micro_batch_size"] = None
+        if arguments.text("deepspeed_config") is not None:
+            part = reading.run["deepspeed"]
+            reading.run["framework"] = "deepspeed"
+            reading.obstacles.append(
+                "there are no figures here of a script that hands DeepSpeed its --deepspeed_config itself: pass "
+                f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
+                "and --gpus"
+            )
+
+
+TRAINING_ARGUMENTS = ToolFormat(
+    name="training-arguments",
+    title="a file of TrainingArguments",
+    tool="the Trainer",
+    is_file=lambda source: (
+        source.arguments.are_training_arguments and not {"finetuning_type", "stage"} & set(source.values)
+    ),
+    details=_training_arguments_details,
+    liger=("use_liger_kernel", "use_liger"),
+    micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
+    default_micro_batch=8,
+    offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
+    knows_all_keys=False,
+    harmless=re.compile(r"packing|packing_strategy|padding_free|lora_task_type|text_column|use_peft|task|lora_modules"),
+)
+
+_LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
+
+_LLAMA_FACTORY_V1 = ("dist_config", "model_class")
+"""Keys of its examples/v1."""
+
+
+def _llama_factory_details(reading: Reading) -> None:
+    arguments, training = reading.arguments, reading.training
+    if arguments.flag("use_muon"):
+        training["optimizer"] = "muon"
+    in_16_bits = bool(arguments.flag("pure_bf16"))
+    if in_16_bits:
+        training["precision"] = "bf16"
+    # hparams/model_args.py: use_reentrant_gc is on; model/adapter.py: without DeepSpeed, what trains is in fp32.
+    training["software"] = {
+        "reentrant": arguments.flag("use_reentrant_gc") is not False,
+        "autocast": not in_16_bits,
+        "fp32-adapters": not in_16_bits,
+    }
+    method, bits = arguments.text("finetuning_type") or "lora", arguments.number("quantization_bit")
+    if method == "lora":
+        training |= {"method": "lora", **arguments.lora}
+        if arguments.flag("resize_vocab"):
+            training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py trains both then
+        if "modules_to_save" in training and reading.run["deepspeed"] is None and not in_16_bits:
+            reading.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
+        if bits is not None:
+            bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
+            reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+    stage = arguments.text("stage") or "sft"
+    if arguments.text(*_LLAMA_FACTORY_V1) is not None:
+        reading.obstacles.append("there are no figures here of the configurations of LLaMA-Factory's v1")
+    elif stage not in ("sft", "pt"):
+        reading.obstacles.append(f"there are no figures here of stage {stage[:20]}, which has further models or passes")
+    elif not arguments.flag("do_train"):
+        reading.obstacles.append("it does not train: do_train is not set")
+    elif method not in ("full", "lora"):
+        reading.obstacles.append(f"there are no figures here of finetuning_type {method[:20]}")
+
+
+LLAMA_FACTORY = ToolFormat(
+    name="llama-factory",
+    title="a LLaMA-Factory configuration",
+    tool="LLaMA-Factory",
+    program="llama-factory",
+    is_file=lambda source: (
+        any(name in source.values for name in _LLAMA_FACTORY_V1)
+        or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
+    ),
+    details=_llama_factory_details,
+    defaults={"launcher": "torchrun", "expandable_segments": True},  # launcher.py, OPTIM_TORCH
+    seq_len=("cutoff_len",),
+    default_seq_len=2048,  # hparams/data_args.py
+    attention=("flash_attn",),
+    liger=("enable_liger_kernel",),
+    default_micro_batch=8,
+    disables_checkpointing="disable_gradient_checkpointing",
+    not_modelled={
+        "use_galore": "GaLore's projected states",
+        "use_apollo": "APOLLO's projected states",
+        "use_badam": "BAdam's blocks",
+        "use_adam_mini": "Adam-mini's states",
+        "use_llama_pro": "LLaMA Pro's added layers",
+        "use_unsloth": "unsloth's own layers",
+        "use_kt": "KTransformers",
+        "use_mca": "Megatron's layers",
+        "use_megatron_bridge": "Megatron's layers",
+        "use_hyper_parallel": "its hyper-parallel mode",
+        "mixture_of_depths": "mixture of depths",
+        "shift_attn": "LongLoRA's shifted attention",
+        "use_asft_loss": "a second, frozen pass of the model",
+        "fp8": "training in fp8",
+    },
+    approximated={
+        "use_unsloth_gc": "unsloth's checkpointing, which keeps layers' inputs in host RAM, is counted as ordinary"
+    },
+    harmless=re.compile(
+        r"template|media_dir|mix_strategy|interleave_probs|buffer_size|tool_format|default_system|enable_thinking|"
+        r"preserve_thinking|tokenized_path|data_shared_file_system|packing|neat_packing|mask_history|max_length|val_size|"
+        r"plot_loss|compute_accuracy|disable_shuffling|export_\w+|infer_\w+|offload_folder|adapter_folder|"
+        r"additional_special_tokens|split_special_tokens|rope_scaling|moe_aux_loss_coef|ray_\w+|resources_per_worker|"
+        r"placement_strategy|num_workers|use_rslora|loraplus_\w+|create_new_adapter|image_\w+|video_\w+|pissa_\w+|"
+        r"use_dft_loss|asft_alpha|use_eaft_loss|eaft_alpha|print_param_status|double_quantization|quantization_type|"
+        r"use_swanlab|master_addr|master_port|use_ray"
+    ),
+)
+
+_BUCKETS = {"overlap_comm": False, "allgather_bucket_size": 2e8, "reduce_bucket_size": 2e8}
+_STAGE_3 = {
+    "overlap_comm": False,
+    "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": True,
+}
+_ON_CPU = {"device": "cpu", "pin_memory": True}
+_MS_SWIFT_ZERO: Mapping[str, Mapping[str, Any]] = {
+    "zero0": {"stage": 0, **_BUCKETS},
+    "zero1": {"stage": 1, **_BUCKETS},
+    "zero2": {"stage": 2, **_BUCKETS},
+    "zero2_offload": {"stage": 2, "offload_optimizer": _ON_CPU, **_BUCKETS},
+    "zero3": {"stage": 3, **_STAGE_3},
+    "zero3_offload": {"stage": 3, "offload_optimizer": _ON_CPU, "offload_param": _ON_CPU, **_STAGE_3},
+}
+"""`zero_optimization` of the configurations that ms-swift ships (swift/config/*.json), as far as it decides memory and
+speed."""
+
+
+def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
+    """The configuration with the options that ms-swift puts into it (swift/arguments/sft_args.py `_init_deepspeed`)."""
+    name = arguments.text("deepspeed")
+    hpz, autotp = arguments.number("zero_hpz_partition_size"), arguments.number("deepspeed_autotp_size")
+    if name in _MS_SWIFT_ZERO:
+        left_open = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size")
+        config: dict[str, Any] = dict.fromkeys((*left_open, "train_micro_batch_size_per_gpu"), "auto")
+        config |= {precision: {"enabled": "auto"} for precision in ("bf16", "fp16")}
+        config["zero_optimization"] = dict(_MS_SWIFT_ZERO[name])
+        part = DeepSpeedPart(name=name, config=config)
+    else:
+        found = deepspeed_part(arguments, folder)
+        if found is None or found.config is None:
+            return found
+        part, config = found, dict(found.config)
+    if hpz:
+        config["zero_optimization"] = {**config.get("zero_optimization", {}), "zero_hpz_partition_size": hpz}
+    if autotp:
+        config["tensor_parallel"] = {**config.get("tensor_parallel", {}), "autotp_size": autotp}
+    return replace(part, config=config)
+
+
+def _ms_swift_details(reading: Reading) -> None:
+    arguments, training, line = reading.arguments, reading.training, reading.source.line
+    if training["seq_len"] is None:
+        reading.remarks.append("max_length is not given, so samples may be as long as the model allows: pass --seq-len")
+    kind, bits = arguments.text("tuner_type", "train_type", "sft_type") or "lora", arguments.number("quant_bits")
+    bitsandbytes = arguments.text("quant_method") in (None, "bnb")
+    if kind == "lora":
+        training |= {"method": "lora", "lora_rank": 8, "lora_dropout": 0.05, **arguments.lora}
+        if bits is not None:
+            reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+    elif kind != "full":
+        reading.obstacles.append(f"there are no figures here of tuner_type {kind[:20]}")
+    if line is not None and line.target == "rlhf":
+        reading.obstacles.append("there are no figures here of preference training")
+
+
+def _is_ms_swift(source: Source) -> bool:
+    keys = {"tuner_type", "train_type", "sft_type", "torch_dtype", "attn_impl", "quant_bits", "split_dataset_ratio"}
+    return "model" in source.values and bool(keys & set(source.values))
+
+
+MS_SWIFT = ToolFormat(
+    name="ms-swift",
+    title="an ms-swift configuration",
+    tool="ms-swift",
+    program="ms-swift",
+    is_file=_is_ms_swift,
+    details=_ms_swift_details,
+    # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given.
+    defaults={"launcher": "torchrun", "least_global_batch": 16},
+    default_accumulation=None,
+    model=("model", "model_id_or_path"),
+    seq_len=("max_length",),
+    attention=("attn_impl",),
+    default_precision="auto",
+    software={"fp32-adapters": True},
+    liger=("use_liger_kernel",),
+    default_micro_batch=1,
+    checkpoints=True,
+    fsdp_settings=(),
+    superseded=("zero_hpz_partition_size", "deepspeed_autotp_size"),
+    deepspeed=_ms_swift_deepspeed,
+    not_modelled={
+        "use_galore": "GaLore's projected states",
+        "lisa_activated_layers": "LISA",
+        "freeze_parameters": "a part of the weights trained",
+        "freeze_parameters_ratio": "a part of the weights trained",
+        "freeze_parameters_regex": "a part of the weights trained",
+        "trainable_parameters": "a part of the weights trained",
+        "target_parameters": "adapters on parameters that are no module",
+        "optimizer": "an optimizer of ms-swift's own",
+        "rlhf_type": "preference training",
+        "sequence_parallel_size": "samples shared over GPUs by ms-swift's own attention",
+    },
+    approximated={"target_regex": "the pattern of target_regex is counted as all linear layers"},
+    harmless=re.compile(
+        r"model_type|model_name|model_author|model_kwargs|template\w*|system|agent_template|use_hf|external_plugins|"
+        r"truncation_strategy|loss_scale|columns|shuffle\w*|interleave_prob|stopping_strategy|download_mode|norm_bbox|"
+        r"load_\w+|custom_\w+|packing|packing_\w+|padding_free|padding_side|lazy_tokenize|max_new_tokens|temperature|"
+        r"top_[kp]|split_dataset_ratio|cached_\w+|val_dataset\w*|response_prefix|add_\w+|use_chat_template|max_epochs|"
+        r"safe_serialization|max_shard_size|create_checkpoint_symlink|check_model|use_ray|device_groups|ray_exp_name|"
+        r"use_rslora|lorap_lr_ratio|lora_dtype|vit_lr|aligner_lr|optim_args|acc_strategy|callbacks|merge_lora|"
+        r"enable_thinking|preserve_thinking|enable_dft_loss|enable_channel_loss|average_tokens_across_devices|"
+        r"tuner_backend|task_type|bnb_4bit_\w+|init_weights|strict|is_binary_loss_scale|disable_\w+|use_flash_ckpt|"
+        r"use_logits_to_keep|resume_only_model|router_aux_loss_coef|num_labels|problem_type"
+    ),
+)
+
+
+def _axolotl_details(reading: Reading) -> None:
+    arguments, training = reading.arguments, reading.training
+    _axolotl_adapter(reading)
+    _axolotl_kernels(reading)
+    if arguments.text("bf16") == "auto":
+        training["precision"] = "auto"
+    elif arguments.text("bf16", "fp16") is None:
+        training["precision"] = precision_of(arguments, "auto")
+    for name, precision in (("float16", "fp16"), ("bfloat16", "bf16")):
+        if arguments.flag(name):
+            training["precision"] = precision
+    checkpointing, offloading = arguments.text("gradient_checkpointing") or "", arguments.text("activation_offloading")
+    if reading.run["gradient_checkpointing"] and (
+        checkpointing.startswith("offload") or offloading not in (None, "false")
+    ):
+        reading.run["gradient_checkpointing"] = "offload"
+    if offloading == "disk" or checkpointing.endswith("_disk"):
+        reading.remarks.append("activations on the disk are counted as in host RAM")
+    if arguments.flag("tiled_mlp"):
+        training["mlp"] = "tiled"
+
+
+def _axolotl_adapter(reading: Reading) -> None:
+    arguments, training = reading.arguments, reading.training
+    adapter, all_layers = arguments.text("adapter"), arguments.flag("lora_target_linear")
+    lora, gptq, eight_bits = arguments.lora, arguments.flag("gptq"), arguments.flag("load_in_8bit")
+    four_bits = arguments.flag("load_in_4bit")
+    if re.search(r"[\\(|*]", arguments.text("lora_target_modules") or ""):
+        reading.remarks.append("the pattern of lora_target_modules is counted as all linear layers")
+        all_layers = True
+    if adapter not in (None, "lora", "qlora"):
+        reading.obstacles.append(f"there are no figures here of the adapter {adapter[:20]}")
+    elif adapter is not None:
+        training |= {"method": "lora", **lora}
+        if four_bits or gptq:
+            training["method"] = "qlora"
+        if eight_bits and not four_bits:
+            reading.use_quantization(8)
+        if gptq:
+            training["quantization"] = "gptq"
+        if all_layers:
+            training["lora_targets"] = None
+
+
+def _axolotl_kernels(reading: Reading) -> None:
+    """Attention, fused kernels and the loss."""
+    arguments, training = reading.arguments, reading.training
+    switches = {"flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager"}
+    chosen = [switches[name] for name in reading.switched(switches)]
+    training["attention"] = training["attention"] or next(iter(chosen), None)
+    plugins = " ".join(arguments.texts("plugins"))
+    names = ("liger_rms_norm", "liger_rope", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
+    if reading.switched(names) and "Liger" in plugins:
+        training["kernels"] = "liger"
+    if arguments.flag("liger_fused_linear_cross_entropy") and "Liger" in plugins:
+        training["loss"] = "fused"
+    elif "CutCrossEntropy" in plugins:
+        training["loss"] = "fused"
+        reading.remarks.append("cut cross entropy is counted as Liger's fused loss")
+    elif arguments.flag("flash_attn_cross_entropy"):
+        training["loss"] = "in-place"
+    elif arguments.flag("chunked_cross_entropy"):
+        training["loss"] = "chunked"
+
+
+_FUSED_ADAPTERS = "adapters in fused kernels are counted as ordinary ones"
+
+AXOLOTL = ToolFormat(
+    name="axolotl",
+    title="an axolotl configuration",
+    tool="axolotl",
+    program="axolotl",
+    is_file=lambda source: "base_model" in source.values,
+    details=_axolotl_details,
+    # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.
+    defaults={"launcher": "accelerate", "expandable_segments": True},
+    model=("base_model",),
+    seq_len=("sequence_len",),
+    default_seq_len=512,
+    optimizer="optimizer",
+    attention=("attn_implementation",),
+    software={"fp32-adapters": True},
+    micro_batch=("micro_batch_size",),
+    default_micro_batch=1,
+    offload=("activation_offloading", True),
+    fsdp=("fsdp", "fsdp_config"),
+    fsdp_settings=("fsdp_version",),
+    refuses_two_precisions=False,
+    not_modelled={
+        "rl": "preference training",
+        "reward_model": "a reward model",
+        "process_reward_model": "a reward model",
+        "unfrozen_parameters": "a part of the weights trained",
+        "lisa_n_layers": "LISA",
+        "relora": "ReLoRA",
+        "qat": "quantization-aware training",
+        "fp8": "training in fp8",
+        "quantize_moe_experts": "quantized experts",
+        "ebft": "EBFT",
+        "diffusion": "diffusion training",
+        "lora_target_parameters": "adapters on parameters that are no module",
+        "tensor_parallel_size": "layers split over GPUs by PyTorch",
+        "expert_parallel_size": "expert parallelism",
+        "context_parallel_size": "samples shared over GPUs by ring attention",
+        "sequence_parallel_degree": "samples shared over GPUs by ring attention",
+    },
+    approximated={
+        "torch_compile": "it is counted as not compiled",
+        "peft_use_dora": "DoRA is counted as LoRA",
+        "lora_mlp_kernel": _FUSED_ADAPTERS,
+        "lora_qkv_kernel": _FUSED_ADAPTERS,
+        "lora_o_kernel": _FUSED_ADAPTERS,
+    },
+    harmless=re.compile(
+        r"model_type|model_config|processor_type|processor_kwargs|strict|sample_packing\w*|pad_to_\w+|eot_tokens|tokens|"
+        r"added_tokens_overrides|saves_per_epoch|evals_per_epoch|lora_model_dir|lora_fan_in_fan_out|gptq_\w+|torchdistx_path|"
+        r"shuffle_\w+|min_sample_len|excess_length_strategy|pretraining_dataset|loss_watchdog_\w+|max_packed_sequence_len|"
+        r"peft_use_rslora|loraplus_\w+|auto_resume_from_checkpoints|eta_min|cosine_\w+|resize_token_embeddings_to_32x|"
+        r"use_otel_metrics|otel_\w+|profiler_\w+|gc_steps|gc_collect_steps|experimental_skip_move_to_device|use_ray|ray_\w+|"
+        r"base_model_config|base_model_ignore_patterns|cls_model_config|bnb_config_kwargs|curriculum_sampling|ddp|"
+        r"is_\w+_derived_model|device_map|max_memory|use_tensorboard|use_wandb|roles_to_train|train_on_eos|field_\w+|"
+        r"default_system_message|eaft_\w+|use_eaft|revision_of_model|reinit_weights|merge_\w+|attention_dropout|"
+        r"xformers_attention|total_num_tokens|gradient_accumulation_kwargs|liger_rms_norm_gated|val_set_size|use_swanlab|"
+        r"use_pose|pose_\w+|noisy_embedding_alpha|torch_dtype|rope_\w+|overrides_of_model_\w+|mean_resizing_embeddings|"
+        r"dp_(shard|replicate)_size|fsdp_version"
+    ),
+)
