@@ -24,7 +24,7 @@ def _training_arguments_details(reading: Reading) -> None:
     if reading.switched(("use_flash_attn", "use_flash_attention_2")):
         reading.training["attention"] = "flash"
     if arguments.adapts:
-        reading.training |= {"method": "qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora}
+        reading.training.update(method="qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora)
         if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
             reading.use_quantization(8)
     if line is not None and _PREFERENCE.search(line.target):
@@ -170,7 +170,7 @@ speed."""
 
 def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
     """The configuration with the options that ms-swift puts into it (swift/arguments/sft_args.py `_init_deepspeed`)."""
-    name = arguments.text("deepspeed")
+    name = arguments.text("deepspeed") or ""
     hpz, autotp = arguments.number("zero_hpz_partition_size"), arguments.number("deepspeed_autotp_size")
     if name in _MS_SWIFT_ZERO:
         left_open = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size")
