@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ds_advise.validate.doctor.graphics import read_graphics
-from ds_advise.validate.doctor.read_folder import read_folder
-from ds_advise.validate.doctor.read_host import read_host, read_memory, read_processor
+from ds_advise.validate.doctor.building import read_ops_folder, read_toolchain
+from ds_advise.validate.doctor.findings import run_program
+from ds_advise.validate.doctor.folder import read_folder
+from ds_advise.validate.doctor.gpus import read_graphics
+from ds_advise.validate.doctor.host import read_host, read_memory, read_processor
 from ds_advise.validate.doctor.software import read_software
-from ds_advise.validate.doctor.toolchain import read_ops_folder, read_toolchain
-from ds_advise.validate.doctor.tools import run_tool
 
 TARGET_S = 5.0
 ROOT = Path("/")
@@ -41,7 +41,7 @@ def main() -> None:
         ("host", lambda: read_host(ROOT, os.environ)),
         ("ops folder", lambda: read_ops_folder(os.environ)),
         ("swap folder", lambda: read_folder("/tmp")),
-        ("toolchain", lambda: read_toolchain(run_tool, os.environ, "2.13")),
+        ("toolchain", lambda: read_toolchain(run_program, os.environ, "2.13")),
     ):
         report(f"  {name}", reader, runs)
 

@@ -9,7 +9,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...probes.dry_run import DryRunResult
 from ...probes.real_run import ProbeResult
 from ...probes.store import RecordJson
-from ...validate.doctor.examine import CheckupJson
+from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonJson
 from ..answer.explanation import ExplanationJson
@@ -41,7 +41,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "rent": lambda: schema_of([RentJson]),
     "from": lambda: schema_of([ImportJson]),
     "lint": lambda: schema_of([LintJson]),
-    "doctor": lambda: schema_of([CheckupJson]),
+    "doctor": lambda: schema_of([Checkup]),
 }
 
 NAMES = tuple(_SCHEMAS)

@@ -1,25 +1,12 @@
-"""The doctor: looks at a machine and says what will go wrong with DeepSpeed there.
+"""The doctor: examines a machine for causes of failing or slow DeepSpeed trainings.
 
-`gather` reads facts (files under /proc and /sys, NVML, packages' metadata, three-line programs for the compilers, ssh),
-each check is a small function from these facts to findings, and `Hider` takes out what does not belong into a bug
-report. Nothing of torch or DeepSpeed is imported, nothing is changed, and nothing is left behind.
+`gather` reads facts (files under /proc and /sys, NVML, package metadata, three-line programs for the compilers, ssh).
+`judge` runs the checks on them. Each subject has one file with its facts, their reader and its checks. Neither torch
+nor DeepSpeed is imported, and nothing is changed on the machine.
 """
 
-from .examine import AREAS, Checkup, examine, judge
-from .facts import MachineFacts
+from .examine import Checkup, MachineFacts, gather, judge
 from .findings import STATUSES, DoctorFinding, FindingStatus
-from .gather import gather
-from .redact import Hider
+from .redact import Redactor
 
-__all__ = [
-    "AREAS",
-    "STATUSES",
-    "Checkup",
-    "DoctorFinding",
-    "FindingStatus",
-    "Hider",
-    "MachineFacts",
-    "examine",
-    "gather",
-    "judge",
-]
+__all__ = ["STATUSES", "Checkup", "DoctorFinding", "FindingStatus", "MachineFacts", "Redactor", "gather", "judge"]

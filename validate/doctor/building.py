@@ -1,88 +1,249 @@
-"""Can DeepSpeed compile its ops here, which it does when one is first used?
+"""Whether DeepSpeed's ops can be compiled here: small programs are given to the compilers that torch uses.
 
-What each needs was read in ops/op_builder/ of DeepSpeed 0.19.8: cpu_adam a C++ compiler with OpenMP, Python.h and ninja
-(cpu/builder.py); fused_adam besides these nvcc (builder.py `nvcc_args`); async_io, with a GPU, nvcc too, and always
-libaio.
+Requirements, from ops/op_builder/ of DeepSpeed 0.19.8 and torch/utils/cpp_extension.py of torch 2.13: a C++ compiler
+(`CXX`, else `c++`) with OpenMP and `-march=native`, for `-std=c++20` with torch 2.12 or newer, else `-std=c++17`;
+Python.h; ninja. async_io needs a program that calls io_submit to link with `-laio` (`has_function`). CUDA ops need nvcc
+in the folder that `_find_cuda_home` finds: fused_adam always, async_io with a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import shlex
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..versions import parse_version
-from .facts import CompilerTrial, MachineFacts
-from .findings import DoctorFinding, note, ok, problem, unknown, warning
-from .versions import lacks_architecture
+from .findings import Findings, Runner, note, ok, problem, unknown, warning
+from .folder import NETWORK_FILE_SYSTEMS, Folder, mount_of
+from .gpus import Graphics
+from .software import InstalledSoftware, needed_cuda
 
-_MANAGERS = ("apt-get", "dnf", "yum", "zypper", "pacman", "apk")
-_PACKAGES = {
-    "compiler": ("g++", "gcc-c++", "gcc-c++", "gcc-c++", "gcc", "g++"),
-    "python": ("python{0}-dev", "python{0}-devel", "python{0}-devel", "python3-devel", "python", "python3-dev"),
-    "aio": ("libaio-dev", "libaio-devel", "libaio-devel", "libaio-devel", "libaio", "libaio-dev"),
-    "numactl": ("numactl",) * 6,
-}
-"""What has to be installed -> the package's name for each of the package managers."""
+_LIMIT_S = 3.0
+"""Time for one small program; the result of a compiler that needs longer is unknown."""
 
-_INSTALL = {"pacman": "pacman -S", "apk": "apk add"}
-
-_ABANDONED_S = 3600.0
+_STALE_LOCK_S = 3600.0
 """No op of DeepSpeed takes an hour to compile."""
 
-_NETWORK = ("nfs", "nfs4", "cifs", "lustre", "beegfs", "gpfs", "ceph", "9p")
+_INSTALL = {
+    "apt-get": ("apt-get install", "g++", "python{0}-dev", "libaio-dev", "numactl"),
+    "dnf": ("dnf install", "gcc-c++", "python{0}-devel", "libaio-devel", "numactl"),
+    "yum": ("yum install", "gcc-c++", "python{0}-devel", "libaio-devel", "numactl"),
+    "zypper": ("zypper install", "gcc-c++", "python3-devel", "libaio-devel", "numactl"),
+    "pacman": ("pacman -S", "gcc", "python", "libaio", "numactl"),
+    "apk": ("apk add", "g++", "python3-dev", "libaio-dev", "numactl"),
+}
+"""Package manager -> its command and the names of the packages `_PACKAGES`."""
+
+_PACKAGES = ("compiler", "python", "aio", "numactl")
 
 
-def install(what: str, facts: MachineFacts) -> str:
-    """The command that installs a package of the operating system, or its usual name where the manager is not known."""
-    manager = facts.toolchain.package_manager if facts.toolchain else ""
-    python = parse_version(facts.software.python if facts.software else "3")
-    names = dict(zip(_MANAGERS, _PACKAGES[what], strict=True))
-    package = names.get(manager, names["apt-get"]).format(f"{python.major}.{python.minor}")
-    if not manager:
-        return f"install the package {package}"
-    return f"sudo {_INSTALL.get(manager, f'{manager} install')} {package}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerTrial:
+    """The result of compiling a small program. error: the line that tells why it failed, "" where it compiled."""
+
+    error: str = ""
+
+    @property
+    def compiled(self) -> bool:
+        return not self.error
 
 
-def compiler(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """A C++ compiler for the standard that DeepSpeed asks for, with OpenMP."""
-    if (tools := facts.toolchain) is None:
-        return
-    if not tools.cxx:
-        named = facts.environment.get("CXX")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """The tools that compile DeepSpeed's ops at their first use; a trial is None where its compiler is missing."""
+
+    cxx: str = ""
+    """The C++ compiler of torch and its version ("g++ 12.2.0"), "" for none."""
+    standard: str = "c++17"
+    """The C++ standard that DeepSpeed uses."""
+    cxx_trial: CompilerTrial | None = None
+    """A program in that standard with OpenMP for this processor."""
+    python_trial: CompilerTrial | None = None
+    """A program that includes Python.h."""
+    aio_trial: CompilerTrial | None = None
+    """A program that calls libaio."""
+    nvcc_trial: CompilerTrial | None = None
+    """A program for nvcc, which refuses C++ compilers that it does not know."""
+    cuda_home: str = ""
+    """The folder of the CUDA toolkit as torch finds it, "" for none."""
+    nvcc: str = ""
+    """Its version ("12.4"), "" for none."""
+    ninja: bool = False
+    """The command is on PATH."""
+    package_manager: str = ""
+    """A key of `_INSTALL`, "" where none is found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsFolder:
+    """The folder of compiled ops."""
+
+    path: str
+    filesystem: str = ""
+    writable: bool = True
+    locks: tuple[tuple[str, float], ...] = ()
+    """(op, age in seconds) of the locks in it."""
+
+
+def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
+    """Compile the four programs in parallel. Raises TimeoutError for a compiler that does not answer."""
+    cxx = _words(environment.get("CXX", "")) or ["c++"]  # `ccache g++` is two words
+    cc = _words(environment.get("CC", "")) or ["cc"]
+    standard = "c++20" if parse_version(torch_version).release >= (2, 12) else "c++17"
+    paths = environment.get("PATH", os.defpath)
+    cuda_home = find_cuda_home(environment)
+    nvcc = str(Path(cuda_home) / "bin/nvcc")
+    host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as in torch's ninja file
+    c_flags = _words(environment.get("CFLAGS", ""))
+    linker_flags = _words(environment.get("LDFLAGS", ""))
+    includes = f"-I{sysconfig.get_paths()['include']}"
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
+
+        def trial(command: list[str], program: str) -> CompilerTrial | None:
+            ran = run(command, program, _LIMIT_S)
+            if ran.code is None:
+                return None
+            if ran.code == 0:
+                return CompilerTrial()
+            lines = [line.strip() for line in (ran.err or ran.out).splitlines() if line.strip()]
+            error = next((line for line in lines if re.search(r"error|cannot find|No such file", line)), "")
+            return CompilerTrial(error=error or (lines[0] if lines else f"exit code {ran.code}"))
+
+        cpu = pool.submit(
+            trial,
+            [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o", f"{folder}/cpu"],
+            "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n",
+        )
+        python = pool.submit(trial, [*cxx, "-x", "c++", "-fsyntax-only", includes, "-"], "#include <Python.h>\n")
+        aio = pool.submit(
+            trial,
+            [*cc, *c_flags, "-x", "c", "-", *linker_flags, "-laio", "-o", f"{folder}/aio"],
+            "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n",
+        )
+        cuda = pool.submit(trial, [nvcc, "-x", "cu", *host_compiler, "-E", "-"], "#include <cuda_runtime.h>\n")
+        cxx_version = pool.submit(run, [*cxx, "--version"], "", _LIMIT_S).result()
+        nvcc_version = pool.submit(run, [nvcc, "--version"], "", _LIMIT_S).result()
+        if cxx_version.late or nvcc_version.late:
+            raise TimeoutError("a compiler does not print its version")
+        release = re.search(r"release (\d+\.\d+)", nvcc_version.out)
+        first_line = cxx_version.out.splitlines()[:1] if cxx_version.code == 0 else []
+        return Toolchain(
+            cxx=_compiler_name(first_line[0]) if first_line else "",
+            standard=standard,
+            cxx_trial=cpu.result() if first_line else None,
+            python_trial=python.result() if first_line else None,
+            aio_trial=aio.result(),
+            nvcc_trial=cuda.result() if release else None,
+            cuda_home=cuda_home,
+            nvcc=release[1] if release else "",
+            ninja=_on_path("ninja", paths),
+            package_manager=next((name for name in _INSTALL if _on_path(name, paths)), ""),
+        )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # an unbalanced quotation mark
+        return text.split()
+
+
+def _compiler_name(line: str) -> str:
+    """`g++ (Debian 12.2.0-14) 12.2.0` -> `g++ 12.2.0`."""
+    version = re.search(r"(\d+\.\d+(?:\.\d+)?)(?!.*\d\.\d)", line)
+    return f"{line.split()[0]} {version[1]}" if version and line.split() else line
+
+
+def _on_path(name: str, paths: str) -> bool:
+    return any(folder and os.access(Path(folder) / name, os.X_OK) for folder in paths.split(os.pathsep))
+
+
+def find_cuda_home(environment: Mapping[str, str]) -> str:
+    """The folder of the CUDA toolkit, as torch/utils/cpp_extension.py `_find_cuda_home` finds it."""
+    if named := environment.get("CUDA_HOME") or environment.get("CUDA_PATH"):
+        return named
+    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
+        if folder and os.access(Path(folder) / "nvcc", os.X_OK):
+            return str(Path(folder).parent)
+    return "/usr/local/cuda" if Path("/usr/local/cuda").exists() else ""
+
+
+def read_ops_folder(environment: Mapping[str, str], root: Path = Path("/")) -> OpsFolder:
+    """The folder of compiled ops, and the locks of builds that run or were killed."""
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
+    folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
+    existing = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    locks = []
+    for lock in sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")]):  # <op>/lock, or <python and CUDA>/<op>/lock
+        with suppress(OSError):
+            locks.append((lock.parent.name, max(0.0, time.time() - lock.stat().st_mtime)))
+    return OpsFolder(
+        path=str(folder),
+        filesystem=mount_of(existing.resolve(), root)[0],
+        writable=os.access(existing, os.W_OK | os.X_OK),
+        locks=tuple(locks),
+    )
+
+
+def install(what: str, toolchain: Toolchain | None, software: InstalledSoftware | None) -> str:
+    """The command that installs a system package, or the package's name on Debian for an unknown package manager."""
+    python = parse_version(software.python if software else "3")
+    manager = toolchain.package_manager if toolchain else ""
+    command, *names = _INSTALL[manager or "apt-get"]
+    package = names[_PACKAGES.index(what)].format(f"{python.major}.{python.minor}")
+    return f"sudo {command} {package}" if manager else f"install the package {package}"
+
+
+def compiler(
+    toolchain: Toolchain, environment: Mapping[str, str], software: InstalledSoftware | None = None
+) -> Findings:
+    """A C++ compiler for the standard that DeepSpeed uses, with OpenMP."""
+    if not toolchain.cxx:
+        named = environment.get("CXX")
         yield problem(
             f"{named or 'c++'} cannot be run",
-            "DeepSpeed compiles CPU Adam, fused Adam and its NVMe code when they are first used",
-            "point CXX at a C++ compiler" if named else install("compiler", facts),
+            "DeepSpeed compiles CPU Adam, fused Adam and its NVMe code at their first use",
+            "point CXX at a C++ compiler" if named else install("compiler", toolchain, software),
         )
-    elif tools.cxx_trial is None:
-        yield unknown(f"{tools.cxx} did not compile three lines within three seconds")
-    elif not tools.cxx_trial.compiled:
+    elif toolchain.cxx_trial is None:
+        yield unknown(f"{toolchain.cxx} did not compile three lines within three seconds")
+    elif not toolchain.cxx_trial.compiled:
         yield problem(
-            f"{tools.cxx} does not compile -std={tools.standard} -march=native -fopenmp: {tools.cxx_trial.error[:120]}",
-            "DeepSpeed compiles its ops with these",
+            f"{toolchain.cxx} does not compile -std={toolchain.standard} -march=native -fopenmp: "
+            f"{toolchain.cxx_trial.error[:120]}",
+            "DeepSpeed compiles its ops with these flags",
             "install g++ 11 or newer and `export CXX=g++-11`",
         )
     else:
-        yield ok(f"{tools.cxx} compiles {tools.standard} with OpenMP")
+        yield ok(f"{toolchain.cxx} compiles {toolchain.standard} with OpenMP")
 
 
-def python_headers(facts: MachineFacts) -> Iterator[DoctorFinding]:
+def python_headers(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Findings:
     """Python.h, which every op includes."""
-    trial = facts.toolchain.python_trial if facts.toolchain else None
-    if trial is not None and not trial.compiled:
+    if toolchain.python_trial is not None and not toolchain.python_trial.compiled:
         yield problem(
-            "Python.h of this Python is not installed", "every op of DeepSpeed includes it", install("python", facts)
+            "Python.h of this Python is not installed",
+            "every op of DeepSpeed includes it",
+            install("python", toolchain, software),
         )
-    elif trial is not None:
-        yield ok("Python.h is there")
+    elif toolchain.python_trial is not None:
+        yield ok("Python.h is installed")
 
 
-def ninja(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """ninja as a command, without which torch compiles nothing."""
-    if facts.toolchain is None:
-        return
-    if facts.toolchain.ninja:
-        yield ok("ninja is there")
-    elif facts.software and "ninja" in facts.software.packages:
+def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Findings:
+    """The command ninja, which torch compiles with."""
+    if toolchain.ninja:
+        yield ok("ninja is on PATH")
+    elif software and "ninja" in software.packages:
         yield problem(
             "ninja is installed in this Python, but the command is not on PATH",
             "torch calls it by name when DeepSpeed compiles an op",
@@ -92,10 +253,9 @@ def ninja(facts: MachineFacts) -> Iterator[DoctorFinding]:
         yield problem("ninja is not installed", "DeepSpeed cannot compile any op without it", "pip install ninja")
 
 
-def setuptools(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """Python 3.12 and newer have no distutils of their own, which DeepSpeed looks for libaio with."""
-    software = facts.software
-    if software and parse_version(software.python).release >= (3, 12) and "setuptools" not in software.packages:
+def setuptools(software: InstalledSoftware) -> Findings:
+    """Python 3.12 and newer have no distutils, with which DeepSpeed looks for libaio."""
+    if parse_version(software.python).release >= (3, 12) and "setuptools" not in software.packages:
         yield problem(
             f"setuptools is missing, and Python {software.python} has no distutils",
             "torch and DeepSpeed compile ops with it",
@@ -103,58 +263,56 @@ def setuptools(facts: MachineFacts) -> Iterator[DoctorFinding]:
         )
 
 
-def cuda_toolkit(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """nvcc, of the CUDA that torch was built for; DeepSpeed's own list says which minor versions it takes as equal."""
-    software, tools = facts.software, facts.toolchain
-    if software is None or tools is None or not software.torch_cuda:
+def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
+    """nvcc has the CUDA version of torch; DeepSpeed's own table lists the minor versions that it accepts."""
+    if not software.torch_cuda:
         return
-    own, torch = tools.nvcc, software.torch_cuda
-    nvccs, torchs = parse_version(own), parse_version(torch)
+    own = toolchain.nvcc
+    of_torch = software.torch_cuda
+    own_version = parse_version(own)
+    torch_version = parse_version(of_torch)
     if not own:
         also = "CPU Adam, " if software.cpu_adam_needs_cuda else ""
-        where = f"in CUDA_HOME ({tools.cuda_home})" if tools.cuda_home else "and no CUDA toolkit"
+        where = f"in CUDA_HOME ({toolchain.cuda_home})" if toolchain.cuda_home else "and no CUDA toolkit"
         yield problem(
             f"no nvcc {where}",
             f"{also}fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it",
-            f"install the CUDA toolkit {torch} and `export CUDA_HOME=/usr/local/cuda"
-            f'-{torch}`; without it "torch_adam": true in optimizer.params replaces fused Adam',
+            f"install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
+            '"torch_adam": true in optimizer.params replaces fused Adam',
         )
-    elif nvccs.major != torchs.major:
+    elif own_version.major != torch_version.major:
         yield problem(
-            f"nvcc is of CUDA {own}, torch is built for {torch}",
-            "ops are refused when DeepSpeed is installed (DS_BUILD_OPS); compiled at first use they may not load",
-            f"point CUDA_HOME at a CUDA {torchs.major} toolkit, or install torch built for CUDA {nvccs.major}",
+            f"nvcc is of CUDA {own}, torch is built for {of_torch}",
+            "DS_BUILD_OPS refuses this pair; ops compiled at first use may not load",
+            f"point CUDA_HOME at a CUDA {torch_version.major} toolkit, or install torch built for CUDA "
+            f"{own_version.major}",
         )
-    elif nvccs.minor != torchs.minor and not {own, torch} <= set(software.toolkits_taken_as_equal):
+    elif own_version.minor != torch_version.minor and not {own, of_torch} <= set(software.compatible_toolkits):
         yield warning(
-            f"nvcc is of CUDA {own}, torch is built for {torch}",
-            "DeepSpeed refuses this pair where "
-            "ops are compiled when it is installed (DS_BUILD_OPS); at first use they are compiled all the same",
-            f"install the CUDA toolkit {torch}, or set DS_SKIP_CUDA_CHECK=1",
+            f"nvcc is of CUDA {own}, torch is built for {of_torch}",
+            "DS_BUILD_OPS refuses this pair; at first use ops are compiled nevertheless",
+            f"install the CUDA toolkit {of_torch}, or set DS_SKIP_CUDA_CHECK=1",
         )
     else:
-        yield ok(f"nvcc {own} for torch's CUDA {torch}")
+        yield ok(f"nvcc {own} for torch's CUDA {of_torch}")
 
 
-def nvcc_architecture(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """nvcc knows these GPUs."""
-    if facts.toolchain is None or facts.graphics is None or not facts.toolchain.nvcc:
-        return
-    for gpu in facts.graphics.gpus:
-        wanted = lacks_architecture(facts.toolchain.nvcc, gpu.capability) if gpu.capability else ""
-        if wanted:
+def nvcc_architecture(toolchain: Toolchain, graphics: Graphics) -> Findings:
+    """nvcc compiles for the GPUs."""
+    for gpu in graphics.gpus if toolchain.nvcc else ():
+        if gpu.capability and (needed := needed_cuda(toolchain.nvcc, gpu.capability)):
             yield problem(
-                f"nvcc {facts.toolchain.nvcc} does not compile for the {gpu.name}",
+                f"nvcc {toolchain.nvcc} does not compile for the {gpu.name}",
                 "fused Adam and other CUDA ops cannot be compiled",
-                f"install the toolkit of {wanted}",
+                f"install the toolkit of {needed}",
             )
             return
 
 
-def nvcc_and_compiler(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """nvcc takes the C++ compiler: each version refuses those that came after it."""
-    trial = facts.toolchain.nvcc_trial if facts.toolchain else None
-    if trial is not None and not trial.compiled and facts.software and facts.software.torch_cuda:
+def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Findings:
+    """nvcc accepts the C++ compiler: each version refuses newer compilers."""
+    trial = toolchain.nvcc_trial
+    if trial is not None and not trial.compiled and software.torch_cuda:
         yield problem(
             f"nvcc cannot compile three lines: {trial.error[:140]}",
             "no CUDA op of DeepSpeed can be compiled",
@@ -162,121 +320,85 @@ def nvcc_and_compiler(facts: MachineFacts) -> Iterator[DoctorFinding]:
         )
 
 
-def cpu_adam(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """DeepSpeedCPUAdam, which every plan with the optimizer in host RAM needs."""
-    yield from _op("cpu_adam", facts, needs_cuda=bool(facts.software and facts.software.cpu_adam_needs_cuda))
+def cpu_adam(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
+    """DeepSpeedCPUAdam, which every plan with the optimizer in host RAM uses."""
+    yield from _op("cpu_adam", software, toolchain, needs_cuda=software.cpu_adam_needs_cuda)
 
 
-def fused_adam(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """FusedAdam, which AdamW in a configuration without offload becomes."""
-    if facts.graphics and facts.graphics.gpus:
-        yield from _op("fused_adam", facts, needs_cuda=True)
+def fused_adam(software: InstalledSoftware, toolchain: Toolchain, graphics: Graphics) -> Findings:
+    """FusedAdam, which AdamW means in a configuration without offload."""
+    if graphics.gpus:
+        yield from _op("fused_adam", software, toolchain, needs_cuda=True)
 
 
-def async_io(facts: MachineFacts) -> Iterator[DoctorFinding]:
+def async_io(
+    toolchain: Toolchain,
+    software: InstalledSoftware | None = None,
+    folder: Folder | None = None,
+    graphics: Graphics | None = None,
+) -> Findings:
     """async_io, which swaps to NVMe."""
-    tools = facts.toolchain
-    if tools is None or tools.aio_trial is None:
-        return
-    if not tools.aio_trial.compiled:
-        say = problem if facts.folder is not None else warning
-        yield say(
+    if toolchain.aio_trial is not None and not toolchain.aio_trial.compiled:
+        report = problem if folder is not None else warning
+        yield report(
             "libaio cannot be linked",
             'offload to NVMe (async_io) is refused: "Unable to JIT load the async_io op"',
-            install("aio", facts) + ", or name its folders in CFLAGS and LDFLAGS",
+            install("aio", toolchain, software) + ", or name its folders in CFLAGS and LDFLAGS",
         )
-        return
-    yield from _op("async_io", facts, needs_cuda=bool(facts.graphics and facts.graphics.gpus))
+    elif toolchain.aio_trial is not None and software is not None:
+        yield from _op("async_io", software, toolchain, needs_cuda=bool(graphics and graphics.gpus))
 
 
-def _op(op: str, facts: MachineFacts, *, needs_cuda: bool) -> Iterator[DoctorFinding]:
-    """A summary: what stands in the way is told, with its fix, by the check that it belongs to."""
-    tools, software = facts.toolchain, facts.software
-    if tools is None or software is None:
-        return
-    if op in software.built_ahead:
+def _op(op: str, software: InstalledSoftware, toolchain: Toolchain, *, needs_cuda: bool) -> Findings:
+    """Whether an op can be compiled; the check of each requirement names its fix."""
+    if op in software.prebuilt_ops:
         yield ok("compiled when DeepSpeed was installed")
         return
-    lacks = [
-        name
-        for name, there in (
-            ("compiler", _compiled(tools.cxx_trial)),
-            ("python-headers", _compiled(tools.python_trial)),
-            ("ninja", tools.ninja),
-            ("cuda-toolkit", not needs_cuda or bool(tools.nvcc)),
-            ("nvcc-and-compiler", not needs_cuda or _compiled(tools.nvcc_trial)),
-        )
-        if not there
-    ]
-    if not lacks:
-        yield ok("can be compiled at its first use")
+
+    def compiled(trial: CompilerTrial | None) -> bool:
+        return trial is not None and trial.compiled
+
+    requirements = {
+        "compiler": compiled(toolchain.cxx_trial),
+        "python-headers": compiled(toolchain.python_trial),
+        "ninja": toolchain.ninja,
+        "cuda-toolkit": not needs_cuda or bool(toolchain.nvcc),
+        "nvcc-and-compiler": not needs_cuda or compiled(toolchain.nvcc_trial),
+    }
+    missing = [name for name, met in requirements.items() if not met]
+    if missing:
+        yield note(f"cannot be compiled: {', '.join(missing)}", "the checks of these names give the fix")
     else:
-        yield note(f"cannot be compiled: {', '.join(lacks)}", "the checks of these names say what to do")
+        yield ok("can be compiled at its first use")
 
 
-def _compiled(trial: CompilerTrial | None) -> bool:
-    return trial is not None and trial.compiled
-
-
-def ops_folder(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """The folder of compiled ops can be written to, is local, and nobody's dead build holds a lock in it."""
-    if (folder := facts.ops_folder) is None:
-        return
-    if not folder.writable:
+def ops_folder(ops_folder: OpsFolder) -> Findings:
+    """The folder of compiled ops is writable and local, and has no lock of a killed build."""
+    if not ops_folder.writable:
         yield problem(
-            f"{folder.path} cannot be written to",
-            "compiled ops are kept there",
+            f"{ops_folder.path} is not writable",
+            "compiled ops are stored there",
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
-    for name, age_s in folder.locks:
-        mend = f"when nothing compiles: find {folder.path} -path '*{name}/lock' -delete"
-        if age_s >= _ABANDONED_S:
+    for name, age_s in ops_folder.locks:
+        unlock = f"when no build runs: find {ops_folder.path} -path '*{name}/lock' -delete"
+        if age_s >= _STALE_LOCK_S:
             yield problem(
                 f"the op {name} has been locked for {age_s / 3600:.0f} h",
-                "a build that was killed leaves its lock, and every process that needs the op waits for it without end",
-                mend,
+                "a killed build leaves its lock, and every process that needs the op waits forever",
+                unlock,
             )
         else:
             yield note(
                 f"the op {name} has been locked for {age_s / 60:.0f} min",
-                "it is being compiled; if it is not, the next job waits without end",
-                mend,
+                "it is being compiled; a lock of a killed build makes the next job wait forever",
+                unlock,
             )
-    if folder.filesystem in _NETWORK or folder.filesystem.startswith("fuse."):
+    if ops_folder.filesystem in NETWORK_FILE_SYSTEMS or ops_folder.filesystem.startswith("fuse."):
         yield warning(
-            f"{folder.path} is on {folder.filesystem}",
-            "nodes that share it compile over each other, and wait for one another's locks",
+            f"{ops_folder.path} is on {ops_folder.filesystem}",
+            "nodes that share it overwrite each other's ops and wait for each other's locks",
             "export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions",
         )
-    elif folder.writable and not folder.locks:
-        yield ok("compiled ops can be kept")
-
-
-def vectors(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """CPU Adam is compiled with vector instructions."""
-    if (processor := facts.processor) is None:
-        return
-    if processor.vectors:
-        yield ok(f"CPU Adam is compiled for {processor.vectors}")
-    else:
-        yield warning(
-            "the processor shows neither AVX2 nor SVE nor NEON",
-            "CPU Adam is compiled without vector instructions, several times slower",
-            "in a virtual machine pass the host's CPU through (QEMU: -cpu host)",
-        )
-
-
-CHECKS = (
-    compiler,
-    python_headers,
-    ninja,
-    setuptools,
-    cuda_toolkit,
-    nvcc_architecture,
-    nvcc_and_compiler,
-    cpu_adam,
-    fused_adam,
-    async_io,
-    ops_folder,
-    vectors,
-)
+    elif ops_folder.writable and not ops_folder.locks:
+        yield ok("the folder of compiled ops is writable")

@@ -1,176 +1,139 @@
-"""Environment variables that slow training down, break it, or were left behind by something else."""
+"""Environment variables that slow training down or break it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .facts import MachineFacts
-from .findings import DoctorFinding, FindingStatus, note, ok, problem, warning
+from .findings import DoctorFinding, Findings, FindingStatus, note, ok, problem, warning
+from .gpus import Graphics
+from .host import Host
+from .nodes import HostfileNode
+from .software import InstalledSoftware
 
 _ON = ("1", "true", "on", "yes", "y")
-"""What NCCL, torch and CUDA take for yes, in lower case."""
+"""Values that NCCL, torch and CUDA accept for yes, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariableRule:
-    """A variable that is named when it has one of some values."""
+    """A variable that is reported when it has one of some values."""
 
     name: str
     status: FindingStatus
-    why: str
-    fix: str
     values: tuple[str, ...]
     """In lower case; without any, every value counts that is not empty."""
-    several_gpus: bool
+    why: str
+    several_gpus: bool = False
     """It matters between GPUs only."""
+    fix: str = ""
+    """"" for `unset NAME`."""
 
     def applies_to(self, value: str) -> bool:
         return value.lower() in self.values if self.values else bool(value)
 
 
-def _rules(
-    status: FindingStatus, values: tuple[str, ...], *, several_gpus: bool = False, fix: str = "", **whys: str
-) -> Iterator[VariableRule]:
-    """One rule for each variable, which is named with the reason why it matters."""
-    for name, why in whys.items():
-        yield VariableRule(name, status, why, fix or f"unset {name}", values, several_gpus)
-
-
-SETTINGS = (
-    *_rules(
+RULES = (
+    VariableRule("NCCL_P2P_DISABLE", "warning", _ON, "GPUs communicate through host memory even with NVLink", True),
+    VariableRule("NCCL_SHM_DISABLE", "warning", _ON, "GPUs without peer access communicate over TCP", True),
+    VariableRule("NCCL_P2P_LEVEL", "note", ("0", "loc"), "GPUs do not write to each other's memory", True),
+    VariableRule(
+        "NCCL_IB_DISABLE",
         "warning",
         _ON,
-        NCCL_P2P_DISABLE="GPUs talk through host memory even where NVLink joins them, which costs most of all",
-        NCCL_SHM_DISABLE="GPUs that cannot reach each other directly talk through the network stack",
-        several_gpus=True,
+        "nodes communicate over TCP although InfiniBand or RoCE may exist; on one node it changes nothing",
     ),
-    *_rules(
-        "warning",
-        _ON,
-        NCCL_IB_DISABLE="nodes talk over TCP although InfiniBand or RoCE may be there; on one node it changes nothing",
-        TORCH_NCCL_BLOCKING_WAIT="the host waits for every collective: nothing overlaps",
-        CUDA_LAUNCH_BLOCKING="the host waits for every kernel: nothing overlaps, small models run several times slower",
+    VariableRule("NCCL_NET_GDR_LEVEL", "note", ("0", "loc"), "messages between nodes are copied through host memory"),
+    VariableRule("NCCL_ALGO", "note", (), "NCCL's own choice by message size is disabled"),
+    VariableRule("NCCL_PROTO", "note", (), "NCCL's own choice is disabled; a wrong one corrupts data on some hardware"),
+    VariableRule("NCCL_DEBUG", "note", ("info", "trace"), "NCCL writes long logs; use it to find a fault only"),
+    VariableRule("TORCH_NCCL_BLOCKING_WAIT", "warning", _ON, "the host waits for every collective: nothing overlaps"),
+    VariableRule("TORCH_DISTRIBUTED_DEBUG", "warning", ("detail",), "every collective is checked by another one first"),
+    VariableRule("CUDA_LAUNCH_BLOCKING", "warning", _ON, "the host waits for every kernel: nothing overlaps"),
+    VariableRule(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "note", ("1",), "all streams share one queue, which hinders ZeRO's overlap"
     ),
-    *_rules(
-        "note",
-        ("0", "loc"),
-        NCCL_NET_GDR_LEVEL="the network adapter cannot read from the GPU, so messages go through host memory",
-    ),
-    *_rules("note", ("0", "loc"), NCCL_P2P_LEVEL="GPUs do not write to each other", several_gpus=True),
-    *_rules(
-        "note",
-        (),
-        NCCL_ALGO="NCCL's own choice by message size is switched off",
-        NCCL_PROTO="NCCL's own choice is switched off; a wrong one corrupts data on some hardware",
-        NCCL_MAX_NCHANNELS="it bounds how much NCCL can send at a time",
-    ),
-    *_rules("note", ("info", "trace"), NCCL_DEBUG="NCCL writes a lot; leave it to look for a fault"),
-    *_rules(
-        "note",
-        _ON,
-        NCCL_BLOCKING_WAIT="torch now reads TORCH_NCCL_BLOCKING_WAIT, with which the host waits for collectives",
-        TORCH_SHOW_CPP_STACKTRACES="errors are collected slowly and printed at length",
-        HF_HUB_OFFLINE="models and data that are not in the cache are not found",
-    ),
-    *_rules("warning", ("detail",), TORCH_DISTRIBUTED_DEBUG="every collective is checked by another one first"),
-    *_rules(
-        "note",
-        ("1",),
-        CUDA_DEVICE_MAX_CONNECTIONS="all streams wait in one queue, which helps Megatron and hinders ZeRO's overlap",
-        DS_SKIP_CUDA_CHECK="DeepSpeed compiles ops for another CUDA than torch's without a word",
-    ),
-    *_rules(
-        "warning", (), PYTORCH_NO_CUDA_MEMORY_CACHING="every tensor is asked of the driver: steps are many times slower"
-    ),
-    *_rules(
+    VariableRule("PYTORCH_NO_CUDA_MEMORY_CACHING", "warning", (), "the driver allocates every tensor: very slow steps"),
+    VariableRule(
+        "OMP_NUM_THREADS",
         "warning",
         ("1",),
-        OMP_NUM_THREADS="CPU Adam runs on one thread per rank (torchrun sets it where nobody else does)",
+        "CPU Adam runs on one thread per rank (torchrun sets it by default)",
         fix="set it to the cores per rank",
     ),
-    *_rules("warning", ("cpu",), DS_ACCELERATOR="DeepSpeed takes the CPU and leaves the GPUs alone"),
+    VariableRule("DS_SKIP_CUDA_CHECK", "note", ("1",), "DeepSpeed compiles ops for another CUDA version than torch's"),
+    VariableRule("DS_ACCELERATOR", "warning", ("cpu",), "DeepSpeed uses the CPU instead of the GPUs"),
 )
 """NCCL's by its user guide ("Environment Variables"), torch's by torch/csrc/distributed/c10d and c10/cuda, DeepSpeed's
 by accelerator/real_accelerator.py and ops/op_builder/builder.py of 0.19.8."""
 
 
-def environment(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """Variables whose value alone is telling."""
-    several = not facts.graphics or len(facts.graphics.gpus) != 1 or bool(facts.nodes)
+def environment(
+    environment: Mapping[str, str], nodes: Sequence[HostfileNode], graphics: Graphics | None = None
+) -> Findings:
+    """Variables with a harmful value."""
+    several = not graphics or len(graphics.gpus) != 1 or bool(nodes)
     found = [
-        setting
-        for setting in SETTINGS
-        if setting.applies_to(facts.environment.get(setting.name, "")) and (several or not setting.several_gpus)
+        rule for rule in RULES if rule.applies_to(environment.get(rule.name, "")) and (several or not rule.several_gpus)
     ]
-    for setting in found:
+    for rule in found:
         yield DoctorFinding(
-            status=setting.status,
-            what=f"{setting.name}={facts.environment[setting.name][:40]}",
-            why=setting.why,
-            fix=setting.fix,
+            rule.status, f"{rule.name}={environment[rule.name][:40]}", rule.why, rule.fix or f"unset {rule.name}"
         )
     if not found:
-        yield ok("no variable that slows NCCL, CUDA or torch down")
+        yield ok("no variable slows down NCCL, CUDA or torch")
 
 
-def visible_devices(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """CUDA_VISIBLE_DEVICES names GPUs that are there."""
-    value, graphics = facts.environment.get("CUDA_VISIBLE_DEVICES"), facts.graphics
-    if value is None or graphics is None or not graphics.gpus:
+def visible_devices(environment: Mapping[str, str], graphics: Graphics) -> Findings:
+    """CUDA_VISIBLE_DEVICES names existing GPUs."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    count = len(graphics.gpus)
+    if value is None or not count:
         return
     named = [part.strip() for part in value.split(",")]
-    count = len(graphics.gpus)
-    lost = [part for part in named if part.isdigit() and int(part) >= count]
+    absent = [part for part in named if part.isdigit() and int(part) >= count]
     if not value.strip() or named[0] == "-1":
+        yield problem(f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU", "torch finds none", "unset it")
+    elif absent:
         yield problem(
-            f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU", "torch finds none", "unset CUDA_VISIBLE_DEVICES"
-        )
-    elif lost:
-        yield problem(
-            f"CUDA_VISIBLE_DEVICES={value[:40]} names GPU {lost[0]}, but there {'is' if count == 1 else 'are'} {count}",
-            "CUDA stops counting at the first that is not there",
-            "unset CUDA_VISIBLE_DEVICES, or name those of nvidia-smi -L",
+            f"CUDA_VISIBLE_DEVICES={value[:40]} names GPU {absent[0]}, which does not exist ({count} do)",
+            "CUDA ignores all GPUs from the first absent one on",
+            "unset CUDA_VISIBLE_DEVICES, or use the numbers of nvidia-smi -L",
         )
     elif len(named) < count:
         yield note(f"CUDA_VISIBLE_DEVICES={value[:40]}: {len(named)} of {count} GPUs", "the others are hidden")
 
 
-def interfaces(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """The network interfaces that NCCL and Gloo are told to take are there."""
-    if facts.host is None or not facts.host.interfaces:
-        return
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        value = facts.environment.get(name, "")
-        wanted = [part.lstrip("=") for part in value.split(",") if part]
-        # NCCL takes prefixes, and with ^ what is not to be taken; Gloo takes whole names.
-        there = any(
+def interfaces(environment: Mapping[str, str], host: Host, nodes: Sequence[HostfileNode]) -> Findings:
+    """The network interfaces that NCCL and Gloo must use exist. NCCL accepts prefixes, and exclusions after ^."""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if host.interfaces else ():
+        value = environment.get(name, "")
+        chosen = [part.lstrip("=") for part in value.split(",") if part]
+        exists = any(
             own.startswith(part) if name.startswith("NCCL") else own == part
-            for part in wanted
-            for own in facts.host.interfaces
+            for part in chosen
+            for own in host.interfaces
         )
-        if value and not value.startswith("^") and not there:
+        if value and not value.startswith("^") and not exists:
             yield problem(
-                f"{name}={value[:40]}, which is no interface of this machine",
-                "the start of a job fails: no network to meet on",
-                f"unset {name}, or name one of {', '.join(facts.host.interfaces[:6])}",
+                f"{name}={value[:40]} is no interface of this machine",
+                "the start of a job fails",
+                f"unset {name}, or name one of {', '.join(host.interfaces[:6])}",
             )
-        elif facts.nodes and wanted == ["lo"]:
-            yield problem(f"{name}=lo", "other nodes are not reached over the loopback interface", f"unset {name}")
+        elif nodes and chosen == ["lo"]:
+            yield problem(f"{name}=lo", "the loopback interface does not reach other nodes", f"unset {name}")
 
 
-def architectures(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """TORCH_CUDA_ARCH_LIST, for which ops are compiled, has these GPUs in it."""
-    listed = facts.environment.get("TORCH_CUDA_ARCH_LIST", "")
-    if not listed or facts.graphics is None:
-        return
+def architectures(environment: Mapping[str, str], graphics: Graphics) -> Findings:
+    """TORCH_CUDA_ARCH_LIST, for which ops are compiled, includes the GPUs."""
+    listed = environment.get("TORCH_CUDA_ARCH_LIST", "")
     numbers = re.findall(r"(\d+)\.(\d)(\+PTX)?", listed)
-    for gpu in facts.graphics.gpus:
-        if gpu.capability is None or not numbers:
+    for gpu in graphics.gpus if numbers else ():
+        if gpu.capability is None:
             continue
         major, minor = gpu.capability
-        # Code for an earlier minor version of the same major runs; PTX of any earlier version is translated.
+        # Code of an earlier minor version of the same major version runs; PTX of any earlier version is translated.
         runs = any(
             (int(first) == major and int(second) <= minor) or (ptx and (int(first), int(second)) <= (major, minor))
             for first, second, ptx in numbers
@@ -178,68 +141,39 @@ def architectures(facts: MachineFacts) -> Iterator[DoctorFinding]:
         if not runs:
             yield problem(
                 f"TORCH_CUDA_ARCH_LIST={listed[:60]} leaves out the {gpu.name} ({major}.{minor})",
-                'ops are compiled, and end with "no kernel image is available"',
+                'compiled ops end with "no kernel image is available"',
                 "unset TORCH_CUDA_ARCH_LIST",
             )
             return
 
 
-def libraries(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """The loader finds the real CUDA libraries first."""
-    folders = [folder for folder in facts.environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
+def libraries(environment: Mapping[str, str], software: InstalledSoftware | None = None) -> Findings:
+    """LD_LIBRARY_PATH leads to the CUDA libraries of torch."""
+    folders = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
     if any(folder.rstrip("/").endswith("/stubs") for folder in folders):
         yield problem(
             "LD_LIBRARY_PATH has a folder of CUDA stubs",
-            'they are for linking and do nothing: "CUDA driver is a stub library"',
-            "leave the stubs folder out of LD_LIBRARY_PATH",
+            'they are for linking only: "CUDA driver is a stub library"',
+            "remove the stubs folder from LD_LIBRARY_PATH",
         )
-    torch = facts.software.torch_cuda if facts.software else ""
-    for folder in folders:
+    torch_cuda = software.torch_cuda if software else ""
+    for folder in folders if torch_cuda else ():
         other = re.search(r"cuda-(\d+)(?:\.\d+)?", folder)
-        if torch and other and other[1] != torch.partition(".")[0]:
+        if other and other[1] != torch_cuda.partition(".")[0]:
             yield warning(
-                f"LD_LIBRARY_PATH has CUDA {other[1]}, torch is built for {torch}",
-                "torch may load that version's libraries in place of its own",
-                "leave that folder out",
+                f"LD_LIBRARY_PATH has CUDA {other[1]}, torch is built for {torch_cuda}",
+                "torch may load libraries of that version",
+                "remove that folder from LD_LIBRARY_PATH",
             )
             return
 
 
-def allocator(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """The caching allocator may grow its segments."""
-    value = facts.environment.get("PYTORCH_ALLOC_CONF") or facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    if facts.graphics and facts.graphics.gpus and "expandable_segments:True" not in value:
+def allocator(environment: Mapping[str, str], graphics: Graphics) -> Findings:
+    """The caching allocator uses expandable segments."""
+    value = environment.get("PYTORCH_ALLOC_CONF") or environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if graphics.gpus and "expandable_segments:True" not in value:
         yield note(
             "expandable segments are off",
-            "fragmentation can take a quarter more memory",
+            "fragmentation can cost a quarter more memory",
             "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )
-
-
-def left_behind(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """No rank's variables stand where jobs are started by hand."""
-    world = facts.environment.get("WORLD_SIZE", "")
-    if world.isdigit() and int(world) > 1:
-        rank = facts.environment.get("RANK", "?")
-        yield note(
-            f"this shell says that it is rank {rank} of {world}",
-            "`python train.py` then waits for the others; the scheduler sets these, or an earlier job left them",
-            "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
-        )
-
-
-def proxies(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """What goes to this machine goes around a proxy."""
-    known = {name.lower(): value for name, value in facts.environment.items()}
-    through = next((name for name in ("https_proxy", "http_proxy", "all_proxy") if known.get(name)), "")
-    direct = known.get("no_proxy", "")
-    if through and direct != "*" and not {"localhost", "127.0.0.1"} <= {part.strip() for part in direct.split(",")}:
-        yield note(
-            f"{through} is set, and no_proxy does not name localhost",
-            "services on this machine (TensorBoard, a reward model, Ray) are then asked for through the proxy; NCCL "
-            "and Gloo use none",
-            "export no_proxy=localhost,127.0.0.1",
-        )
-
-
-CHECKS = (environment, visible_devices, interfaces, architectures, libraries, allocator, left_behind, proxies)

@@ -1,123 +1,223 @@
-"""All checks over all facts, and what comes of them."""
+"""The facts of this machine, read in parallel, and the findings of all checks.
+
+A dead network drive or a driver that hangs blocks the reader, and such a call cannot be interrupted. Each reader
+therefore has a thread that the end of the program does not wait for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
-from typing import TypedDict
+from shutil import which
+from typing import Any, TypeVar
 
+from ...ds_configs.hostfile import read_hostfile
+from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from . import building, environment, gpus, versions
-from . import check_folder as folder
-from . import check_host as host
-from . import check_nodes as nodes
-from .facts import MachineFacts
-from .findings import STATUSES, DoctorFinding, FindingStatus
-from .gather import gather
+from . import building, environment, folder, gpus, host, nodes, software
+from .building import OpsFolder, Toolchain, read_ops_folder, read_toolchain
+from .findings import STATUSES, DoctorFinding, Findings, FindingStatus, Runner, run_program
+from .folder import Folder, read_folder
+from .gpus import Graphics, read_graphics
+from .host import Host, Memory, Processor, rank_port, read_host, read_memory, read_processor
+from .nodes import MAX_NODES, PARALLEL_NODES, HostfileNode, read_nodes
+from .software import InstalledSoftware, read_software
 
-DoctorCheck = Callable[[MachineFacts], Iterator[DoctorFinding]]
+_Part = TypeVar("_Part")
+
+_LIMIT_S = 4.0
+"""Time for all readers; the programs they run end earlier."""
+
+_VARIABLES = re.compile(
+    r"(?:NCCL|TORCH_NCCL|GLOO|UCX|CUDA|NVIDIA|PYTORCH|TORCH|DS|OMP|KMP|MKL|HF_HUB|ACCELERATE|MASTER)_"
+    r"|HF_DATASETS_OFFLINE|TRANSFORMERS_OFFLINE|LD_LIBRARY_PATH|(?:(?:LOCAL_)?RANK|WORLD_SIZE|CXX|CC)$"
+    r"|(?i:https?|all|no)_(?:proxy|PROXY)$"
+)
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+
+DoctorCheck = Callable[..., Findings]
+"""A check. Its parameters are named after fields of `MachineFacts`; those without a default are required."""
 
 AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
-    "versions": versions.CHECKS,
-    "building ops": building.CHECKS,
-    "gpus": gpus.CHECKS,
-    "links": gpus.LINKS,
-    "memory": host.MEMORY,
-    "processor": host.PROCESSOR,
-    "swap folder": folder.CHECKS,
-    "environment": environment.CHECKS,
-    "network": host.LIMITS,
-    "nodes": nodes.CHECKS,
+    "versions": (
+        software.driver,
+        software.torch,
+        software.torch_and_driver,
+        software.gpu_architecture,
+        software.torch_libraries,
+        software.deepspeed,
+        software.trainer,
+        software.experts,
+        software.prebuilt_ops,
+    ),
+    "building ops": (
+        building.compiler,
+        building.python_headers,
+        building.ninja,
+        building.setuptools,
+        building.cuda_toolkit,
+        building.nvcc_architecture,
+        building.nvcc_and_compiler,
+        building.cpu_adam,
+        building.fused_adam,
+        building.async_io,
+        building.ops_folder,
+    ),
+    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.mig, gpus.bf16, gpus.memory_errors, gpus.throttling),
+    "links": (gpus.pcie, gpus.nvlink, gpus.peer_to_peer),
+    "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
+    "processor": (host.cores, host.numa),
+    "swap folder": (folder.swap_folder, folder.drive, folder.direct_io, folder.free_space),
+    "environment": (
+        environment.environment,
+        environment.visible_devices,
+        environment.interfaces,
+        environment.architectures,
+        environment.libraries,
+        environment.allocator,
+    ),
+    "network": (host.open_files, host.own_name, host.port),
+    "nodes": (nodes.names, nodes.ssh, nodes.pdsh, nodes.slots, nodes.drivers, nodes.rendezvous),
 }
-"""Every check, by what it is about, in the order of the report."""
+"""Every check, by area, in the order of the report."""
 
 
-class DoctorFindingJson(TypedDict):
-    """What a check says."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """The facts that the checks use; a part is None where it was not requested or could not be read."""
 
-    area: str
-    check: str
-    status: FindingStatus
-    what: str
-    """What was seen."""
-    why: str
-    """Why it matters."""
-    fix: str
+    software: InstalledSoftware | None = None
+    toolchain: Toolchain | None = None
+    ops_folder: OpsFolder | None = None
+    graphics: Graphics | None = None
+    memory: Memory | None = None
+    processor: Processor | None = None
+    host: Host | None = None
+    folder: Folder | None = None
+    nodes: tuple[HostfileNode, ...] = ()
+    pdsh: bool = True
+    """The command is installed."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[tuple[str, str], ...] = ()
+    """(part, reason) of each part that could not be read."""
 
 
-class CheckupJson(TypedDict):
-    """A machine that was checked."""
+def gather(
+    *,
+    nvme: str | None = None,
+    hostfile: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    run: Runner = run_program,
+    root: Path = Path("/"),
+) -> MachineFacts:
+    """Read all facts; `unread` names the parts that fail. Raises ConfigFileError for an unreadable hostfile.
 
-    schema_version: int
-    worst: FindingStatus
-    """The gravest status."""
-    counts: dict[str, int]
-    """Findings by status."""
-    findings: list[DoctorFindingJson]
+    nvme: a folder to swap to. hostfile: of the deepspeed launcher; its machines are examined over ssh.
+    """
+    variables = os.environ if environment is None else environment
+    hosts = read_hostfile(hostfile) if hostfile is not None else {}
+    if len(hosts) > MAX_NODES:
+        raise ConfigFileError(f"{hostfile}: {len(hosts)} nodes", fix=f"name at most {MAX_NODES} of them")
+    end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // PARALLEL_NODES)
+
+    packages = _start(read_software)
+    readers: dict[str, Future[Any]] = {
+        "software": packages,
+        "toolchain": _start(lambda: read_toolchain(run, variables, packages.result().packages.get("torch", ""))),
+        "graphics": _start(lambda: read_graphics(root)),
+        "memory": _start(lambda: read_memory(root)),
+        "processor": _start(lambda: read_processor(root)),
+        "host": _start(lambda: read_host(root, variables, run)),
+        "ops_folder": _start(lambda: read_ops_folder(variables, root)),
+    }
+    if nvme is not None:
+        readers["folder"] = _start(lambda: read_folder(nvme, root))
+    if hosts:
+        readers["nodes"] = _start(lambda: read_nodes(hosts, rank_port(variables), run))
+    parts: dict[str, Any] = {}
+    unread: list[tuple[str, str]] = []
+    for name, reader in readers.items():
+        try:
+            parts[name] = reader.result(max(0.0, end - time.monotonic()))
+        except Exception as error:  # an unusual machine must not prevent the findings of the other parts
+            late = isinstance(error, TimeoutError) and not reader.done()
+            reason = "no answer within the time" if late else f"{type(error).__name__}: {error}"
+            unread.append((name.replace("_", " "), reason))
+    return MachineFacts(
+        pdsh=which("pdsh") is not None, environment=relevant_variables(variables), unread=tuple(unread), **parts
+    )
+
+
+def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are checked or reported, without those with the name of a secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if _VARIABLES.match(name) and not any(word in name for word in _SECRET)
+    }
+
+
+def _start(reader: Callable[[], _Part]) -> Future[_Part]:
+    """Read in a daemon thread."""
+    future: Future[_Part] = Future()
+
+    def read() -> None:
+        try:
+            future.set_result(reader())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """Findings by area, areas without any left out, and the facts that they rest on."""
+    """The result of all checks, which is also the JSON object."""
 
-    facts: MachineFacts
-    areas: Mapping[str, tuple[DoctorFinding, ...]]
-
-    @property
-    def findings(self) -> tuple[DoctorFinding, ...]:
-        return tuple(finding for findings in self.areas.values() for finding in findings)
-
-    @property
-    def worst(self) -> FindingStatus:
-        return next((status for status in STATUSES if self.count(status)), "ok")
-
-    def count(self, status: FindingStatus) -> int:
-        return sum(finding.status == status for finding in self.findings)
-
-    def to_json(self) -> CheckupJson:
-        """JSON types; the facts are left out but for what a finding says of them."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "worst": self.worst,
-            "counts": {status: self.count(status) for status in STATUSES},
-            "findings": [
-                {
-                    "area": area,
-                    "check": finding.check,
-                    "status": finding.status,
-                    "what": finding.what,
-                    "why": finding.why,
-                    "fix": finding.fix,
-                }
-                for area, findings in self.areas.items()
-                for finding in findings
-            ],
-        }
+    schema_version: int = SCHEMA_VERSION
+    worst: FindingStatus
+    """The most serious status."""
+    counts: dict[str, int]
+    """Number of findings by status."""
+    findings: tuple[DoctorFinding, ...]
 
 
-def examine(*, nvme: str | None = None, hostfile: Path | None = None) -> Checkup:
-    """Look at this machine and say what will go wrong with DeepSpeed on it. Raises ConfigFileError for a hostfile that
-    cannot be read."""
-    return judge(gather(nvme=nvme, hostfile=hostfile))
+def findings_of(check: DoctorCheck, facts: MachineFacts) -> tuple[DoctorFinding, ...]:
+    """The findings of one check; none where a required fact is unknown."""
+    arguments = {name: getattr(facts, name) for name in signature(check).parameters}
+    for name, parameter in signature(check).parameters.items():
+        if arguments[name] is None and parameter.default is parameter.empty:
+            return ()
+    return tuple(check(**arguments))
 
 
 def judge(facts: MachineFacts) -> Checkup:
-    """The findings of facts. A check's function has the check's name (`cuda_toolkit`: cuda-toolkit)."""
-    areas = {
-        area: tuple(
-            replace(finding, check=check.__name__.replace("_", "-")) for check in checks for finding in check(facts)
-        )
+    """The findings of all checks. A check has the name of its function (`cuda_toolkit`: cuda-toolkit)."""
+    findings = [
+        replace(finding, area=area, check=check.__name__.replace("_", "-"))
         for area, checks in AREAS.items()
-    }
-    areas["unread"] = tuple(
+        for check in checks
+        for finding in findings_of(check, facts)
+    ]
+    findings += [
         DoctorFinding(
-            check=part,
-            status="unknown",
-            what=f"could not be read: {reason}",
-            why="its checks are missing above",
-            fix="report it with what ds-advise doctor --report prints",
+            "unknown",
+            f"could not be read: {reason}",
+            "its checks are missing above",
+            "report it with the output of ds-advise doctor --report",
+            "unread",
+            part,
         )
         for part, reason in facts.unread
-    )
-    return Checkup(facts=facts, areas={area: findings for area, findings in areas.items() if findings})
+    ]
+    counts = {status: sum(finding.status == status for finding in findings) for status in STATUSES}
+    worst = next((status for status in STATUSES if counts[status]), "ok")
+    return Checkup(worst=worst, counts=dict(counts), findings=tuple(findings))

@@ -1,48 +1,88 @@
-"""What a check says: what was seen, how bad it is, why it matters, and what mends it."""
+"""A finding of the doctor, and programs run with a time limit."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 FindingStatus = Literal["ok", "note", "warning", "problem", "unknown"]
-"""ok: nothing to do. note: worth knowing. warning: works, but slower or more fragile than it need be. problem:
-DeepSpeed fails, hangs or is killed because of it. unknown: could not be looked at."""
+"""ok: nothing to do. note: worth knowing. warning: works, but slower or less reliably. problem: DeepSpeed fails, hangs
+or is killed. unknown: could not be examined."""
 
 STATUSES: tuple[FindingStatus, ...] = ("problem", "warning", "note", "unknown", "ok")
-"""The gravest first."""
+"""The most serious first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DoctorFinding:
     """One line of the doctor's report."""
 
     status: FindingStatus
     what: str
-    """What was seen, a phrase without a full stop."""
+    """The observation, a phrase without a full stop."""
     why: str = ""
-    """Why it matters to DeepSpeed; "" where nothing has to be done."""
+    """Why it matters to DeepSpeed; "" for a status of ok."""
     fix: str = ""
-    """The command or setting that mends it; "" where there is none or nothing to mend."""
+    """The command or setting that corrects it; "" where there is none."""
+    area: str = ""
     check: str = ""
-    """The name of the check that found it, the same on every machine (`cuda-toolkit`)."""
+    """The name of the check, the same on every machine (`cuda-toolkit`)."""
 
 
-def ok(what: str) -> DoctorFinding:
-    return DoctorFinding(status="ok", what=what)
+Findings = Iterator[DoctorFinding]
+
+ok = partial(DoctorFinding, "ok")
+note = partial(DoctorFinding, "note")
+warning = partial(DoctorFinding, "warning")
+problem = partial(DoctorFinding, "problem")
+unknown = partial(DoctorFinding, "unknown")
 
 
-def note(what: str, why: str, fix: str = "") -> DoctorFinding:
-    return DoctorFinding(status="note", what=what, why=why, fix=fix)
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def warning(what: str, why: str, fix: str = "") -> DoctorFinding:
-    return DoctorFinding(status="warning", what=what, why=why, fix=fix)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRun:
+    """The outcome of a program. code: exit code, None where it did not start or did not end in time (`late`)."""
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+    late: bool = False
 
 
-def problem(what: str, why: str, fix: str = "") -> DoctorFinding:
-    return DoctorFinding(status="problem", what=what, why=why, fix=fix)
+Runner = Callable[[Sequence[str], str, float], ProgramRun]
+"""Runs a command with a text on stdin and a time limit in seconds."""
 
 
-def unknown(what: str, why: str = "", fix: str = "") -> DoctorFinding:
-    return DoctorFinding(status="unknown", what=what, why=why, fix=fix)
+def run_program(command: Sequence[str], text: str, limit_s: float) -> ProgramRun:
+    """Run a command in the C locale and in its own process group, which is killed as a whole at the limit."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, ValueError) as error:
+        return ProgramRun(code=None, err=str(error))
+    try:
+        out, err = process.communicate(text, timeout=limit_s)
+        return ProgramRun(code=process.returncode, out=out, err=err)
+    except subprocess.TimeoutExpired:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return ProgramRun(code=None, err=f"no answer within {limit_s:g} s", late=True)

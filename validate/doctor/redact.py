@@ -1,4 +1,4 @@
-"""What does not belong into a bug report, taken out of its text: who, where, and every secret."""
+"""Removes names, addresses and secrets from a text, for bug reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|sk-[\w-]{8,}|AKIA[A-Z0-9]{8,}|xox[a-z]-[\w-]{8,}"
     r"|eyJ[\w-]{8,}\.[\w.-]+|[A-Fa-f0-9]{32,})\b"
 )
-"""Tokens by their shape: Hugging Face, GitHub, OpenAI, AWS, Slack, JSON web tokens, and long hexadecimal keys."""
+"""Tokens of Hugging Face, GitHub, OpenAI, AWS and Slack, JSON web tokens, and long hexadecimal keys."""
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _ADDRESS = re.compile(
@@ -21,26 +21,28 @@ _ADDRESS = re.compile(
     r"|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])"
 )
 _HOMES = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s:'\"]+")
-_SHORTEST = 3
-"""Names of fewer letters, without a digit, are words of any text and cannot be taken out of it."""
+_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY|KEY$")
+_PUBLIC_NAMES = {"root", "localhost", ""}
+
+_MIN_LENGTH = 3
+"""Shorter names without a digit occur in any text and are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hider:
-    """Names that are replaced in every text, the longest first: (name, what stands for it)."""
+class Redactor:
+    """(name, replacement) pairs, the longest name first."""
 
     names: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of_this_machine(cls, *, nodes: tuple[str, ...] = (), environment: Mapping[str, str] | None = None) -> Hider:
-        """The user, the home folder, this host and the nodes of a hostfile; and what variables with a secret's name
-        hold."""
+    def of_this_machine(cls, *, nodes: tuple[str, ...] = (), environment: Mapping[str, str] | None = None) -> Redactor:
+        """Covers the user, the home folder, this host, the nodes of a hostfile, and the values of secret variables."""
         known = os.environ if environment is None else environment
         home = known.get("HOME") or os.path.expanduser("~")  # noqa: PTH111  Path.home() fails for a user without one
         names = {home: "<home>"} if len(home) > 1 else {}
         for variable in ("USER", "LOGNAME", "SUDO_USER"):
             names[known.get(variable, "")] = "<user>"
-        names[_own_user()] = "<user>"
+        names[_account_name()] = "<user>"
         own = socket.gethostname()
         for name in (own, own.partition(".")[0], known.get("HOSTNAME", "")):
             names[name] = "<host>"
@@ -48,18 +50,17 @@ class Hider:
             user, _, host = node.rpartition("@")
             names |= {node: f"<node{number}>", host: f"<node{number}>", user: "<user>"}
         for variable, value in known.items():
-            if re.search(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY|KEY$", variable) and len(value) >= 6:
+            if _SECRET_VARIABLE.search(variable) and len(value) >= 6:
                 names[value] = "<secret>"
-        ordinary = {"root", "localhost", ""}  # of these nobody learns anything
-        telling = [
+        identifying = [
             (name, mask)
             for name, mask in names.items()
-            if name not in ordinary and (len(name) >= _SHORTEST or re.search(r"\w\d", name))
+            if name not in _PUBLIC_NAMES and (len(name) >= _MIN_LENGTH or re.search(r"\w\d", name))
         ]
-        return cls(names=tuple(sorted(telling, key=lambda pair: -len(pair[0]))))
+        return cls(names=tuple(sorted(identifying, key=lambda pair: -len(pair[0]))))
 
-    def hide(self, text: str) -> str:
-        """The text without them, without credentials, tokens, home folders and network addresses."""
+    def redact(self, text: str) -> str:
+        """The text without these names, credentials, tokens, home folders and network addresses."""
         text = _CREDENTIALS.sub("<secret>@", text)
         for name, mask in self.names:
             whole = r"(?<![A-Za-z0-9])" + re.escape(name) + r"(?![A-Za-z0-9])"
@@ -69,7 +70,7 @@ class Hider:
 
 
 def _mask_address(match: re.Match[str]) -> str:
-    """Loopback and unspecified addresses tell nothing of a network and stay; version numbers are no addresses."""
+    """Loopback and unspecified addresses are kept; version numbers are no addresses."""
     try:
         address = ipaddress.ip_address(match[0])
     except ValueError:
@@ -77,10 +78,10 @@ def _mask_address(match: re.Match[str]) -> str:
     return match[0] if address.is_loopback or address.is_unspecified else "<address>"
 
 
-def _own_user() -> str:
+def _account_name() -> str:
     import pwd
 
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user that nobody entered anywhere
+    except KeyError:  # the user of a container may have no name
         return ""

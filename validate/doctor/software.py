@@ -1,17 +1,21 @@
-"""Versions of torch, DeepSpeed and what they need, from files: importing torch alone takes seconds."""
+"""Versions of torch, DeepSpeed, CUDA and the driver, read from files: importing torch alone takes seconds."""
 
 from __future__ import annotations
 
 import ast
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from .facts import InstalledSoftware
+from ...ds_configs.unmodeled_features import FIRST_WITHOUT_AUTOEP
+from ..versions import parse_version
+from .findings import Findings, counted, note, ok, problem, unknown, warning
+from .gpus import NO_PYNVML, Graphics
 
 PACKAGES = (
     "torch",
@@ -31,24 +35,64 @@ PACKAGES = (
 
 _PINNED = re.compile(r"^(nvidia-[a-z0-9-]+)\s*==\s*([0-9.]+)")
 
+_FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
+"""Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
+
+_FIRST_CUDA = {
+    (8, 0): "11.0",
+    (8, 6): "11.1",
+    (8, 9): "11.8",
+    (9, 0): "11.8",
+    (10, 0): "12.8",
+    (10, 3): "12.9",
+    (12, 0): "12.8",
+    (12, 1): "12.9",
+}
+"""Compute capability -> first CUDA that compiles for it (CUDA Toolkit release notes of those versions)."""
+
+_OLDEST_OF_CUDA_13 = (7, 5)
+"""CUDA 13 compiles for Turing and newer only (CUDA 13.0 release notes, "deprecated architectures")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledSoftware:
+    """Python packages, read without importing any."""
+
+    python: str
+    packages: Mapping[str, str]
+    """Name -> version, of the installed ones among `PACKAGES`."""
+    torch_cuda: str = ""
+    """CUDA version of the torch build ("12.8"), "" for a build without CUDA; `torch_hip` likewise for ROCm."""
+    torch_hip: str = ""
+    wrong_libraries: tuple[tuple[str, str, str], ...] = ()
+    """(library, version that torch requires, installed version or "") of NVIDIA's packages."""
+    compatible_toolkits: tuple[str, ...] = ()
+    """CUDA versions of one major number that the installed DeepSpeed accepts for each other."""
+    cpu_adam_needs_cuda: bool = False
+    """The installed DeepSpeed compiles its CPU Adam against the CUDA toolkit (older versions do)."""
+    prebuilt_ops: tuple[str, ...] = ()
+    """DeepSpeed ops that were compiled when it was installed, for the torch version `prebuilt_with_torch` ("2.8")."""
+    prebuilt_with_torch: str = ""
+
 
 def read_software() -> InstalledSoftware:
-    """What Python's metadata and the installed packages' own files say."""
+    """Read package metadata and files of the installed packages."""
     known = {name: found for name in PACKAGES if (found := _installed(name)) is not None}
-    torch, deepspeed = known.get("torch"), known.get("deepspeed")
-    built = _constants(torch, "torch/version.py")
-    ahead = _constants(deepspeed, "deepspeed/git_version_info_installed.py")
+    torch_package = known.get("torch")
+    deepspeed_package = known.get("deepspeed")
+    built = _constants(torch_package, "torch/version.py")
+    prebuilt = _constants(deepspeed_package, "deepspeed/git_version_info_installed.py")
     torch_cuda = built.get("cuda") or ""
     return InstalledSoftware(
         python=platform.python_version(),
         packages={name: found.version for name, found in known.items()},
         torch_cuda=torch_cuda,
         torch_hip=built.get("hip") or "",
-        wrong_libraries=tuple(_wrong_libraries(torch)) if torch_cuda else (),
-        toolkits_taken_as_equal=_taken_as_equal(deepspeed, torch_cuda),
-        cpu_adam_needs_cuda="TorchCPUOpBuilder" in _text(deepspeed, "deepspeed/ops/op_builder/cpu_adam.py"),
-        built_ahead=tuple(sorted(name for name, there in ahead.get("installed_ops", {}).items() if there)),
-        built_with_torch=ahead.get("torch_info", {}).get("version", ""),
+        wrong_libraries=tuple(_wrong_libraries(torch_package)) if torch_cuda else (),
+        compatible_toolkits=_compatible_toolkits(deepspeed_package, torch_cuda),
+        cpu_adam_needs_cuda="TorchCPUOpBuilder" in _text(deepspeed_package, "deepspeed/ops/op_builder/cpu_adam.py"),
+        prebuilt_ops=tuple(sorted(name for name, there in prebuilt.get("installed_ops", {}).items() if there)),
+        prebuilt_with_torch=prebuilt.get("torch_info", {}).get("version", ""),
     )
 
 
@@ -58,9 +102,9 @@ def _installed(name: str) -> Distribution | None:
     return None
 
 
-def _wrong_libraries(torch: Distribution | None) -> Iterator[tuple[str, str, str]]:
-    """NVIDIA's packages of which torch names one version and another, or none, is installed."""
-    for requirement in (torch.requires if torch else None) or ():
+def _wrong_libraries(torch_package: Distribution | None) -> Iterator[tuple[str, str, str]]:
+    """NVIDIA packages whose installed version is not the one that torch pins."""
+    for requirement in (torch_package.requires if torch_package else None) or ():
         match = _PINNED.match(requirement)
         if match is None or "extra ==" in requirement or not _for_this_platform(requirement):
             continue
@@ -71,23 +115,21 @@ def _wrong_libraries(torch: Distribution | None) -> Iterator[tuple[str, str, str
 
 
 def _for_this_platform(requirement: str) -> bool:
-    """Whether the markers that torch uses for its libraries name this operating system and processor."""
-    named = dict(re.findall(r"""(platform_system|platform_machine)\s*==\s*["']([^"']+)""", requirement))
-    return all(
-        {"platform_system": platform.system(), "platform_machine": platform.machine()}[key] == value
-        for key, value in named.items()
-    )
+    """Whether the markers of a requirement name this operating system and processor."""
+    here = {"platform_system": platform.system(), "platform_machine": platform.machine()}
+    markers = re.findall(r"""(platform_system|platform_machine)\s*==\s*["']([^"']+)""", requirement)
+    return all(here[key] == value for key, value in markers)
 
 
-def _taken_as_equal(deepspeed: Distribution | None, torch_cuda: str) -> tuple[str, ...]:
-    """DeepSpeed's list for torch's major CUDA version (ops/op_builder/builder.py `cuda_minor_mismatch_ok`)."""
+def _compatible_toolkits(deepspeed_package: Distribution | None, torch_cuda: str) -> tuple[str, ...]:
+    """DeepSpeed's list for the major CUDA version of torch (ops/op_builder/builder.py `cuda_minor_mismatch_ok`)."""
     major = torch_cuda.partition(".")[0]
-    table = _constants(deepspeed, "deepspeed/ops/op_builder/builder.py").get("cuda_minor_mismatch_ok", {})
+    table = _constants(deepspeed_package, "deepspeed/ops/op_builder/builder.py").get("cuda_minor_mismatch_ok", {})
     return tuple(table.get(int(major), ())) if major.isdigit() else ()
 
 
 def _constants(package: Distribution | None, file: str) -> dict[str, Any]:
-    """The module-level names of a package's file that are set to literals; the file is read and not run."""
+    """The module-level names of a package's file that are set to literals; the file is parsed, not run."""
     values: dict[str, Any] = {}
     with suppress(SyntaxError, ValueError):
         for node in ast.parse(_text(package, file)).body:
@@ -107,3 +149,183 @@ def _text(package: Distribution | None, file: str) -> str:
         return Path(str(package.locate_file(file))).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def driver(graphics: Graphics) -> Findings:
+    """The NVIDIA driver answers, or the part of it that is missing is named."""
+    if graphics.gpus:
+        runs = f", runs CUDA up to {graphics.driver_cuda}" if graphics.driver_cuda else ""
+        yield ok(f"NVIDIA driver {graphics.driver}{runs}")
+        return
+    seen = f"{counted(graphics.on_the_bus, 'NVIDIA GPU')} on the PCI bus"
+    if "mismatch" in graphics.error.lower():
+        yield problem(
+            "the kernel module of the driver and its library have different versions",
+            "the driver was updated while the machine ran, and no program can use CUDA until it is reloaded",
+            "reboot, or reload the nvidia kernel modules",
+        )
+    elif not graphics.on_the_bus and not graphics.module_loaded and graphics.other_vendor:
+        yield note(
+            f"{graphics.other_vendor} accelerators",
+            "only NVIDIA GPUs are examined; the checks of memory, processor and storage are valid",
+        )
+    elif not graphics.on_the_bus and not graphics.module_loaded:
+        yield note("no NVIDIA GPU", "DeepSpeed runs on the CPU; a login node has no GPU")
+    elif graphics.error == NO_PYNVML:
+        yield unknown(f"{seen}, but {NO_PYNVML}", "the GPUs cannot be examined", "pip install nvidia-ml-py")
+    elif not graphics.module_loaded:
+        yield problem(
+            f"{seen}, but no NVIDIA driver is loaded",
+            "CUDA cannot be used",
+            "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed",
+        )
+    elif not graphics.device_files:
+        yield problem(
+            f"{seen} and the driver is loaded, but the device files are missing",
+            "the container or the job was started without GPUs",
+            "docker run --gpus all ..., or request GPUs from the scheduler (--gres=gpu:2, nvidia.com/gpu)",
+        )
+    else:
+        yield problem(
+            f"the driver does not answer: {graphics.error or 'it lists no GPU'}",
+            "CUDA cannot be used",
+            "in a container mount the driver's libraries (NVIDIA Container Toolkit); otherwise reinstall the driver",
+        )
+
+
+def torch(software: InstalledSoftware, graphics: Graphics | None = None) -> Findings:
+    """torch is installed, in a build for the GPUs."""
+    version = software.packages.get("torch")
+    if version is None:
+        yield problem(
+            f"torch is not installed in this Python ({software.python})",
+            "DeepSpeed needs it",
+            "pip install torch, or run ds-advise with the Python of the training",
+        )
+    elif graphics is not None and graphics.on_the_bus and not software.torch_cuda:
+        yield problem(
+            f"torch {version} is built without CUDA",
+            "torch.cuda.is_available() is False",
+            "install the CUDA build of torch",
+        )
+    else:
+        rocm = f"ROCm {software.torch_hip}" if software.torch_hip else "CPU only"
+        yield ok(f"torch {version}, {f'CUDA {software.torch_cuda}' if software.torch_cuda else rocm}")
+
+
+def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Findings:
+    """The driver runs the CUDA version of torch."""
+    built = software.torch_cuda
+    runs = graphics.driver_cuda
+    if not built or not runs:
+        return
+    of_torch = parse_version(built)
+    of_driver = parse_version(runs)
+    if of_torch.major > of_driver.major:
+        least = _FIRST_DRIVER.get(of_torch.major, "")
+        yield problem(
+            f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
+            "torch reports that the driver is too old and finds no GPU",
+            f"update the driver{f' to {least} or newer' if least else ''}, or install torch built for CUDA "
+            f"{of_driver.major}",
+        )
+    elif of_torch > of_driver:
+        yield note(
+            f"torch is built for CUDA {built}, the driver for {runs}",
+            "compiled kernels run (same major version), but PTX translated at run time may be refused",
+            "update the driver if kernels of Triton fail",
+        )
+    else:
+        yield ok(f"the driver (CUDA {runs}) runs torch's CUDA {built}")
+
+
+def gpu_architecture(software: InstalledSoftware, graphics: Graphics) -> Findings:
+    """The CUDA version of torch has kernels for the GPUs."""
+    for gpu in graphics.gpus if software.torch_cuda else ():
+        if gpu.capability is not None and (needed := needed_cuda(software.torch_cuda, gpu.capability)):
+            major, minor = gpu.capability
+            yield problem(
+                f"{gpu.name} (sm_{major}{minor}) and torch for CUDA {software.torch_cuda}",
+                'the first kernel ends with "no kernel image is available for execution on the device"',
+                f"install torch built for {needed}",
+            )
+            return
+
+
+def needed_cuda(cuda: str, capability: tuple[int, int]) -> str:
+    """The CUDA version to use where this one does not compile for a compute capability, else ""."""
+    version = parse_version(cuda)
+    first = _FIRST_CUDA.get(capability)
+    if first is not None and version < parse_version(first):
+        return f"CUDA {first} or newer"
+    return "CUDA 12" if version.major >= 13 and capability < _OLDEST_OF_CUDA_13 else ""
+
+
+def torch_libraries(software: InstalledSoftware) -> Findings:
+    """NVIDIA's packages have the versions that torch pins."""
+    if wrong := software.wrong_libraries:
+        name, needed, found = wrong[0]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        yield warning(
+            f"torch requires {name} {needed}, {found or 'none'} is installed{more}",
+            "symbols may be missing, and NCCL and cuDNN are untested with this torch",
+            "pip install " + " ".join(f"{name}=={needed}" for name, needed, _ in wrong[:3]),
+        )
+
+
+def deepspeed(software: InstalledSoftware) -> Findings:
+    """DeepSpeed is installed, in a version that ds-advise models."""
+    found = software.packages.get("deepspeed")
+    if found is None:
+        yield problem(
+            f"DeepSpeed is not installed in this Python ({software.python})",
+            "it runs the training",
+            "pip install deepspeed, or run ds-advise with the Python of the training",
+        )
+    elif parse_version(found) < parse_version("0.18"):
+        yield note(
+            f"DeepSpeed {found}",
+            "ds-advise models 0.18 and newer; older versions may hold gigabytes more",
+            "pip install --upgrade deepspeed",
+        )
+    else:
+        names = [name for name in ("transformers", "accelerate") if name in software.packages]
+        yield ok(", ".join([f"DeepSpeed {found}", *(f"{name} {software.packages[name]}" for name in names)]))
+
+
+def trainer(software: InstalledSoftware) -> Findings:
+    """The Trainer passes its model to DeepSpeed through accelerate."""
+    if "transformers" in software.packages and "accelerate" not in software.packages:
+        yield problem(
+            "accelerate is not installed, transformers is",
+            "Trainer stops with a DeepSpeed configuration",
+            "pip install accelerate",
+        )
+
+
+def experts(software: InstalledSoftware) -> Findings:
+    """DeepSpeed's expert parallelism works with the internals of this transformers version."""
+    found = software.packages.get("transformers")
+    if "deepspeed" in software.packages and found and parse_version(found).release >= FIRST_WITHOUT_AUTOEP:
+        yield note(
+            f"transformers {found} and AutoEP",
+            "`expert_parallel` stops at deepspeed.initialize with a TypeError of _CanRecordRegistry.get()",
+            "pip install transformers==5.8.0 for expert parallelism",
+        )
+
+
+def prebuilt_ops(software: InstalledSoftware) -> Findings:
+    """Ops that were compiled when DeepSpeed was installed were compiled for this torch."""
+    if not software.prebuilt_ops or "torch" not in software.packages:
+        return
+    version = parse_version(software.packages["torch"])
+    own = f"{version.major}.{version.minor}"
+    names = ", ".join(software.prebuilt_ops[:4])
+    if software.prebuilt_with_torch not in ("", "0.0", own):  # DeepSpeed writes 0.0 for an unknown version
+        yield problem(
+            f"{names} were compiled for torch {software.prebuilt_with_torch}; torch is {own}",
+            'DeepSpeed stops with "PyTorch version mismatch" when it loads one of them',
+            "pip install --force-reinstall --no-deps --no-cache-dir deepspeed",
+        )
+    else:
+        yield ok(f"compiled when DeepSpeed was installed: {names}")

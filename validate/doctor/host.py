@@ -1,0 +1,364 @@
+"""Host memory and its limits, the processor, and the operating system, from /proc, /sys and /dev (or a copy)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...estimators.units import gib
+from ...probes.cgroup import MemoryGroup, cpu_quota, memory_groups
+from ...probes.kernel_files import read_pairs, read_text
+from .building import Toolchain, install
+from .findings import Findings, Runner, counted, note, ok, problem, run_program, warning
+from .folder import Folder, Space, space_of
+from .gpus import Graphics
+from .software import InstalledSoftware
+
+_CAP_IPC_LOCK = 14
+"""Bit of the capability that lifts RLIMIT_MEMLOCK (linux/capability.h)."""
+
+_LOW_SHARE = 0.1
+"""Share of the RAM below which the free rest is too small for any offload."""
+
+_MIN_SHARED_BYTES = 512 * 2**20
+"""DeepSpeed's own ds_report warns below it (env_report.py `get_shm_size`, 0.19.8)."""
+
+_DOCKER_SHARED_BYTES = 64 * 2**20
+"""Docker's default size of /dev/shm."""
+
+_MIN_LOCKED_BYTES = 10**9
+"""The parameter swap buffers of one rank by default: 5 of 1e8 elements of 2 bytes."""
+
+_MIN_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Host memory."""
+
+    total_bytes: int
+    available_bytes: int
+    limit_bytes: int | None = None
+    """The limit of the container (cgroup), None for none."""
+    limit_used_bytes: int | None = None
+    """Memory in use under the limit, without what the kernel can drop."""
+    killed: int = 0
+    """Number of processes in the container that the kernel killed because memory ran out."""
+    lockable_bytes: int | None = None
+    """RLIMIT_MEMLOCK, None for no limit."""
+    shared_bytes: int | None = None
+    """The size of /dev/shm, None where it is missing."""
+    shared_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """The CPU."""
+
+    name: str
+    online: int
+    """Number of CPUs of the machine."""
+    usable: frozenset[int]
+    """CPUs that this process may run on."""
+    quota: float | None = None
+    """The container's share in CPUs, None for no limit."""
+    numa_nodes: int = 0
+    numactl: bool = False
+    """The command is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The operating system."""
+
+    system: str = ""
+    kernel: str = ""
+    container: str = ""
+    """"docker", "kubernetes", "container", "" on the machine itself."""
+    open_files: int | None = None
+    """The limit of open files, None for none."""
+    rdma: tuple[str, ...] = ()
+    """InfiniBand or RoCE adapters."""
+    interfaces: tuple[str, ...] = ()
+    """Network interfaces by name."""
+    own_name_resolves: bool | None = None
+    port: int = 29500
+    """The rendezvous port of the ranks."""
+    port_in_use: bool | None = None
+
+
+def read_memory(root: Path, space: Callable[[Path], Space] = space_of) -> Memory:
+    """RAM, the container's limit, page locking and /dev/shm."""
+    kib = {name: int(value.split()[0]) * 1024 for name, value in read_pairs(root / "proc/meminfo").items() if value}
+    groups = memory_groups(root)
+    limits = [(limit, group) for group in groups if (limit := group.limit_bytes) and limit < kib["MemTotal"]]
+    limit_bytes, tightest = min(limits, key=lambda pair: pair[0], default=(None, None))
+    try:
+        shared: tuple[int | None, int | None] = space(root / "dev/shm")
+    except OSError:
+        shared = None, None
+    return Memory(
+        total_bytes=kib["MemTotal"],
+        available_bytes=kib.get("MemAvailable", kib.get("MemFree", 0)),
+        limit_bytes=limit_bytes,
+        limit_used_bytes=_used_bytes(tightest) if tightest else None,
+        killed=max(group.killed or 0 for group in groups),
+        lockable_bytes=None if _may_lock_all(root) else _soft_limit(root, "Max locked memory"),
+        shared_bytes=shared[0],
+        shared_free_bytes=shared[1],
+    )
+
+
+def _used_bytes(group: MemoryGroup) -> int | None:
+    """Memory of a control group without the file pages that the kernel drops first."""
+    used_bytes = group.used_bytes
+    counters = group.counters()
+    dropped_bytes = counters.get("total_inactive_file", counters.get("inactive_file", 0))
+    return None if used_bytes is None else max(0, used_bytes - dropped_bytes)
+
+
+def _may_lock_all(root: Path) -> bool:
+    effective = read_pairs(root / "proc/self/status").get("CapEff", "0")
+    return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _soft_limit(root: Path, name: str) -> int | None:
+    """A soft limit of this process, None for none."""
+    for line in read_text(root / "proc/self/limits").splitlines():
+        if line.startswith(name):
+            value = line[len(name) :].split()[0]
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def read_processor(root: Path) -> Processor:
+    """Usable cores, their quota, and NUMA nodes."""
+    usable = _cpu_list(read_pairs(root / "proc/self/status").get("Cpus_allowed_list", ""))
+    online = _cpu_list(read_text(root / "sys/devices/system/cpu/online")) or usable
+    nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
+    return Processor(
+        name=" ".join(read_pairs(root / "proc/cpuinfo").get("model name", platform.machine()).split()),
+        online=len(online),
+        usable=usable or online,
+        quota=cpu_quota(root),
+        numa_nodes=sum(bool(_cpu_list(read_text(node / "cpulist"))) for node in nodes),
+        numactl=any((Path(folder) / "numactl").is_file() for folder in os.get_exec_path()),
+    )
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    """The numbers in `0-3,8`."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            cpus |= set(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def read_host(root: Path, environment: Mapping[str, str], run: Runner = run_program) -> Host:
+    """Operating system, its limits, its network interfaces and the rendezvous port."""
+    release = {name: value.strip('"') for name, value in read_pairs(root / "etc/os-release", "=").items()}
+    port = rank_port(environment)
+    # getent instead of Python's own look-up, which has no time limit and may take minutes
+    look_up = run(["getent", "ahosts", socket.gethostname()], "", 2.0).code
+    return Host(
+        system=release.get("PRETTY_NAME", platform.system()),
+        kernel=read_text(root / "proc/sys/kernel/osrelease"),
+        container=_container(root, environment),
+        open_files=_soft_limit(root, "Max open files"),
+        rdma=_entries(root / "sys/class/infiniband"),
+        interfaces=_entries(root / "sys/class/net"),
+        own_name_resolves=None if look_up is None else look_up == 0,
+        port=port,
+        port_in_use=_in_use(port),
+    )
+
+
+def rank_port(environment: Mapping[str, str]) -> int:
+    """The rendezvous port of the ranks: MASTER_PORT, or DeepSpeed's default (constants.py, 0.19.8)."""
+    named = environment.get("MASTER_PORT", "")
+    return int(named) if named.isdigit() and int(named) < 2**16 else 29500
+
+
+def _container(root: Path, environment: Mapping[str, str]) -> str:
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return "kubernetes"
+    if (root / ".dockerenv").exists():
+        return "docker"
+    inside = (root / "run/.containerenv").exists() or any(
+        name in read_text(root / "proc/1/cgroup") for name in ("docker", "kubepods", "lxc", "containerd")
+    )
+    return "container" if inside else ""
+
+
+def _in_use(port: int) -> bool | None:
+    """Whether a process listens on the port; None where that is unknown."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", port))
+        except OSError as error:
+            return True if error.errno == errno.EADDRINUSE else None
+    return False
+
+
+def _entries(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(entry.name for entry in folder.iterdir()))
+    except OSError:
+        return ()
+
+
+def ram(memory: Memory) -> Findings:
+    """RAM is available."""
+    seen = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} GiB available"
+    if memory.available_bytes < _LOW_SHARE * memory.total_bytes:
+        yield warning(
+            seen,
+            "a process that loads a model or offloads to RAM is killed when RAM runs out",
+            "end the processes that hold it: ps aux --sort=-rss | head",
+        )
+    else:
+        yield ok(seen)
+
+
+def memory_limit(memory: Memory) -> Findings:
+    """The memory limit of the container, and the processes that the kernel killed in it."""
+    if memory.killed:
+        yield warning(
+            f"the kernel has killed {memory.killed} process{'es' * (memory.killed > 1)} in this container or session "
+            "for memory",
+            "a killed rank ends without a message, and the other ranks hang",
+            "give the container more memory, or pass --ram to ds-advise for a plan that needs less",
+        )
+    if memory.limit_bytes is not None:
+        used = f", {gib(memory.limit_used_bytes)} in use" if memory.limit_used_bytes is not None else ""
+        yield note(
+            f"{gib(memory.limit_bytes)} of the machine's {gib(memory.total_bytes)} GiB may be used{used}",
+            "a job beyond the container's limit is killed without a message, however much RAM is free",
+            f"pass --ram {memory.limit_bytes // 2**30}GiB to ds-advise",
+        )
+    elif not memory.killed:
+        yield ok("no limit below the machine's RAM")
+
+
+def locked_memory(memory: Memory, host: Host | None = None, folder: Folder | None = None) -> Findings:
+    """The limit of page-locked memory.
+
+    It does not bind CUDA's pinned memory. It binds DeepSpeed's swap buffers, which are locked with mlock
+    (ops/csrc/pin_memory/page_alloc.cpp, runtime/swap_tensor/ of 0.19.8), and the buffers of RDMA adapters.
+    """
+    limit = memory.lockable_bytes
+    fix = "ulimit -l unlimited (limits.conf: memlock; docker run --ulimit memlock=-1; Slurm: PropagateResourceLimits)"
+    if limit is None or limit >= _MIN_LOCKED_BYTES:
+        yield ok("no limit" if limit is None else f"{gib(limit)} GiB may be locked")
+        return
+    seen = f"a process may lock {limit / 2**20:,.0f} MiB"
+    if folder is not None:
+        yield problem(seen, "DeepSpeed locks its NVMe buffers, which then fails", fix)
+    elif host is not None and host.rdma:
+        yield problem(seen, "InfiniBand registers the buffers of NCCL, which then fails", fix)
+    else:
+        yield note(seen, "CUDA pins memory without it; offload to NVMe locks its buffers and fails", fix)
+
+
+def shared_memory(memory: Memory, graphics: Graphics | None = None) -> Findings:
+    """/dev/shm, which NCCL and data loaders use."""
+    free_bytes = memory.shared_free_bytes or 0
+    fix = "docker run --shm-size=16g or --ipc=host; Kubernetes: an emptyDir of medium Memory at /dev/shm"
+    if memory.shared_bytes is None:
+        yield problem("/dev/shm is missing", "NCCL and data loaders with workers fail", fix)
+    elif memory.shared_bytes < _MIN_SHARED_BYTES:
+        several = graphics is not None and len(graphics.gpus) > 1
+        report = problem if several and memory.shared_bytes <= _DOCKER_SHARED_BYTES else warning
+        yield report(
+            f"/dev/shm has {memory.shared_bytes // 2**20} MiB",
+            'NCCL between GPUs stops with "No space left on device", data loaders with "bus error"',
+            fix,
+        )
+    elif free_bytes < _MIN_SHARED_BYTES:
+        yield warning(
+            f"/dev/shm is full: {free_bytes // 2**20} MiB free",
+            "NCCL and data loaders put their buffers there",
+            "remove the files of earlier runs: ls -la /dev/shm",
+        )
+    else:
+        yield ok(f"/dev/shm has {gib(free_bytes)} GiB free")
+
+
+def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
+    """Cores for data loading and CPU Adam, and a quota that agrees with them."""
+    usable = len(processor.usable)
+    ranks = max(1, len(graphics.gpus) if graphics else 1)
+    if processor.quota is not None and processor.quota < 0.9 * usable:
+        yield warning(
+            f"{counted(usable, 'core')} visible, a quota of {processor.quota:g}",
+            "a thread is started for each visible core, and all are paused when the quota is used up",
+            f"export OMP_NUM_THREADS={max(1, int(processor.quota / ranks))}",
+        )
+    elif usable < 2 * ranks:
+        yield warning(
+            f"{counted(usable, 'core')} for {counted(ranks, 'rank')}",
+            "kernel launches, data loading and CPU Adam share them",
+            "use a machine with more cores per GPU",
+        )
+    elif usable < processor.online:
+        yield note(
+            f"{usable} of {processor.online} cores may be used",
+            "the scheduler or taskset bound this process; CPU Adam has no others",
+            "request more (Slurm: --cpus-per-task)",
+        )
+    else:
+        yield ok(f"{usable} cores")
+
+
+def numa(
+    processor: Processor, toolchain: Toolchain | None = None, software: InstalledSoftware | None = None
+) -> Findings:
+    """numactl, with which the launcher gives each rank its own cores and memory."""
+    if processor.numa_nodes > 1 and not processor.numactl:
+        yield note(
+            f"{processor.numa_nodes} NUMA nodes, and numactl is not installed",
+            "`deepspeed --bind_cores_to_rank` needs it; the option speeds up an optimizer in host RAM",
+            install("numactl", toolchain, software),
+        )
+    elif processor.numa_nodes > 1:
+        yield ok(f"{processor.numa_nodes} NUMA nodes; bind ranks with deepspeed --bind_cores_to_rank")
+
+
+def open_files(host: Host) -> Findings:
+    """The limit of open files."""
+    if host.open_files is not None and host.open_files < _MIN_FILES:
+        yield note(
+            f"a process may open {host.open_files} files",
+            "data loaders with many workers, and NCCL with many peers, open more",
+            "ulimit -n 65536",
+        )
+
+
+def own_name(host: Host) -> Findings:
+    """The machine's own name resolves; Gloo looks it up at its start."""
+    if host.own_name_resolves is False:
+        yield warning(
+            "this machine's own host name does not resolve",
+            "Gloo, and so the start of many jobs, looks it up and fails",
+            "add it to /etc/hosts, or `export GLOO_SOCKET_IFNAME` with the network interface",
+        )
+
+
+def port(host: Host) -> Findings:
+    """The rendezvous port is free."""
+    if host.port_in_use:
+        yield warning(
+            f"port {host.port} is in use",
+            'it is the rendezvous port; a second job on one machine ends with "address already in use"',
+            f"deepspeed --master_port {host.port + 1} ...",
+        )
+    elif host.port_in_use is False:
+        yield ok(f"port {host.port} is free")

@@ -1,0 +1,192 @@
+"""The machines of a hostfile: name resolution, ssh without a password, GPUs, and the rendezvous port.
+
+Nothing is changed: no host key is accepted and no password is requested. The one command that runs on a node lists its
+GPUs.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from .findings import Findings, Runner, counted, ok, problem, unknown, warning
+from .host import Host
+
+PARALLEL_NODES = 64
+"""Nodes that are examined at the same time."""
+
+MAX_NODES = 1024
+
+PortAnswer = Literal["", "free", "in use", "no answer"]
+"""The state of the rendezvous port of a node; "" where it was not tried."""
+
+_LOOK_UP_S = 1.0
+_CONNECT_S = 2
+_SSH_S = 2.8
+_LIST_GPUS = "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null; true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostfileNode:
+    """A machine of the hostfile."""
+
+    name: str
+    slots: int
+    addresses: tuple[str, ...] = ()
+    """The addresses of its name; where there is none, `unresolved` gives the reason."""
+    unresolved: str = ""
+    ssh_error: str = ""
+    """Why a command cannot be run there without a password, "" where it can."""
+    gpus: int | None = None
+    """Number of GPUs by its nvidia-smi; None (and "" for the driver) where it does not answer."""
+    driver: str = ""
+    port_answer: PortAnswer = ""
+
+
+def read_nodes(
+    slots: Mapping[str, int], port: int, run: Runner, *, try_port: Callable[[str, int], PortAnswer] | None = None
+) -> tuple[HostfileNode, ...]:
+    """Examine the nodes (name -> slots); the rendezvous port is tried on the first."""
+    first = next(iter(slots))
+
+    def examine(name: str) -> HostfileNode:
+        looked_up = run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
+        addresses = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
+        if looked_up.code != 0 or not addresses:
+            reason = "the name is not found" if looked_up.code else looked_up.err or "no address"
+            return HostfileNode(name=name, slots=slots[name], unresolved=reason)
+        ssh_run = run(
+            ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "--", name, _LIST_GPUS], "", _SSH_S
+        )
+        errors = [line.strip() for line in ssh_run.err.splitlines() if line.strip()]
+        drivers = ssh_run.out.split() if ssh_run.code == 0 else []
+        return HostfileNode(
+            name=name,
+            slots=slots[name],
+            addresses=addresses,
+            ssh_error="" if ssh_run.code == 0 else errors[-1] if errors else "no answer",
+            gpus=len(drivers) or None,
+            driver=drivers[0] if drivers else "",
+            port_answer=(try_port or port_state)(addresses[0], port) if name == first else "",
+        )
+
+    with ThreadPoolExecutor(min(PARALLEL_NODES, len(slots))) as pool:
+        return tuple(pool.map(examine, slots))
+
+
+def port_state(address: str, port: int) -> PortAnswer:
+    """ "free" where the machine refuses the connection, "no answer" where the request is dropped."""
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        return "free" if error.errno == errno.ECONNREFUSED else "no answer"
+    return "in use"
+
+
+def _listed(nodes: Sequence[HostfileNode]) -> str:
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return ", ".join(node.name for node in nodes[:3]) + more
+
+
+def names(nodes: Sequence[HostfileNode]) -> Findings:
+    """The names resolve, and not to loopback addresses."""
+    unresolved = [node for node in nodes if node.unresolved]
+    looped = [
+        node
+        for node in nodes
+        if len(nodes) > 1
+        and node.addresses
+        and all(address.startswith("127.") or address == "::1" for address in node.addresses)
+    ]
+    if unresolved:
+        yield problem(
+            f"{_listed(unresolved)}: {unresolved[0].unresolved}",
+            "the launcher cannot reach a node without an address",
+            "add the name to /etc/hosts or DNS, or put its address into the hostfile",
+        )
+    if looped:
+        yield problem(
+            f"{_listed(looped)} resolves to this machine itself ({looped[0].addresses[0]})",
+            "the other nodes connect to themselves instead and wait forever",
+            "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
+        )
+    if nodes and not unresolved and not looped:
+        yield ok(f"{counted(len(nodes), 'name')} resolved")
+
+
+def ssh(nodes: Sequence[HostfileNode]) -> Findings:
+    """ssh works without a password."""
+    refused = [node for node in nodes if node.ssh_error]
+    if refused:
+        message = refused[0].ssh_error
+        if "host key" in message.lower():
+            fix = "ssh to it once by hand and accept its key"
+        elif "denied" in message.lower():
+            fix = "ssh-copy-id to it"
+        else:
+            fix = "start an ssh server there, or launch with --no_ssh on every node"
+        yield problem(
+            f"{_listed(refused)}: {message[:100].rstrip('.')}",
+            "DeepSpeed's launcher starts the ranks over ssh and cannot enter a password",
+            fix,
+        )
+    elif any(not node.unresolved for node in nodes):
+        yield ok("no password is needed")
+
+
+def pdsh(nodes: Sequence[HostfileNode], pdsh: bool) -> Findings:
+    """pdsh, with which the launcher starts several nodes by default, is installed."""
+    if len(nodes) > 1 and not pdsh:
+        yield problem(
+            "pdsh is not installed",
+            "DeepSpeed's launcher starts several nodes with it by default",
+            "install the package pdsh, or pass --launcher openmpi, mpich or slurm",
+        )
+
+
+def slots(nodes: Sequence[HostfileNode]) -> Findings:
+    """Every node has a GPU for each slot."""
+    short = [node for node in nodes if node.gpus is not None and node.gpus < node.slots]
+    if short:
+        yield problem(
+            f"{short[0].name} has {counted(short[0].gpus or 0, 'GPU')} for {short[0].slots} slots",
+            "a rank without a GPU stops, and the others wait for it",
+            "correct slots= in the hostfile",
+        )
+    elif any(node.gpus is not None for node in nodes):
+        yield ok("every node has a GPU for each slot")
+
+
+def drivers(nodes: Sequence[HostfileNode]) -> Findings:
+    """All nodes have the same driver."""
+    versions = sorted({node.driver for node in nodes if node.driver})
+    if len(versions) > 1:
+        yield warning(
+            f"the nodes have different drivers: {', '.join(versions)}",
+            "a job may work on one node and fail on another",
+            "install the same driver on all",
+        )
+
+
+def rendezvous(nodes: Sequence[HostfileNode], host: Host) -> Findings:
+    """The rendezvous port of the first node is reachable and free."""
+    if not nodes or not nodes[0].port_answer:
+        return
+    first = nodes[0]
+    where = f"port {host.port} of {first.name}"
+    if first.port_answer == "free":
+        yield ok(f"{where} is reachable and free")
+    elif first.port_answer == "in use":
+        yield problem(f"{where} is in use", "the ranks meet there", f"deepspeed --master_port {host.port + 1} ...")
+    elif first.ssh_error:
+        yield unknown(f"{where}: the machine does not answer")
+    else:
+        yield problem(
+            f"{where}: no answer, though ssh works",
+            "a firewall drops the messages of the ranks, and the job hangs at its start",
+            "open the port, and those of NCCL, between the nodes",
+        )
