@@ -35,8 +35,6 @@ class ConfigKey:
     """The least value that DeepSpeed takes, for numbers."""
     field: str = ""
     """The field of `Plan`; "" for a key that no plan holds."""
-    in_answers: bool = False
-    """The JSON of a plan has the field."""
     only_if_set: bool = False
     """A configuration is written without the key where it has its default."""
     filled: bool = False
@@ -59,28 +57,21 @@ def plan_field(default: T, meaning: str, **properties: Any) -> T:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A point of the search space. Names and units are DeepSpeed's; bucket sizes count elements, not bytes."""
+class PlanSettings:
+    """The fields of a plan that answers state. Names are DeepSpeed's."""
 
     zero_stage: Literal[0, 1, 2, 3] = field(
         metadata=key(
             "what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
             path="zero_optimization.stage",
             stages=(0, 1, 2, 3),
-            in_answers=True,
         )
     )
-    sharding: Sharding = plan_field(  # noqa: RUF009  a field of a dataclass
-        "zero", "training backend: DeepSpeed's engine, plain PyTorch with FSDP, or plain PyTorch", path=""
-    )
-    """With "fsdp" each layer is one fully sharded unit (`zero_stage` is 3); "none" is torch's optimizer alone, with
-    DDP on several GPUs (`zero_stage` is 0)."""
     micro_batch_size: int = field(
         metadata=key(
             "samples per GPU and forward pass: activations and logits grow with it",
             path="train_micro_batch_size_per_gpu",
             lowest=1,
-            in_answers=True,
             filled=True,
             argument="per_device_train_batch_size",
         )
@@ -90,16 +81,11 @@ class Plan:
         "passes per optimizer step: the optimizer's time is shared among them",
         path="gradient_accumulation_steps",
         lowest=1,
-        in_answers=True,
         filled=True,
         argument="gradient_accumulation_steps",
     )
     sequence_parallel_size: int = plan_field(
-        1,
-        "GPUs that share each sample (Ulysses sequence parallelism)",
-        path="sequence_parallel_size",
-        lowest=1,
-        in_answers=True,
+        1, "GPUs that share each sample (Ulysses sequence parallelism)", path="sequence_parallel_size", lowest=1
     )
     """P: each rank holds S / P tokens of a sample, and in attention all tokens for 1 / P of the heads. ZeRO shards over
     all ranks."""
@@ -107,36 +93,68 @@ class Plan:
         1,
         "neighbouring GPUs that split each layer and compute the same samples (AutoTP)",
         path="tensor_parallel.autotp_size",
-        in_answers=True,
     )
     """ZeRO shards over the groups of these ranks."""
     autoep_size: int = plan_field(
-        1,
-        "neighbouring GPUs that experts are spread over (AutoEP)",
-        path="expert_parallel.autoep_size",
-        in_answers=True,
+        1, "neighbouring GPUs that experts are spread over (AutoEP)", path="expert_parallel.autoep_size"
     )
     """Each rank keeps whole experts and tokens travel to them. ZeRO shards experts over the ranks with the same ones,
     all other weights over all ranks."""
-    gradient_checkpointing: bool = plan_field(
-        True, "every layer is recomputed in the backward pass", path="", in_answers=True
-    )
+    gradient_checkpointing: bool = plan_field(True, "every layer is recomputed in the backward pass", path="")
     cpu_checkpointing: bool = plan_field(
-        False, "what checkpointing keeps of each layer, its input, is in host RAM", path="", in_answers=True
+        False, "what checkpointing keeps of each layer, its input, is in host RAM", path=""
     )
     offload_optimizer: Offload = plan_field(  # noqa: RUF009  a field of a dataclass
         "none",
         "optimizer states and CPU Adam in host RAM or on NVMe: 12 to 16 bytes a parameter off the GPUs, time per step",
         path="zero_optimization.offload_optimizer.device",
-        in_answers=True,
     )
     """NVMe needs stage 3."""
     offload_param: Offload = plan_field(  # noqa: RUF009  a field of a dataclass
         "none",
         "weights in host RAM or on NVMe: read over PCIe in every pass",
         path="zero_optimization.offload_param.device",
-        in_answers=True,
     )
+    offload_optimizer_ratio: float = plan_field(
+        1.0,
+        "share of the states that is in RAM; the rest stays on the GPU",
+        path="zero_optimization.offload_optimizer.ratio",
+    )
+    """Share of stage 3's sub-groups whose masters, states and step are on the host; the first ones stay on the GPU."""
+    bf16_master_weights_and_grads: bool = plan_field(
+        False,
+        "master weights, and gradients as the optimizer takes them, in bf16 instead of fp32",
+        path="bf16.bf16_master_weights_and_grads",
+        stages=(1, 2, 3),
+        only_if_set=True,
+    )
+    bf16_optimizer_states: bool = plan_field(
+        False,
+        "optimizer states in bf16; without it bf16 master weights need an optimizer in host RAM",
+        path="bf16.bf16_optimizer_states",
+        stages=(1, 2, 3),
+        only_if_set=True,
+    )
+    zero_hpz_partition_size: int = plan_field(
+        1, "a second copy of the weights within each node: less traffic between nodes", stages=(3,), only_if_set=True
+    )
+    """h of hpZ (ZeRO++): that many neighbouring ranks keep the copy together from the forward pass to the step, and
+    later gathers read it. 1: no copy."""
+    zero_quantized_weights: bool = plan_field(False, "weights gathered in 8 bits", stages=(3,), only_if_set=True)
+    """qwZ of ZeRO++; the layers compute with the dequantized weights."""
+    zero_quantized_gradients: bool = plan_field(False, "gradients reduced in 4 bits", stages=(3,), only_if_set=True)
+    """qgZ of ZeRO++: within a node and then between nodes; acts on several nodes only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(PlanSettings):
+    """A point of the search space. Names and units are DeepSpeed's; bucket sizes count elements, not bytes."""
+
+    sharding: Sharding = plan_field(  # noqa: RUF009  a field of a dataclass
+        "zero", "training backend: DeepSpeed's engine, plain PyTorch with FSDP, or plain PyTorch", path=""
+    )
+    """With "fsdp" each layer is one fully sharded unit (`zero_stage` is 3); "none" is torch's optimizer alone, with
+    DDP on several GPUs (`zero_stage` is 0)."""
     pin_memory: bool = plan_field(
         True,
         "page-locked: PCIe at its full rate, more RAM by rounding up",
@@ -158,29 +176,6 @@ class Plan:
         1_000_000_000,
         "elements per rank that stay in pinned RAM although parameters are on NVMe",
         path="zero_optimization.offload_param.max_in_cpu",
-    )
-    offload_optimizer_ratio: float = plan_field(
-        1.0,
-        "share of the states that is in RAM; the rest stays on the GPU",
-        path="zero_optimization.offload_optimizer.ratio",
-        in_answers=True,
-    )
-    """Share of stage 3's sub-groups whose masters, states and step are on the host; the first ones stay on the GPU."""
-    bf16_master_weights_and_grads: bool = plan_field(
-        False,
-        "master weights, and gradients as the optimizer takes them, in bf16 instead of fp32",
-        path="bf16.bf16_master_weights_and_grads",
-        stages=(1, 2, 3),
-        in_answers=True,
-        only_if_set=True,
-    )
-    bf16_optimizer_states: bool = plan_field(
-        False,
-        "optimizer states in bf16; without it bf16 master weights need an optimizer in host RAM",
-        path="bf16.bf16_optimizer_states",
-        stages=(1, 2, 3),
-        in_answers=True,
-        only_if_set=True,
     )
     overlap_comm: bool = plan_field(True, "communication beside computation; a second bucket at stages 1 and 2")
     reduce_bucket_size: int = plan_field(
@@ -217,23 +212,6 @@ class Plan:
     stage3_max_reuse_distance: int = plan_field(
         1_000_000_000, "parameters used again within this many elements stay gathered"
     )
-    zero_hpz_partition_size: int = plan_field(
-        1,
-        "a second copy of the weights within each node: less traffic between nodes",
-        stages=(3,),
-        in_answers=True,
-        only_if_set=True,
-    )
-    """h of hpZ (ZeRO++): that many neighbouring ranks keep the copy together from the forward pass to the step, and
-    later gathers read it. 1: no copy."""
-    zero_quantized_weights: bool = plan_field(
-        False, "weights gathered in 8 bits", stages=(3,), in_answers=True, only_if_set=True
-    )
-    """qwZ of ZeRO++; the layers compute with the dequantized weights."""
-    zero_quantized_gradients: bool = plan_field(
-        False, "gradients reduced in 4 bits", stages=(3,), in_answers=True, only_if_set=True
-    )
-    """qgZ of ZeRO++: within a node and then between nodes; acts on several nodes only."""
 
     @property
     def ranks_per_sample(self) -> int:
@@ -297,8 +275,3 @@ def _keys_of_plan() -> dict[str, ConfigKey]:
 
 PLAN_FIELDS: Mapping[str, ConfigKey] = _keys_of_plan()
 """Field of `Plan` -> its key."""
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """The fields of a plan that answers hold."""
-    return {"rung": plan.rung} | {name: getattr(plan, name) for name, known in PLAN_FIELDS.items() if known.in_answers}

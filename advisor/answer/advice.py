@@ -10,7 +10,7 @@ from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
 from ...estimators.hardware.host_defaults import threads_per_rank
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.plan import Offload, PlainPyTorch, Rung
+from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.duration import JobDuration
 from ...estimators.time.price import Price
 from ...estimators.time.utilization import model_flops_utilization
@@ -61,34 +61,10 @@ class JobFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFigures:
+class PlanFigures(PlanSettings):
     """A plan with its figures and verdict."""
 
     rung: Rung | PlainPyTorch
-    zero_stage: int
-    offload_optimizer: Offload
-    offload_optimizer_ratio: float
-    """Share of an offloaded optimizer that is on the host."""
-    offload_param: Offload
-    bf16_master_weights_and_grads: bool
-    bf16_optimizer_states: bool
-    sequence_parallel_size: int
-    """GPUs that share each sample."""
-    autotp_size: int
-    """GPUs that split each layer."""
-    autoep_size: int
-    """GPUs that experts are spread over."""
-    zero_hpz_partition_size: int
-    """GPUs that keep a second copy of the weights together."""
-    zero_quantized_weights: bool
-    """Weights are gathered in 8 bits."""
-    zero_quantized_gradients: bool
-    """Gradients are reduced in 4 bits."""
-    gradient_checkpointing: bool
-    cpu_checkpointing: bool
-    """The inputs that checkpointing keeps of each layer are in host RAM."""
-    micro_batch_size: int
-    gradient_accumulation_steps: int
     allocated_bytes_per_gpu: int
     """Peak of live tensors."""
     reserved_bytes_per_gpu: int

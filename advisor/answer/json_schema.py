@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -51,6 +50,8 @@ def _object(kind: type, definitions: dict[str, Schema]) -> Schema:
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else list(hints)
     optional = {name for name, hint in marked.items() if get_origin(hint) is NotRequired}
     said = _descriptions(kind)
+    if is_dataclass(kind):
+        said |= {field.name: field.metadata["key"]["meaning"] for field in fields(kind) if "key" in field.metadata}
     properties = {}
     for name in names:
         description = {"description": said[name]} if name in said else {}
@@ -90,7 +91,6 @@ def _union(kinds: list[Schema]) -> Schema:
     return {"anyOf": kinds}
 
 
-@cache
 def _descriptions(kind: type) -> dict[str, str]:
     """The strings that stand under the fields of a class."""
     try:
