@@ -46,10 +46,9 @@ def read_from(
 
     Exit code: 0 it fits and nothing refuses it, 1 it does not fit or is refused, 2 there is no answer.
     """
-    from ..importers.answer import import_file
+    from ..importers.answer import import_file, import_json
     from ..importers.report import render_import
     from ..importers.rewrite import write_files
-    from ..importers.to_json import import_json
 
     answer, failure = import_file(file, destination=destination, **with_), None
     if destination is not None and answer.files:

@@ -16,7 +16,7 @@ from ..answer.explanation import ExplanationJson
 from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.recommendation import DryRunAdditions
 from ..answer.requirements import CheckJson
-from ..importers.to_json import ImportJson
+from ..importers.answer import ImportJson
 from ..render.history import HistoryJson
 from ..render.launch import SessionJson
 from ..render.lint import LintJson

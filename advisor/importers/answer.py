@@ -10,20 +10,23 @@ from typing import Any
 from ...ds_configs.write import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
+from ..answer.advice import PlanFigures, plan_figures
 from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.question import Risk
+from ..render.lint import LintFindingJson, finding_json
 from .figures import ImportFigures, figures_of
 from .formats import Format, launched, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files
 from .source import Source
 
-_OF_THE_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
-"""Rules on memory and speed: the figures know the batch that the configuration leaves to the tool."""
+_RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
+"""Rules on memory and speed, left out since the figures know the batch that the configuration leaves to the tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class ImportAnswer:
     source: Source
     form: Format
     run: ImportedRun
-    """With what the user says in the place of what the file leaves open."""
+    """With the options of the command line."""
     figures: ImportFigures | None
     obstacle: DsAdviseError | None
     """Why there are no figures; None where there are."""
@@ -44,6 +47,10 @@ class ImportAnswer:
     unwritable: DsAdviseError | None
     """Why a better plan cannot be written in the file's form; None where it can, or there is none."""
     written: tuple[Path, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return self.run.remarks + (self.figures.remarks if self.figures is not None else ())
 
     @property
     def is_fine(self) -> bool:
@@ -66,15 +73,15 @@ def import_file(
     destination: Path | None = None,
     risk: Risk = "safe",
     offline: bool = False,
-    **said: Any,
+    **overrides: Any,
 ) -> ImportAnswer:
     """Read a file of another tool and judge its run.
 
-    format: by name; None recognises it. ds_config: in the place of the DeepSpeed configuration that the file
-    names. destination: where the changed file will be written. said: what the user says of the training, in the place
-    of what the file says: micro_batch, gradient_checkpointing, and arguments of `WorkloadOptions`; None leaves it.
+    format: its name; None recognises it. ds_config: replaces the DeepSpeed configuration that the file names.
+    destination: path of the changed file. overrides: replace values of the file: micro_batch, gradient_checkpointing,
+    and arguments of `WorkloadOptions`; None leaves the file's.
 
-    Raises DsAdviseError for a file that cannot be read and for options that cannot be.
+    Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
     source, known = recognised(path, format)
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
@@ -86,7 +93,7 @@ def import_file(
     run = known.read(source)
     if source.started_by is not None:
         run = launched(run, source.started_by)
-    run = _with_options(run, ds_config, model, said)
+    run = _with_options(run, ds_config, model, overrides)
     cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     figures = None
     if run.obstacle:
@@ -120,16 +127,18 @@ def import_file(
     )
 
 
-def _with_options(run: ImportedRun, ds_config: Path | None, model: str | None, said: Mapping[str, Any]) -> ImportedRun:
-    """The run with what the user says, and sentences for what nobody says."""
-    given = {name: value for name, value in said.items() if value is not None}
+def _with_options(
+    run: ImportedRun, ds_config: Path | None, model: str | None, overrides: Mapping[str, Any]
+) -> ImportedRun:
+    """The run with the overrides, and a remark for each value that is assumed."""
+    given = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     remarks = list(run.remarks)
     by_script = run.micro_batch_size is None and run.framework == "hf"
     if by_script and micro is None:
         remarks.append("the script decides the micro batch, which is counted as 1 (--micro-batch)")
     if run.training.get("seq_len") is None and "seq_len" not in given and run.tool != "ms-swift":
-        remarks.append("it does not say how long samples are: they are counted as of 2,048 tokens (--seq-len)")
+        remarks.append("the length of samples is not given: they are counted as of 2,048 tokens (--seq-len)")
     if by_script and checkpointing is None:
         remarks.append("the script decides gradient checkpointing, which is counted as off (--gradient-checkpointing)")
     if not run.expandable_segments:
@@ -191,5 +200,98 @@ def _lint(document: Document, run: ImportedRun, figures: ImportFigures | None) -
         model=figures.model,
         workload=figures.workload,
     )
-    kept = tuple(finding for finding in report.findings if finding.code not in _OF_THE_FIGURES)
-    return replace(report, findings=kept)
+    return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRunJson:
+    """The run as the file describes it, with the options of the command line."""
+
+    model: str | None
+    training: Mapping[str, Any]
+    """By the names of the question's options; what is absent has its default."""
+    micro_batch_size: int | None
+    """Null: the script decides it."""
+    gradient_accumulation_steps: int | None
+    """Null: as many as the tool's least global batch takes."""
+    gradient_checkpointing: bool | str
+    sharding: str
+    """zero (DeepSpeed), fsdp or none."""
+    nodes: int | None
+    gpus_per_node: int | None
+    deepspeed_config: Mapping[str, Any] | None
+    deepspeed_config_name: str | None
+    """As the file names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedFileJson:
+    """A file that would change, or has changed."""
+
+    old: str
+    """"" for a new file."""
+    new: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportJson:
+    """A run of another tool, judged."""
+
+    schema_version: int
+    file: str
+    format: str
+    tool: str
+    run: ImportedRunJson
+    remarks: tuple[str, ...]
+    """Sentences: approximations."""
+    faults: tuple[str, ...]
+    """Sentences: what the tool itself refuses."""
+    uncounted: tuple[str, ...]
+    """Keys that may decide memory or speed, and from which nothing is concluded."""
+    unknown: tuple[str, ...]
+    """Keys that the tool does not have, with the nearest that it has."""
+    obstacle: str | None
+    """Why there are no figures."""
+    refusal: str
+    """Why the plan cannot run as it is; "" where it can."""
+    as_is: PlanFigures | None
+    recommended: PlanFigures | None
+    """The fastest that fits with the same training and global batch."""
+    is_better: bool
+    """The recommended plan fits where the run does not, or is faster."""
+    findings: tuple[LintFindingJson, ...]
+    """Of the DeepSpeed part."""
+    changes: tuple[ChangedFileJson, ...]
+    files: tuple[str, ...]
+    """Files that were written."""
+
+
+def import_json(answer: ImportAnswer) -> ImportJson:
+    """One object, described in docs/json.md."""
+    run, figures, part = answer.run, answer.figures, answer.run.deepspeed
+    as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
+    return from_attributes(
+        ImportJson,
+        run,
+        schema_version=SCHEMA_VERSION,
+        file=str(answer.source.path),
+        format=answer.form.name,
+        run=from_attributes(
+            ImportedRunJson,
+            run,
+            deepspeed_config=None if part is None else part.config,
+            deepspeed_config_name=None if part is None else part.name,
+        ),
+        remarks=answer.remarks,
+        obstacle=None if answer.obstacle is None else str(answer.obstacle),
+        refusal="" if figures is None else figures.refusal,
+        as_is=None if as_is is None else plan_figures(as_is),
+        recommended=None if recommended is None else plan_figures(recommended),
+        is_better=figures is not None and figures.is_better,
+        findings=tuple(finding_json(finding) for finding in answer.report.findings) if answer.report else (),
+        changes=tuple(
+            ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files
+        ),
+        files=tuple(str(path) for path in answer.written),
+    )

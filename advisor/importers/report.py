@@ -28,7 +28,7 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
         sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
     if answer.figures is not None:
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
-    for remark in run.remarks + (answer.figures.remarks if answer.figures is not None else ()):
+    for remark in answer.remarks:
         sentence(console, _capital(ended(printable(remark))))
     _listed("Not counted, for nothing is concluded from them here", run.uncounted, console)
     if answer.form.name != "accelerate":  # whose unknown keys are a fault
