@@ -8,6 +8,7 @@ from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.expert_parallel import AUTOEP_PRESETS
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Offload, Plan
 from ..estimators.workload import Framework, Workload
 from .optimizer_block import optimizer_block
@@ -113,8 +114,8 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
         if plan.zero_hpz_partition_size > 1:
             zero["zero_hpz_partition_size"] = plan.zero_hpz_partition_size
         zero |= {name: True for name in QUANTIZED_COLLECTIVES if getattr(plan, name)}
-        if workload.optimizer == "muon":
-            zero["reduce_scatter"] = False  # DeepSpeed refuses Muon with it
+        if OPTIMIZERS[workload.optimizer].per_matrix:
+            zero["reduce_scatter"] = False
     return zero
 
 

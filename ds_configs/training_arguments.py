@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from ..estimators.hardware.cluster import Cluster
+from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan
 from ..estimators.workload import Workload
 from .launch_commands import PORT
-from .optimizer_block import CLIENT_OPTIMIZERS
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """What transformers calls the attention kernels."""
@@ -39,8 +39,9 @@ def training_arguments(
             arguments["gradient_checkpointing_kwargs"]["offload"] = True
     if workload.precision != "fp32":
         arguments[workload.precision] = True
-    if workload.optimizer in CLIENT_OPTIMIZERS:
-        arguments["optim"] = CLIENT_OPTIMIZERS[workload.optimizer]
+    spec = optimizer(workload.optimizer)
+    if not spec.block_type:
+        arguments["optim"] = spec.trainer_names[0]
     if workload.loss == "fused" or workload.kernels == "liger":
         arguments["use_liger_kernel"] = True
     if workload.loss in ("standard", "tiled") and workload.kernels == "liger":

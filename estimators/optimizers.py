@@ -1,103 +1,205 @@
-"""The optimizers that DeepSpeed runs, and what each keeps per parameter.
+"""The optimizers: one row each, from which everything else in the package is looked up.
 
-Under ZeRO an optimizer sees one flat fp32 partition per parameter group, not the model's matrices. What is small
-because it is factored by rows and columns (Adafactor), or what is decided layer by layer (LAMB's trust ratio), is
-therefore not what its paper promises.
+To add an optimizer, add a row to `OPTIMIZERS`. Its memory, its time, its `optimizer` block, the Trainer's names for it,
+the rules that lint it and the names that the commands accept follow from the row.
+
+Under ZeRO an optimizer sees one flat fp32 partition per parameter group, not the model's matrices. Factored states
+(Adafactor) and per-layer ratios (LAMB) therefore differ from their papers.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from .errors import WorkloadError
 
 
-class Optimizer(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OptimizerSpec:
     """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or takes it from the user."""
 
+    display_name: str
     state_bytes: float
-    """Bytes of state per fp32 master element on the GPU, beside the master weight itself."""
+    """Bytes of state per fp32 master element on the GPU, without the master weight itself."""
     cpu_state_bytes: float | None
     """The same for the optimizer that runs on the host under CPU offload; None where it cannot be offloaded."""
     source: str
     """Where the figures come from."""
     step_bytes: float = 0.0
-    """Temporaries per element while `step()` runs on the GPU; 0 for fused kernels."""
-    fused: bool = False
-    """It is a FusedAdam, which decides stage 0's wrapper (`FP16_Optimizer` keeps one flat group, the other one works
-    tensor by tensor)."""
+    """Temporaries per element while `step()` runs under DeepSpeed on the GPU; 0 for fused kernels."""
+    foreach_step_elements: int = 0
+    """Temporaries per element of torch's foreach implementation, in the parameters' type. torch's fused and for-loop
+    implementations have none of this size."""
+    states_have_fixed_type: bool = False
+    """In plain PyTorch the states have a type of their own. Others take the parameters' type."""
+    factored: bool = False
+    """In plain PyTorch a matrix's second moment is its row and column means."""
     partitions: bool = True
-    """It stays itself when ZeRO hands it flat partitions; why not is in `source`."""
+    """It works on ZeRO's flat partitions; the reason where not is in `source`."""
+    per_matrix: bool = False
+    """`state_bytes` are of a matrix of the layers; other tensors have AdamW's states. The gradient of a matrix is
+    needed whole: stage 3 allows neither reduce_scatter nor quantized gradients (runtime/zero/stage3.py `__init__`)."""
+    block_type: str = ""
+    """`type` of DeepSpeed's optimizer block: its own name, or a class of torch.optim (runtime/engine.py
+    `_configure_basic_optimizer`). Empty where the training script creates the optimizer."""
+    block_params: tuple[str, ...] = ("lr", "weight_decay")
+    """Parameters of the block that TrainingArguments have too."""
+    extra_block_params: tuple[tuple[str, bool | float], ...] = ()
+    """Further parameters of the block."""
+    tested_with_zero: bool = False
+    """ZeRO accepts it without zero_allow_untested_optimizer (runtime/zero/utils.py `ZERO_SUPPORTED_OPTIMIZERS`)."""
+    gpu_class: str = ""
+    """DeepSpeed's class on the GPU; empty where the class is not DeepSpeed's."""
+    cpu_class: str = ""
+    """DeepSpeed's class under offload, likewise."""
+    trainer_names: tuple[str, ...] = ()
+    """Values of `optim=` (transformers 5.23 training_args.py `OptimizerNames`); the first is emitted where the script
+    creates the optimizer."""
+
+    @property
+    def is_adam(self) -> bool:
+        """It is DeepSpeed's Adam. Its states can have the masters' type (`zeros_like` in FusedAdam, and in
+        DeepSpeedCPUAdam with `fp32_optimizer_states` off), its step can be split between GPU and host, and at stage 0
+        `FP16_Optimizer` keeps one flat group of it, while others work tensor by tensor."""
+        return self.gpu_class == "FusedAdam"
+
+    @property
+    def has_cpu_kernel(self) -> bool:
+        """DeepSpeed has a kernel for it on the host."""
+        return self.cpu_class.startswith("DeepSpeedCPU")
 
 
-_ADAM = Optimizer(
+_ADAM = OptimizerSpec(
+    display_name="Adam",
     state_bytes=8,
     cpu_state_bytes=8,
-    fused=True,
     source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
+    foreach_step_elements=1,  # the root of the second moments
+    block_type="Adam",
+    block_params=("lr", "betas", "eps", "weight_decay"),
+    extra_block_params=(("adam_w_mode", False),),  # without it DeepSpeed's Adam is AdamW
+    tested_with_zero=True,
+    gpu_class="FusedAdam",
+    cpu_class="DeepSpeedCPUAdam",
+    trainer_names=("adam",),
 )
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw": _ADAM,
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "adamw": replace(
+        _ADAM,
+        display_name="AdamW",
+        block_type="AdamW",
+        extra_block_params=(),
+        trainer_names=(
+            "adamw_torch",
+            "adamw_torch_fused",
+            "adamw_hf",
+            "adamw_apex_fused",
+            "adamw",
+            "paged_adamw",
+            "paged_adamw_32bit",
+        ),
+    ),
     "adam": _ADAM,
     # Two int8 states and, for each, one fp32 scale per block of 256 elements: 2 (1 + 4/256).
-    "adamw_8bit": Optimizer(
+    # torchao's 8-bit AdamW has states of the same size.
+    "adamw_8bit": OptimizerSpec(
+        display_name="8-bit AdamW",
         state_bytes=2.03125,
         cpu_state_bytes=None,
         source="bitsandbytes optim/optimizer.py Optimizer2State, blockwise with block size 256; its kernels run on "
         "the GPU",
+        states_have_fixed_type=True,
+        trainer_names=("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "paged_adamw_8bit"),
     ),
     # A flat partition has one dimension, so Adafactor keeps the whole second moment; grad^2 and the update are
     # temporaries.
-    "adafactor": Optimizer(
+    "adafactor": OptimizerSpec(
+        display_name="Adafactor",
         state_bytes=4,
         cpu_state_bytes=None,
         step_bytes=8,
+        factored=True,
         source="transformers optimization.py Adafactor._get_options: factored only from two dimensions on; DeepSpeed "
         "refuses to offload a client optimizer other than its own CPU ones (zero_force_ds_cpu_optimizer)",
+        trainer_names=("adafactor",),
     ),
-    "sgd": Optimizer(state_bytes=0, cpu_state_bytes=0, source="torch.optim.SGD without momentum"),
-    "sgd_momentum": Optimizer(state_bytes=4, cpu_state_bytes=4, source="torch.optim.SGD momentum_buffer"),
-    "lamb": Optimizer(
+    "sgd": OptimizerSpec(
+        display_name="SGD",
+        state_bytes=0,
+        cpu_state_bytes=0,
+        source="torch.optim.SGD without momentum",
+        block_type="SGD",
+        trainer_names=("sgd",),
+    ),
+    "sgd_momentum": OptimizerSpec(
+        display_name="SGD with momentum",
+        state_bytes=4,
+        cpu_state_bytes=4,
+        source="torch.optim.SGD momentum_buffer",
+        block_type="SGD",
+        extra_block_params=(("momentum", 0.9),),
+    ),
+    "lamb": OptimizerSpec(
+        display_name="LAMB",
         state_bytes=8,
         cpu_state_bytes=None,
         partitions=False,
         source="deepspeed 0.19.8 ops/lamb/fused_lamb.py: one trust ratio per layer, which a flat ZeRO partition does "
         "not show",
+        block_type="Lamb",
+        block_params=("lr", "betas", "eps", "weight_decay"),
+        gpu_class="FusedLamb",
     ),
-    # The host version allocates a second state that it never reads.
-    "lion": Optimizer(
+    # The host version allocates a second state that it never reads. Lion's betas are not Adam's, with which the
+    # Trainer would compare them.
+    "lion": OptimizerSpec(
+        display_name="Lion",
         state_bytes=4,
         cpu_state_bytes=8,
         source="deepspeed 0.19.8 ops/lion/fused_lion.py (exp_avg), cpu_lion.py (exp_avg and exp_avg_sq)",
+        block_type="Lion",
+        tested_with_zero=True,
+        gpu_class="FusedLion",
+        cpu_class="DeepSpeedCPULion",
+        trainer_names=("lion", "lion_32bit", "paged_lion", "paged_lion_32bit"),
     ),
-    "adagrad": Optimizer(
+    "adagrad": OptimizerSpec(
+        display_name="Adagrad",
         state_bytes=4,
         cpu_state_bytes=4,
         step_bytes=4,
         source="torch.optim.Adagrad sum; deepspeed 0.19.8 ops/adagrad/cpu_adagrad.py exp_avg_sq",
+        block_type="Adagrad",
+        block_params=("lr", "eps", "weight_decay"),
+        tested_with_zero=True,
+        cpu_class="DeepSpeedCPUAdagrad",
+        trainer_names=("adagrad",),
     ),
-    # These are the figures of a Muon matrix; everything else is AdamW's. See `zero_states.optimizer_state_bytes`.
-    "muon": Optimizer(
+    "muon": OptimizerSpec(
+        display_name="Muon",
         state_bytes=4,
         cpu_state_bytes=4,
         source="deepspeed 0.19.8 runtime/zero/muon/muon_optimizer.py MuonWithAuxAdam: momentum_buffer, and Adam for "
         "the rest",
+        per_matrix=True,
+        block_type="Muon",
+        block_params=("lr", "betas", "eps", "weight_decay"),
+        extra_block_params=(("momentum", 0.95),),
+        tested_with_zero=True,
+        gpu_class="MuonWithAuxAdam",
+        cpu_class="MuonWithAuxAdam",
+        trainer_names=("muon",),
     ),
 }
 
 
-BF16_STATES = ("adamw", "adam")
-"""Optimizers whose states take the master weights' type: `zeros_like` in FusedAdam, and in DeepSpeedCPUAdam with
-`fp32_optimizer_states` off (deepspeed 0.19.8 ops/adam/)."""
-
-
 @lru_cache(maxsize=32)
-def optimizer(name: str, *, bf16_states: bool = False) -> Optimizer:
-    """The optimizer of that name; WorkloadError with the known names when there is none.
+def optimizer(name: str, *, bf16_states: bool = False) -> OptimizerSpec:
+    """The optimizer of that name. bf16_states: with states in bf16, half of fp32's (`is_adam` only).
 
-    bf16_states: with its states in bf16, half of fp32's; meaningful for those of `BF16_STATES`.
+    Raises WorkloadError, with the known names, for an unknown one.
     """
     try:
         known = OPTIMIZERS[name]
@@ -110,4 +212,14 @@ def optimizer(name: str, *, bf16_states: bool = False) -> Optimizer:
     if not bf16_states:
         return known
     on_cpu = None if known.cpu_state_bytes is None else known.cpu_state_bytes / 2
-    return known._replace(state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)
+    return replace(known, state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)
+
+
+def optimizer_of_type(block_type: str) -> OptimizerSpec | None:
+    """The optimizer of a `type` in DeepSpeed's optimizer block, whose case does not matter; None if unknown."""
+    return next((spec for spec in OPTIMIZERS.values() if spec.block_type.lower() == block_type.lower() != ""), None)
+
+
+def optimizer_of_trainer(name: str) -> str | None:
+    """The key of an optimizer by a value of `optim=`, whose case does not matter; None if unknown."""
+    return next((key for key, spec in OPTIMIZERS.items() if name.lower() in spec.trainer_names), None)

@@ -12,7 +12,7 @@ from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.expert_parallel import unspreadable
 from .models.model_shape import ModelShape
 from .models.tensor_parallel import unsplittable
-from .optimizers import BF16_STATES, Optimizer, optimizer
+from .optimizers import OptimizerSpec, optimizer
 from .phrase import phrase
 from .plan import Plan
 from .tiles import untileable
@@ -83,7 +83,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "the optimizer goes to NVMe at ZeRO stage 3 only"
     if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
         return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
-    if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
+    if plan.offload_optimizer_ratio < 1 and not runs.is_adam:
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     obstacle = _unsuited_to_bf16_states(workload, plan) or _unsuited_to_hpz(plan, cluster)
     obstacle = obstacle or _unsuited_to_quantized(model, workload, plan, cluster)
@@ -115,7 +115,7 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
         return phrase(
             "master weights in bf16 belong to training in bf16, not {precision}", precision=workload.precision
         )
-    if workload.optimizer not in BF16_STATES:
+    if not optimizer(workload.optimizer).is_adam:
         return phrase("states in bf16 are known of AdamW and Adam, not of {optimizer}", optimizer=workload.optimizer)
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
         return "master weights in bf16 with states in fp32 need an optimizer in host RAM"
@@ -155,7 +155,7 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
         return phrase("quantized collectives with Ulysses or AutoTP are not known to run")
     if plan.offload_param == "nvme":
         return phrase("quantized collectives with weights on NVMe are not known to run")
-    if plan.zero_quantized_gradients and workload.optimizer == "muon":
+    if plan.zero_quantized_gradients and optimizer(workload.optimizer).per_matrix:
         return phrase("DeepSpeed refuses Muon with quantized gradients")
     if plan.zero_quantized_weights and cluster is not None:
         tensors, ranks = tensor_set(model, workload), cluster.world_size
@@ -201,7 +201,7 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
         )
     if workload.method != "full":
         return phrase("AutoEP spreads no experts with adapters")
-    if workload.optimizer not in ("adamw", "adam") or plan.bf16_master_weights_and_grads:
+    if not optimizer(workload.optimizer).is_adam or plan.bf16_master_weights_and_grads:
         return phrase("AutoEP is known to run with AdamW and its states in fp32, not with others")
     if plan.zero_stage == 0 or plan.offloads:
         return phrase("AutoEP is predicted at ZeRO stages 1 to 3 without offload only")
@@ -214,7 +214,7 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
     return unspreadable(model, ranks)
 
 
-def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | None:
+def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> str | None:
     """What DeepSpeed's NVMe swappers would assert on."""
     if plan.offload_optimizer == "nvme":
         needed = 2 + states_per_master(runs)

@@ -12,7 +12,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.models.lora import nameable_targets
-from ...estimators.optimizers import BF16_STATES
+from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.software import DEFAULT
 from ...estimators.tiles import untileable
@@ -147,7 +147,7 @@ def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[_Ask
 
 def _states(question: Question) -> Iterator[_Asked]:
     workload = question.workload
-    possible = workload.precision == "bf16" and workload.optimizer in BF16_STATES and workload.method == "full"
+    possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
     if possible and question.states == "fp32":
         yield "--states bf16", replace(question, states="bf16")
 

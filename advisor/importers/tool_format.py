@@ -10,37 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.optimizers import optimizer_of_trainer
 from ..launch.script_arguments import ScriptArguments
 from ..question.run import read_ds_config
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import Keys, keys_of
 from .launch_line import Program
 from .source import Source, find_file, with_launch
-
-OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "adamw_8bit": "adamw_8bit",
-    "adamw_torch_8bit": "adamw_8bit",
-    "paged_adamw": "adamw",
-    "paged_adamw_32bit": "adamw",
-    "paged_adamw_8bit": "adamw_8bit",
-    "adafactor": "adafactor",
-    "lion": "lion",
-    "lion_32bit": "lion",
-    "paged_lion": "lion",
-    "paged_lion_32bit": "lion",
-    "sgd": "sgd",
-    "adagrad": "adagrad",
-    "adamw": "adamw",
-    "adam": "adam",
-    "muon": "muon",
-}
-"""The estimators' optimizer for each value of `optim` (transformers 5.23 training_args.py `OptimizerNames`).
-bitsandbytes' and torchao's 8-bit AdamW have states of one size."""
 
 _HARMLESS = re.compile(
     r"(output|overwrite|logging|log|save|eval|evaluation|report|hub|push_to_hub|wandb|swanlab|trackio|mlflow|comet|adam|"
@@ -274,7 +250,7 @@ def _optimizer(reading: Reading, name: str | None) -> str:
     """The estimators' name of a value of `optim`."""
     if name is None:
         return "adamw"
-    known = OPTIMIZERS.get(name.lower())
+    known = optimizer_of_trainer(name)
     if known is None:
         reading.obstacles.append(f"there are no figures here of the optimizer {name[:40]}: its states are not known")
     elif name.startswith("paged"):

@@ -12,7 +12,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.optimizers import BF16_STATES
+from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
 from ...estimators.tiles import untileable
 from ...estimators.time.job import Job
@@ -151,7 +151,7 @@ class Question:
 
     def _check_states(self) -> None:
         precision, kind = self.workload.precision, self.workload.optimizer
-        if precision != "bf16" or kind not in BF16_STATES:
+        if precision != "bf16" or not optimizer(kind).is_adam:
             raise WorkloadError(
                 f"states in bf16 do not go with {kind if precision == 'bf16' else precision}",
                 why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from ..estimate import MEMORY_SYMBOLS
-from ..optimizers import Optimizer
+from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .terms import Terms
 from .trainable import ShardedTensors, gradient_buckets
@@ -30,7 +30,7 @@ STEP_NOT_COVERED = "optimizers that bring kernels of their own"
 class GradientMemory(ABC):
     """Terms about gradients in the phases of a step, on the GPU where they are largest."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         tensors, self.local_ranks = sharded.tensors, local_ranks
         self.sharded, self.tensors, self.plan, self.optimizer = sharded, tensors, plan, optimizer
         self.width, self.trainable = tensors.workload.weight_bytes, tensors.trainable_numel

@@ -1,6 +1,6 @@
 """Gradients on the GPU, the buckets they are reduced in, and what leaves them for the host: backward pass and step."""
 
-from ..optimizers import Optimizer
+from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gradient_memory import GradientMemory
 from .gradients_stage_0 import StageZero
@@ -11,6 +11,6 @@ from .trainable import ShardedTensors
 __all__ = ["GradientMemory", "gradient_memory"]
 
 
-def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> GradientMemory:
+def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> GradientMemory:
     """Gradients, buckets, staging and step temporaries of one GPU."""
     return (StageZero, StageOne, StageTwo, StageThree)[plan.zero_stage](sharded, plan, optimizer, local_ranks)

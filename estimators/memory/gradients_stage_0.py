@@ -62,7 +62,7 @@ class StageZero(GradientMemory):
         temporaries = self.optimizer.step_bytes
         if self.tensors.workload.precision == "fp32":
             formula, size = _STEP._replace(text="s Pt"), temporaries * self.trainable
-        elif self.optimizer.fused:
+        elif self.optimizer.is_adam:
             # fp32 copies of all gradients, and the flat tensor made of them.
             formula, size = _STEP._replace(text="(4 + 4) Pt"), 8 * self.trainable
         else:

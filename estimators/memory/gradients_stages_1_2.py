@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from ..estimate import Formula
-from ..optimizers import Optimizer
+from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory
 from .terms import Terms
@@ -58,7 +58,7 @@ class _FlatGradients(GradientMemory):
     held: int
     """Elements of gradients that are alive beside a layer's while it runs backward."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
         # Where ranks share a sample, what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
         self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
@@ -197,7 +197,7 @@ class _FlatGradients(GradientMemory):
 class StageOne(_FlatGradients):
     """All gradients stay while micro batches accumulate; until the pass ends, those that did not fit in the bucket."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
         self.keeps_bucket = self.accumulates
         self.earlier = self.trainable if self.accumulates else 0
@@ -218,7 +218,7 @@ class StageOne(_FlatGradients):
 class StageTwo(_FlatGradients):
     """The gradients that the rank owns stay, a second time while another micro batch is added."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
         self.keeps_bucket = False
         self.earlier = self.owned if self.accumulates else 0

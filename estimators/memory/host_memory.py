@@ -31,7 +31,7 @@ from functools import lru_cache
 
 from ..estimate import Formula, total_bytes
 from ..models.model_shape import ModelShape
-from ..optimizers import Optimizer
+from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from ..workload import Workload
 from .partition import SWAP_MIN_BYTES, shard_numel
@@ -144,7 +144,7 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
     return terms
 
 
-def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
+def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> tuple[Terms, Terms]:
     """(pinned, pageable) terms of a node while training."""
     pinned: Terms = ()
     pageable = _PROCESSES.on_node(local_ranks, PROCESS_BYTES, process=PROCESS_BYTES)
@@ -167,12 +167,14 @@ def _blocks(formula: Formula, sizes: tuple[int, ...], local_ranks: int, *, pin: 
     return formula.on_node(local_ranks, total, **inputs)
 
 
-def _states(optimizer: Optimizer, text: str, states: int, local_ranks: int, **inputs: float) -> Terms:
+def _states(optimizer: OptimizerSpec, text: str, states: int, local_ranks: int, **inputs: float) -> Terms:
     formula = on_a_node("optimizer_states", text, optimizer.source)
     return formula.on_node(local_ranks, states, **inputs)
 
 
-def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
+def _optimizer_1_2(
+    sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
+) -> tuple[Terms, Terms]:
     tensors, part, pin = sharded.tensors, sharded.partition, plan.pin_memory
     width, largest, master = tensors.workload.weight_bytes, tensors.largest_trainable, plan.master_bytes
     flat = (master * part,)
@@ -192,7 +194,9 @@ def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, lo
     return pinned, _states(optimizer, "L o part", states, local_ranks, o=states / part, part=part)
 
 
-def _optimizer_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
+def _optimizer_3(
+    sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
+) -> tuple[Terms, Terms]:
     shards = sharded.shard_total - sum(groups_on_gpu(sharded, plan))
     pinned = _blocks(
         _GRADIENTS_3, _gradient_sizes(sharded, plan), local_ranks, pin=plan.pin_memory, m=plan.master_bytes
@@ -205,7 +209,7 @@ def _optimizer_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, loca
 
 
 def _optimizer_on_nvme(
-    sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int
+    sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
 ) -> tuple[Terms, Terms]:
     """The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk, except those of
     sub-groups that are too small for it."""

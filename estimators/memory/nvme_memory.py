@@ -18,7 +18,7 @@ Not covered: pipelined swapping (`pipeline_read`, `pipeline_write`), which holds
 
 from __future__ import annotations
 
-from ..optimizers import Optimizer
+from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .host_memory import on_a_node, pinned_block, small_shards, swapped_groups
 from .partition import SWAP_MIN_BYTES, align_up
@@ -59,7 +59,7 @@ _GRADIENTS = on_a_node("gradients", "L 4 swapped", _OPTIMIZER_SWAPPER, _SYMBOLS)
 _PARAMETERS = on_a_node("parameters", "L w swapped", _PARAMETER_SWAPPER, _SYMBOLS)
 
 
-def states_per_master(optimizer: Optimizer) -> int:
+def states_per_master(optimizer: OptimizerSpec) -> int:
     """fp32 tensors that the optimizer keeps per master weight, each of which needs a swap buffer."""
     return round((optimizer.cpu_state_bytes or 0) / 4)
 
@@ -98,7 +98,7 @@ def swap_buffers(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms
     return terms
 
 
-def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> Terms:
+def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> Terms:
     """Bytes on a node's NVMe."""
     terms: Terms = ()
     if plan.offload_optimizer == "nvme":

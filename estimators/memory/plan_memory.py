@@ -34,7 +34,7 @@ from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_byt
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
-from ..optimizers import Optimizer, optimizer
+from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..tiles import loss_tiles
 from ..workload import Workload
@@ -178,7 +178,7 @@ def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan
 
 
 def _resident(
-    sharded: ShardedTensors, plan: Plan, runs: Optimizer, cluster: Cluster, gathered: GatheredParameters
+    sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster, gathered: GatheredParameters
 ) -> Terms:
     rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
     return parameters(sharded, plan, gathered) + rest
@@ -187,7 +187,7 @@ def _resident(
 class _Frame:
     """What a plan holds beside activations, whatever the micro batch."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, runs: Optimizer, cluster: Cluster) -> None:
+    def __init__(self, sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster) -> None:
         self.sharded, self.plan, self.runs, self.cluster = sharded, plan, runs, cluster
         self.gathered = gathered_parameters(sharded.tensors, plan, sharded.world_size)
         self.gradients = gradient_memory(sharded, plan, runs, cluster.gpus_per_node)

@@ -139,7 +139,7 @@ class _Step:
             weights = (sizes.trained * numel + tensors.frozen_bytes) / sizes.shards
             resident += self._part("parameters", "(t Pt + frozen) / N", weights)
             if self.plan.offload_optimizer == "none":
-                if workload.optimizer == "adafactor" and sizes.shards == 1:
+                if optimizer(workload.optimizer).factored and sizes.shards == 1:
                     resident += self._part("optimizer_states", "t (rows + columns)", self._factored_bytes())
                 else:
                     resident += self._part("optimizer_states", "o Pt / N", sizes.states * numel / sizes.shards)
@@ -256,14 +256,11 @@ def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan)
     trained: float = 4 if (software.autocast if full else software.fp32_adapters) else width
     # Copies of whole modules are as wide as these.
     trained += (width - trained) * tensors.copied / tensors.trainable_numel
-    eight_bit = workload.optimizer == "adamw_8bit"
-    roots = software.optimizer_step == "foreach" and workload.optimizer in ("adamw", "adam")
     return _Sizes(
         width=width,
         trained=trained,
-        # torch keeps states in the parameters' type, bitsandbytes in eight bits.
-        states=kind.state_bytes if eight_bit else kind.state_bytes / 4 * trained,
-        step=float(trained) if roots else 0.0,
+        states=kind.state_bytes if kind.states_have_fixed_type else kind.state_bytes / 4 * trained,
+        step=float(trained) * kind.foreach_step_elements if software.optimizer_step == "foreach" else 0.0,
         shards=cluster.world_size if plan.sharding == "fsdp" else 1,
     )
 

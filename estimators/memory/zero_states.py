@@ -27,7 +27,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..estimate import MEMORY_SYMBOLS, Formula
-from ..optimizers import Optimizer
+from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import shard_numel
@@ -104,13 +104,13 @@ def master_numel(sharded: ShardedTensors, stage: int) -> int:
     return sharded.partition if stage < 3 else sharded.shard_total
 
 
-def state_bytes(optimizer: Optimizer, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
+def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
     """Bytes of optimizer state of `numel` elements of one rank.
 
     Muon keeps its momentum in the gradients' dtype under ZeRO without offload, twice at stages 1 and 2 (a staged copy
     that a discarded step leaves unused), in fp32 otherwise; embeddings, norms and head keep Adam's two states.
     """
-    if tensors.workload.optimizer != "muon":
+    if not optimizer.per_matrix:
         return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
     width = tensors.workload.weight_bytes
     momentum = 4 if on_cpu or stage == 0 else (width if stage == 3 else 2 * width)
@@ -133,7 +133,7 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
     return formula.term(width * trainable + tensors.frozen_bytes, **inputs)
 
 
-def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> Terms:
+def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec) -> Terms:
     """Master weights and optimizer states on a GPU; where the optimizer is offloaded, those of the sub-groups that
     stay, and their fp32 gradients."""
     if plan.offload_optimizer != "none":

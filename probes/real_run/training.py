@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...estimators.optimizers import optimizer_of_type
 from ..dry_run import auto_values, long_sequences, models
 from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
@@ -63,7 +64,8 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     """What DeepSpeed compiles for Adam and for NVMe; a malformed configuration is DeepSpeed's to judge."""
     optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
     builders = ["AsyncIOBuilder"] if nvme_folder else []
-    if isinstance(optimizer, dict) and str(optimizer.get("type")).lower() in ("adam", "adamw"):
+    spec = optimizer_of_type(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
+    if spec is not None and spec.is_adam:
         offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
         offloaded = isinstance(offload, dict) and offload.get("device", "none") != "none"
         builders.append("CPUAdamBuilder" if offloaded else "FusedAdamBuilder")

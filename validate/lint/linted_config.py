@@ -14,6 +14,7 @@ from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import OptimizerSpec, optimizer_of_type
 from ...estimators.plan import Plan
 from ...estimators.workload import Framework, Workload
 from .document import Document
@@ -135,6 +136,21 @@ class LintedConfig:
         """DeepSpeed's name for the optimizer in lower case, a class name of torch.optim as it is, "" without one."""
         name = self.text("optimizer.type")
         return name.lower() if name.lower() in self.facts.optimizers else name
+
+    @cached_property
+    def optimizer_spec(self) -> OptimizerSpec | None:
+        """The row of the optimizer block's type; None without a block, and for an unknown optimizer."""
+        return optimizer_of_type(self.optimizer)
+
+    @property
+    def has_adam(self) -> bool:
+        """The optimizer block names DeepSpeed's Adam or AdamW."""
+        return self.optimizer_spec is not None and self.optimizer_spec.is_adam
+
+    @property
+    def may_have_adam(self) -> bool:
+        """DeepSpeed's Adam by the optimizer block, or the Trainer's own AdamW without one."""
+        return not self.optimizer or self.has_adam
 
     @property
     def world_size(self) -> int | None:

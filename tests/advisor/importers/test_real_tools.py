@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.accelerate import ACCELERATE
 from ds_advise.advisor.importers.source import read_source
-from ds_advise.advisor.importers.tool_format import OPTIMIZERS
+from ds_advise.estimators.optimizers import OPTIMIZERS
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,8 @@ def test_training_arguments_are_read_with_their_own_defaults() -> None:
     assert not defaults["gradient_checkpointing"]
     own = {"adamw_8bit", "adamw_torch_8bit", "lion", "paged_lion", "paged_adamw", "adamw", "adam", "muon"}
     older = {"adamw_hf", "adamw_apex_fused"}
-    assert set(OPTIMIZERS) - own - older <= {name.value for name in OptimizerNames}
+    known = {name for spec in OPTIMIZERS.values() for name in spec.trainer_names}
+    assert known - own - older <= {name.value for name in OptimizerNames}
 
 
 def test_transformers_parses_the_arguments_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

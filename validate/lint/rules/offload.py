@@ -19,7 +19,6 @@ _ONLY_NVME = {
     "optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
     "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
 }
-_ADAM = ("", "adam", "adamw")
 
 
 @rules.error(
@@ -135,7 +134,7 @@ def few_buffers(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.buffer_count"
     count = config.number(path)
     swapped = config.stage == 3 and config.offload("optimizer") == "nvme"
-    if swapped and count is not None and count < 4 and config.optimizer in _ADAM:
+    if swapped and count is not None and count < 4 and config.may_have_adam:
         yield hit(path, f"there are {count:g} buffers for Adam's parameter, gradient and two states")
 
 
@@ -188,7 +187,7 @@ def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
 def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.ratio"
     ratio = config.number(path)
-    adam = config.optimizer in _ADAM and not config.flag("optimizer.params.torch_adam")
+    adam = config.may_have_adam and not config.flag("optimizer.params.torch_adam")
     offloaded = config.stage == 3 and config.offload("optimizer") != "none"
     if offloaded and not adam and ratio is not None and 0 <= ratio < 1:
         yield hit(path, f"the optimizer is {config.optimizer}")
@@ -206,7 +205,7 @@ def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
 def ratio_splits(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.ratio"
     ratio = config.number(path)
-    splits = config.stage == 3 and config.offload("optimizer") != "none" and config.optimizer in _ADAM
+    splits = config.stage == 3 and config.offload("optimizer") != "none" and config.may_have_adam
     if splits and ratio is not None and 0 <= ratio < 1:
         yield hit(path, f"ratio is {shown(ratio)}")
 
@@ -328,7 +327,8 @@ def torch_adam(config: LintedConfig) -> Iterator[Hit]:
 def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
     name = config.optimizer
     offloaded = config.stage and config.offload("optimizer") != "none"
-    if offloaded and name not in ("", "adam", "adamw", "adagrad", "lion", "muon"):
+    spec = config.optimizer_spec
+    if offloaded and name and (spec is None or not spec.cpu_class):
         yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
 
 

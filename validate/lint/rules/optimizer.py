@@ -13,8 +13,6 @@ from .examples import ADAMW, ON, plain, zero
 rules = Rules()
 
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
-_TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
-"""DeepSpeed's names whose classes stand in runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS."""
 
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 """DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
@@ -84,7 +82,9 @@ def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
 )
 def untested(config: LintedConfig) -> Iterator[Hit]:
     known = config.optimizer in config.facts.optimizers or config.optimizer in config.facts.torch_optimizers
-    if config.stage and known and config.optimizer not in _TESTED and not config.get("zero_allow_untested_optimizer"):
+    spec = config.optimizer_spec
+    tested = spec is not None and spec.tested_with_zero
+    if config.stage and known and not tested and not config.get("zero_allow_untested_optimizer"):
         yield hit("optimizer.type", f"{config.optimizer} is untested with ZeRO")
 
 
@@ -120,7 +120,7 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
 def amsgrad(config: LintedConfig) -> Iterator[Hit]:
     torch_adam = config.flag("optimizer.params.torch_adam") and config.optimizer != "lamb"
     on_gpu = config.offload("optimizer") == "none"
-    refuses = config.optimizer in ("adam", "adamw") or (config.optimizer == "lamb" and on_gpu)
+    refuses = config.has_adam or (config.optimizer == "lamb" and on_gpu)
     value = config.get("optimizer.params.amsgrad")
     if refuses and not torch_adam and value:
         yield hit(
@@ -154,7 +154,9 @@ def lamb(config: LintedConfig) -> Iterator[Hit]:
     good=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3, reduce_scatter=False)),
 )
 def muon(config: LintedConfig) -> Iterator[Hit]:
-    if config.optimizer == "muon" and config.stage == 3 and not config.off("zero_optimization.reduce_scatter"):
+    spec = config.optimizer_spec
+    needed = spec is not None and spec.per_matrix
+    if needed and config.stage == 3 and not config.off("zero_optimization.reduce_scatter"):
         yield hit("zero_optimization.reduce_scatter", "gradients are scattered")
 
 
@@ -183,7 +185,7 @@ def decoupled(config: LintedConfig) -> Iterator[Hit]:
 def text(config: LintedConfig) -> Iterator[Hit]:
     for name in ("lr", "weight_decay", "eps"):
         value = config.get(f"optimizer.params.{name}")
-        if config.optimizer in ("adam", "adamw") and value != "auto" and isinstance(value, str | list | dict):
+        if config.has_adam and value != "auto" and isinstance(value, str | list | dict):
             set_later = name == "lr" and config.has("scheduler")  # which writes a rate of its own before the first step
             yield hit(
                 f"optimizer.params.{name}",
@@ -193,7 +195,7 @@ def text(config: LintedConfig) -> Iterator[Hit]:
                 edits=unquoted(f"optimizer.params.{name}", value),
             )
     betas = config.get("optimizer.params.betas")
-    if config.optimizer in ("adam", "adamw") and isinstance(betas, list) and any(isinstance(b, str) for b in betas):
+    if config.has_adam and isinstance(betas, list) and any(isinstance(b, str) for b in betas):
         numbers = [beta if number_in(beta) is None else number_in(beta) for beta in betas]
         mended = not any(isinstance(number, str) for number in numbers)
         path = ("optimizer", "params", "betas")
@@ -209,22 +211,16 @@ def _arguments(config: LintedConfig) -> list[str] | None:
     """The arguments that the configuration can give the class that will be made; None where it is not known."""
     facts, name = config.facts, config.optimizer
     offloaded = config.offload("optimizer") != "none"
-    if name in ("adam", "adamw"):
+    spec = config.optimizer_spec
+    if spec is None:
+        return _names(facts.torch_optimizers.get(name))
+    cls = (spec.cpu_class if offloaded else "") or spec.gpu_class
+    if spec.is_adam:
         own = ["torch_adam", "adam_w_mode", "fp32_optimizer_states"]
         if config.flag("optimizer.params.torch_adam"):
-            return _names(facts.torch_optimizers.get("AdamW" if name == "adamw" else "Adam"), own)
-        cls = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+            return _names(facts.torch_optimizers.get(spec.block_type), own)
         return _names(facts.optimizer_classes.get(cls), own, but=("adamw_mode",))
-    if name == "adagrad" and not offloaded:
-        return _names(facts.torch_optimizers.get("Adagrad"))
-    classes = {
-        "adagrad": "DeepSpeedCPUAdagrad",
-        "lion": "DeepSpeedCPULion" if offloaded else "FusedLion",
-        "lamb": "FusedLamb",
-    }
-    if name in classes:
-        return _names(facts.optimizer_classes.get(classes[name]))
-    return _names(facts.torch_optimizers.get(name))
+    return _names(facts.optimizer_classes.get(cls) if cls else facts.torch_optimizers.get(spec.block_type))
 
 
 def _names(

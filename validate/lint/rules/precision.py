@@ -32,8 +32,6 @@ _DTYPES = {
 """The names of `runtime/config.py DtypeEnum`."""
 
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
-_ADAM = ("", "adam", "adamw")
-"""Optimizers that become DeepSpeedCPUAdam under offload; the Trainer's own AdamW too."""
 
 
 @rules.error(
@@ -183,7 +181,7 @@ def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
 )
 def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
     offloaded = config.offload("optimizer") != "none"
-    cpu_adam = offloaded and config.optimizer in _ADAM and not config.flag("optimizer.params.torch_adam")
+    cpu_adam = offloaded and config.may_have_adam and not config.flag("optimizer.params.torch_adam")
     block = config.bf16_block
     bf16 = config.flag(f"{block}.bf16_master_weights_and_grads") and (
         not config.flag(f"{block}.bf16_optimizer_states") or offloaded

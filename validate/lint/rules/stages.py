@@ -80,8 +80,10 @@ def other_stage(config: LintedConfig) -> Iterator[Hit]:
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
-    moved = config.optimizer in ("adam", "adamw", "adagrad", "lion") and not config.flag("optimizer.params.torch_adam")
-    if not config.optimizer:  # the script's own, which DeepSpeed then wants to be its CPU Adam or Lion
+    if config.optimizer:
+        spec = config.optimizer_spec
+        moved = spec is not None and spec.has_cpu_kernel and not config.flag("optimizer.params.torch_adam")
+    else:  # the script's own, which must be DeepSpeed's CPU Adam or Lion
         moved = not config.off("zero_force_ds_cpu_optimizer")
     offloaded = config.stage == 0 and config.offload("optimizer") != "none"
     if offloaded and isinstance(config.get("zero_optimization"), dict):
@@ -365,6 +367,7 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
     good=plain(zero_optimization=zero(2, reduce_scatter=True)),
 )
 def all_reduce(config: LintedConfig) -> Iterator[Hit]:
-    needed = config.optimizer == "muon" and config.stage == 3
+    spec = config.optimizer_spec
+    needed = spec is not None and spec.per_matrix and config.stage == 3
     if config.stage >= 2 and config.off("zero_optimization.reduce_scatter") and not needed:
         yield hit("zero_optimization.reduce_scatter", "reduce_scatter is off")

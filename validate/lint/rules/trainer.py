@@ -186,8 +186,7 @@ def in_both(config: LintedConfig) -> Iterator[Hit]:
     good=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
 )
 def no_rate(config: LintedConfig) -> Iterator[Hit]:
-    adam = config.optimizer in ("adam", "adamw")
-    if config.framework == "hf" and adam and "lr" not in config.block("optimizer.params"):
+    if config.framework == "hf" and config.has_adam and "lr" not in config.block("optimizer.params"):
         yield hit("optimizer.params", "optimizer.params has no lr")
 
 
