@@ -15,7 +15,7 @@ from .question.question import Question
 from .question.workload import named_values, yes_or_no
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung
-from .search.search_space import candidates_of
+from .search.search import candidates_of
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
 """What `rung` names: the eight rungs, and plain PyTorch beside them."""

@@ -4,7 +4,7 @@
 
 Reads `data/seed_runs.csv`, whose rows name their source and what had to be assumed. In each group (one machine, one
 model, one workload) the plan that the advice would take, the fastest predicted of those that pay for what they want
-(`choice.paying`), should be the one that was measured fastest, or be within 5 % of it.
+(`choice.drop_dominated`), should be the one that was measured fastest, or be within 5 % of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.search.choice import paying
+from ds_advise.advisor.search.choice import drop_dominated
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import find
@@ -88,7 +88,7 @@ def judge(runs: list[Run]) -> list[Verdict]:
         rows = tuple(run for run in members if run.ranked)
         if len(rows) < 2:
             continue
-        chosen = max(paying(rows), key=lambda run: run.tokens_per_s)
+        chosen = max(drop_dominated(rows), key=lambda run: run.tokens_per_s)
         best_s = min(run.measured_s / run.tokens for run in rows)
         verdicts.append(
             Verdict(

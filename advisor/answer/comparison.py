@@ -29,8 +29,8 @@ from ..question.model_source import load_model
 from ..question.question import CheckpointingChoice, Question
 from ..question.run import read_ds_config
 from ..question.workload import WorkloadOptions
-from ..search.candidate import Candidate
-from ..search.search import predict, predict_all
+from ..search.candidate import Candidate, predict
+from ..search.search import predict_all
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Origin, Setting
 from .key_meanings import meaning, rank

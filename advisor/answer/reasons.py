@@ -16,7 +16,7 @@ from ...estimators.time.speed_spread import ratio_spread
 from ...estimators.time.step_time import estimate_time
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
-from ..search.choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, wants_more_than
+from ..search.choice import COMFORTABLE, SAME_SPEED, costly_features, tolerance
 from ..text.labels import component_title, device_word
 from ..text.units import count, gib, percent, rate, times, whole_percents
 from .recommendation import closest
@@ -165,8 +165,7 @@ def _deciding_assumption(
         for speed, words in ((1 / ASSUMED_FACTOR, halved), (ASSUMED_FACTOR, doubled)) if is_assumed(cluster) else ():
             speeds = [(_tokens_per_s(other, resources, speed), other) for other in others]
             best, winner = max(speeds, key=lambda pair: pair[0])
-            gain = LEAST_GAIN if wants_more_than(winner.plan, chosen.plan) else SAME_SPEED
-            if _tokens_per_s(chosen, resources, speed) < best * (1 - gain):
+            if _tokens_per_s(chosen, resources, speed) < best * (1 - tolerance(winner.plan, chosen.plan)):
                 return winner, (
                     phrase(
                         "An assumed speed decides: with {what} {speed}, {rung} would win.",
@@ -228,7 +227,7 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         return "No other rung fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
-    if wants_more_than(rival.plan, chosen.plan) and ratio > 1 + SAME_SPEED:
+    if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
         offloads = rival.plan.offloads and not chosen.plan.offloads
         ram = f", and takes {gib(rival.memory.host_bytes_per_node)} GiB of host RAM" if offloads else ""
         return f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of{ram}."

@@ -20,7 +20,7 @@ from ...estimators.time.collective_time import ring
 from ..question.cluster import join_nodes, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of
-from ..search.search import Slopes, fastest
+from ..search.search import SampleBytes, fastest
 from ..text.job import hours, money
 from ..text.units import rate
 from .recommendation import Change
@@ -77,11 +77,12 @@ def changes_tried(
         kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
         kinds = [*of_training, _sequences(question)]
-    slopes, enough = Slopes(), 0.0 if chosen is None else WORTH_TELLING * chosen.tokens_per_s
+    sample_bytes: SampleBytes = {}
+    enough = 0.0 if chosen is None else WORTH_TELLING * chosen.tokens_per_s
     for series in kinds:
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
-            best = fastest(altered, slopes, enough=enough)
+            best = fastest(altered, sample_bytes, enough=enough)
             if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
                 yield None
             else:

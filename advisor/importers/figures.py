@@ -22,9 +22,8 @@ from ..advise import predicted
 from ..estimate import plan_of
 from ..question.question import CheckpointingChoice, Question, Risk, script_constraints
 from ..question.workload import WorkloadOptions
-from ..search.candidate import LEAST, Candidate
+from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import as_fast
-from ..search.search import predict
 from ..text.units import times
 from .imported_run import ImportedRun
 

@@ -19,7 +19,7 @@ from ..question.job import batch_of, parse_duration
 from ..question.question import Question
 from ..question.workload import resolve_precision
 from ..search.candidate import Candidate, duration_of
-from ..search.search import Slopes, fastest
+from ..search.search import SampleBytes, fastest
 from .prices import Machine, PriceTable, read_prices, shipped_prices
 
 BOOT_S = 300.0
@@ -120,7 +120,7 @@ class Market:
         on the machine."""
         assert question.job is not None, "a cost is that of a job"
         self._question, self._precision, self._global_batch = question, precision, global_batch
-        self._slopes = Slopes()
+        self._sample_bytes: SampleBytes = {}
         self._known: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
 
     def offers(self, machines: tuple[Machine, ...], *, most_nodes: int) -> Iterator[Offer | LeftOut]:
@@ -163,7 +163,7 @@ class Market:
     def _searched(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
         try:
             question = self._about(cluster)
-            candidate = fastest(question, self._slopes)
+            candidate = fastest(question, self._sample_bytes)
         except (ClusterError, WorkloadError) as error:
             return error.what
         if candidate is None:

@@ -1,145 +1,205 @@
-"""The plans of a rung that differ in the micro batch only."""
+"""The plans that differ in the micro batch only: their prediction, and the search for the fastest that fits.
+
+Memory and speed rise with the micro batch. The exception is a global batch: a plan without accumulation, the largest
+micro batch, saves the gradients kept between micro batches, and may need less memory than smaller ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
-from ...estimators.estimate_plan import estimate_plan
+from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
 from ...estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.rank_part import of_rank
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
-from ..question.question import CheckpointingChoice, Question
-from .candidate import LEAST, LIKELY, Candidate, Fit, fit_of
+from ...estimators.workload import Workload
+from ..question.question import Question
+from .candidate import LEAST, LIKELY, Candidate, Fit, fit_of, predict
 from .choice import SAME_SPEED
 
 RESOLVED = 0.01
-"""The search for the largest micro batch ends where no other is faster by more than this share."""
+"""Relative gain in speed below which the micro batch is not refined further."""
 
 
-class Judged(NamedTuple):
-    """A plan and whether it fits, before its time is known."""
+class _Times(dict[Plan, TimeEstimate]):
+    """The times of plans, each computed when it is first asked for."""
 
-    plan: Plan
-    memory: MemoryEstimate
-    fit: Fit
+    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster) -> None:
+        super().__init__()
+        self._of = model, workload, cluster
+
+    def __missing__(self, plan: Plan) -> TimeEstimate:
+        self[plan] = estimate_time(*self._of, plan)
+        return self[plan]
 
 
-@dataclass(kw_only=True, eq=False)
-class Series:
-    """The plans of a rung that differ in the micro batch only; what was found out about one is kept."""
+class BatchSweep:
+    """The plans of one question that differ in the batch shape (micro batch, accumulation steps) only."""
 
-    preset: Plan
-    """The rung's, of which the batch and the fields below are still to be set."""
-    settings: Mapping[str, Any]
-    question: Question
-    sequence_parallel_size: int
-    checkpointing: CheckpointingChoice
-    zero_hpz_partition_size: int
-    autotp_size: int
-    autoep_size: int
-    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict, init=False)
-    _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
-    _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
-    _time: dict[tuple[int, int], TimeEstimate] = field(default_factory=dict, init=False)
+    def __init__(
+        self, question: Question, preset: Plan, fields: Mapping[str, Any], *, has_settings: bool = False
+    ) -> None:
+        """fields: fields of `Plan` that replace the preset's. has_settings: the user set some of them."""
+        self.question = question
+        self.has_settings = has_settings
+        ranks_per_sample = fields["sequence_parallel_size"] * fields["autotp_size"]
+        self.shapes = question.batch_shapes(ranks_per_sample)
+        micro, steps = self.shapes[0]
+        self.smallest_plan = replace(
+            preset, **{"micro_batch_size": micro, "gradient_accumulation_steps": steps, **fields}
+        )
+        self.least = LEAST[question.risk]
+        self.doubles = question.is_batch_free and len(self.shapes) > 1
+        """Micro batches are doubled, without accumulation, and may be refined in between."""
+        self._of = question.model, question.workload, question.cluster
+        self._plans = {self.shapes[0]: self.smallest_plan}
+        self._times = _Times(*self._of)
+        self._candidates: dict[tuple[int, int], Candidate] = {}
 
-    def obstacle(self) -> str | None:
-        """Why none of them can run."""
-        question = self.question
-        return unsupported(question.model, question.workload, self.first_plan, question.cluster)
+    def plan(self, shape: tuple[int, int]) -> Plan:
+        if shape not in self._plans:
+            micro, steps = shape
+            self._plans[shape] = replace(self.smallest_plan, micro_batch_size=micro, gradient_accumulation_steps=steps)
+        return self._plans[shape]
 
-    def rising(self) -> Iterator[Judged]:
-        """By rising micro batch, with which memory rises, up to the first that is not likely to fit; then the one
-        without accumulation, which saves the gradients that are kept between micro batches, if that makes it likely."""
-        for shape in self.shapes:
-            judged = self.judged(*shape)
-            yield judged
-            if not judged.fit.gpu_likely_suffices:
-                break
-        whole = self.shapes[-1]
-        if shape[1] > whole[1] == 1 and self.judged(*whole).fit.probability >= LIKELY:
-            yield self.judged(*whole)
+    def time(self, shape: tuple[int, int]) -> TimeEstimate:
+        return self._times[self.plan(shape)]
+
+    def candidate(self, shape: tuple[int, int]) -> Candidate:
+        """The candidate of a batch shape; its time is computed when it is needed."""
+        if shape not in self._candidates:
+            plan = self.plan(shape)
+            memory = estimate_memory(*self._of, plan)
+            fit = fit_of(memory, self.question.cluster, self.question.workload)
+            # Without a reference to this object, which would be a cycle.
+            later = partial(_complete, plan, memory, self._times)
+            self._candidates[shape] = Candidate(plan=plan, memory=memory, fit=fit, make_estimate=later)
+        return self._candidates[shape]
 
     @property
-    def lacks_nvme(self) -> bool:
-        """Whether all of them need NVMe that nobody named."""
-        cluster, plan = self.question.cluster, self.first_plan
-        return "nvme" in (plan.offload_optimizer, plan.offload_param) and not cluster.nvme_bytes_per_node
+    def obstacle(self) -> str | None:
+        """Why none of the plans can run at all."""
+        model, workload, cluster = self._of
+        return unsupported(model, workload, self.smallest_plan, cluster)
 
-    @cached_property
-    def is_hopeless(self) -> bool:
-        """Whether none of them fits on the GPU because too much is there beside activations."""
-        question, most = self.question, self.question.cluster.gpu.memory_bytes
-        if self.resident_bytes > most:  # quicker to know
-            return True
-        plans = (self._plan(*shape) for shape in dict.fromkeys((self.shapes[0], self.shapes[-1])))
-        return all(least_bytes(question.model, question.workload, question.cluster, plan) > most for plan in plans)
+    @property
+    def can_run(self) -> bool:
+        """Whether the plans can run, and need no NVMe that the question does not name."""
+        plan, nvme = self.smallest_plan, self.question.cluster.nvme_bytes_per_node
+        return ("nvme" not in (plan.offload_optimizer, plan.offload_param) or bool(nvme)) and self.obstacle is None
 
     @cached_property
     def resident_bytes(self) -> int:
-        """What is on each GPU all the time, whatever the batch."""
-        question = self.question
-        return total_bytes(resident_terms(question.model, question.workload, question.cluster, self.first_plan))
-
-    def may_fit(self) -> bool:
-        """Whether one of them is likely to fit on the GPU."""
-        if self.is_hopeless:
-            return False
-        return any(fit.gpu_likely_suffices for fit in self.smallest())
-
-    def smallest(self) -> Iterator[Fit]:
-        """Of the plans of which one needs least of the GPU: one sample at a time, or no accumulation."""
-        first, last = self.shapes[0], self.shapes[-1]
-        yield self.judged(*first).fit
-        if first[1] > last[1] == 1:
-            yield self.judged(*last).fit
+        """Bytes that stay on each GPU, for any batch."""
+        return total_bytes(resident_terms(*self._of, self.smallest_plan))
 
     @cached_property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        return self.question.batch_shapes(self.sequence_parallel_size * self.autotp_size)
+    def is_hopeless(self) -> bool:
+        """Whether lower bounds on memory already exceed the GPU for every batch."""
+        offer = self.question.cluster.gpu.memory_bytes
+        if self.resident_bytes > offer:  # cheaper to compute
+            return True
+        ends = dict.fromkeys((self.shapes[0], self.shapes[-1]))
+        return all(least_bytes(*self._of, self.plan(shape)) > offer for shape in ends)
 
-    @property
-    def least(self) -> float:
-        """The least probability of fitting with which a plan may be taken."""
-        return LEAST[self.question.risk]
+    def smallest_fits(self) -> Iterator[Fit]:
+        """The verdicts on the plans that may need least memory; none where the sweep is hopeless."""
+        first, last = self.shapes[0], self.shapes[-1]
+        if first not in self._candidates and self.is_hopeless:
+            return
+        yield self.candidate(first).fit
+        if first[1] > last[1] == 1:
+            yield self.candidate(last).fit
 
-    def holds(self, fit: Fit) -> bool:
-        """Whether a plan may be taken, or would be but for RAM or NVMe that even the smallest batch lacks."""
+    def acceptable(self, fit: Fit) -> bool:
+        """Whether a plan fits as surely as the question's risk requires, or lacks only host memory or NVMe that the
+        smallest batch lacks too."""
         if fit.limit in ("host", "nvme"):
-            return fit.limit == self.judged(*self.shapes[0]).fit.limit
+            return fit.limit == self.candidate(self.shapes[0]).fit.limit
         return fit.probability >= self.least
 
-    def between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Judged]:
-        """Plans with micro batches between that of a plan which `holds` and that of one which does not.
+    def rising(self) -> list[Candidate]:
+        """The candidates by rising micro batch, up to the first that likely does not fit, and the one without
+        accumulation if it likely fits."""
+        found: list[Candidate] = []
+        for shape in self.shapes:
+            found.append(self.candidate(shape))
+            if not found[-1].fit.gpu_likely_suffices:
+                break
+        last = self.shapes[-1]
+        if shape[1] > last[1] == 1 and self.candidate(last).fit.probability >= LIKELY:
+            found.append(self.candidate(last))
+        return found
 
-        They are halved until none that holds is faster by more than `RESOLVED`, or as fast as `least_speed`: no
-        batch is faster than the one that is too large, nor by more than it has more samples.
+    def largest(self, near: float) -> list[Candidate]:
+        """The largest doubled micro batch that is acceptable, the smaller ones that are as fast, and the next larger
+        one; none if the smallest is not acceptable. near: the micro batch at which the search begins."""
+        index = max((index for index, (micro, _) in enumerate(self.shapes) if micro <= near), default=0)
+        while index >= 0 and not self.acceptable(self.candidate(self.shapes[index]).fit):
+            index -= 1
+        if index < 0 or self.candidate(self.shapes[index]).fit.probability < self.least:
+            return []
+        end = index + 1
+        while end < len(self.shapes) and self.acceptable(self.candidate(self.shapes[end]).fit):
+            end += 1
+        fastest = first = end - 1
+        best = self.time(self.shapes[fastest]).tokens_per_s
+        while first and self.time(self.shapes[first - 1]).tokens_per_s >= (1 - SAME_SPEED) * best:
+            first -= 1
+            best = max(best, self.time(self.shapes[first]).tokens_per_s)
+        return [self.candidate(shape) for shape in self.shapes[first : end + 1]]
+
+    def refined(self, found: Sequence[Candidate], least_speed: float) -> list[Candidate]:
+        """Candidates of doubled micro batches, by rising size, with those between the last acceptable one and the next
+        and the best with a part of the offloaded optimizer on the GPU.
+
+        least_speed: tokens per second below which micro batches in between are of no use.
+        """
+        if not self.question.is_batch_free:
+            return list(found)
+        refined = list(found)
+        acceptable = [each for each in found if self.acceptable(each.fit)]
+        if 0 < len(acceptable) < len(found):
+            between = self._between(acceptable[-1], found[len(acceptable)], least_speed)
+            refined += (each for each in between if each.fit.gpu_likely_suffices)
+            refined.sort(key=lambda candidate: candidate.plan.micro_batch_size)
+        taken = [each for each in refined if each.fit.probability >= self.least]
+        if taken:
+            refined += self._with_optimizer_on_gpu(max(taken, key=lambda candidate: candidate.tokens_per_s))
+        return refined
+
+    def _between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Candidate]:
+        """Candidates of micro batches between an acceptable and a larger, unacceptable one, by bisection.
+
+        It ends where the next acceptable one would be faster by less than `RESOLVED`, or slower than `least_speed`:
+        its speed is at most that of the batch that is too large, and rises at most in proportion to the batch.
         """
         speed, enough, too_many = fits.tokens_per_s, fits.plan.micro_batch_size, fails.plan.micro_batch_size
-        speed_of_too_many = self.time(too_many, fails.plan.gradient_accumulation_steps).tokens_per_s
+        speed_of_too_many = self.time((too_many, 1)).tokens_per_s
         while True:
             bound = min(speed_of_too_many, speed * (too_many - 1) / enough)
             if bound < max(least_speed, speed * (1 + RESOLVED)):
                 return
-            micro = (enough + too_many) // 2
-            judged = self.judged(micro, 1)
-            yield judged
-            if self.holds(judged.fit):
-                speed, enough = self.time(micro, 1).tokens_per_s, micro
+            candidate = self.candidate(((enough + too_many) // 2, 1))
+            yield candidate
+            if self.acceptable(candidate.fit):
+                speed, enough = candidate.tokens_per_s, candidate.plan.micro_batch_size
             else:
-                too_many = micro
+                too_many = candidate.plan.micro_batch_size
 
-    def taking_back(self, fastest: Candidate) -> Iterator[Candidate]:
-        """The plan with as many sub-groups of its offloaded optimizer on the GPU as that still holds, where it is
-        faster by more than `SAME_SPEED` for it (`offload_optimizer.ratio`)."""
+    def _with_optimizer_on_gpu(self, fastest: Candidate) -> Iterator[Candidate]:
+        """The plan with the most sub-groups of its offloaded optimizer on the GPU that fit (`offload_optimizer.ratio`),
+        if it is faster by more than `SAME_SPEED`."""
         question, plan = self.question, fastest.plan
-        cluster, share = question.cluster, self.hosted_share(fastest.time)
+        cluster, share = question.cluster, self.host_optimizer_share(fastest.time)
         if share <= SAME_SPEED or cluster.gpu.is_cpu:
             return
         tensors = tensor_set(of_rank(question.model, plan), question.workload)
@@ -147,97 +207,30 @@ class Series:
         groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
 
         def keeping(number: int) -> Plan:
-            # In the middle, so that DeepSpeed's int((1 - ratio) groups) is this number whatever the rounding.
+            # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
             return replace(plan, offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
 
         if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
             return
-        one, none = (
-            total_bytes(resident_terms(question.model, question.workload, cluster, each)) for each in (keeping(1), plan)
-        )
+        one, none = (total_bytes(resident_terms(*self._of, each)) for each in (keeping(1), plan))
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
-        # What surely fits leaves less free than what just fits, by a group or two.
+        # `most` fits with a probability of one half; one or two groups fewer fit as surely as required.
         for number in range(most, max(0, most - 3), -1):
             if share * number / groups <= SAME_SPEED:
                 return
-            estimate = estimate_plan(question.model, question.workload, cluster, keeping(number))
-            fit = fit_of(estimate.memory, cluster, question.workload)
-            if self.holds(fit):
-                if estimate.time.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
-                    yield Candidate.of(estimate, fit)
+            candidate = predict(*self._of, keeping(number))
+            if self.acceptable(candidate.fit):
+                if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
+                    yield candidate
                 return
 
-    def hosted_share(self, time: TimeEstimate) -> float:
-        """The share of a step that the host's optimizer takes, which is what `taking_back` can win; 0 where it cannot
-        run."""
-        plan = self.first_plan
-        if plan.zero_stage < 3 or plan.offload_optimizer != "cpu" or self.settings:
+    def host_optimizer_share(self, time: TimeEstimate) -> float:
+        """The share of a step that the optimizer on the host takes; 0 where it cannot be moved to the GPU."""
+        plan = self.smallest_plan
+        if plan.zero_stage < 3 or plan.offload_optimizer != "cpu" or self.has_settings:
             return 0.0
         return sum(term.seconds for term in time.terms if term.resource in ("cpu", "pcie")) / time.step_s
 
-    def memory(self, micro_batch_size: int, gradient_accumulation_steps: int) -> tuple[Plan, MemoryEstimate]:
-        shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
-        if shape not in self._memory:
-            plan = self._plan(*shape)
-            self._memory[shape] = plan, estimate_memory(question.model, question.workload, question.cluster, plan)
-        return self._memory[shape]
 
-    def judged(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Judged:
-        shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
-        if shape not in self._judged:
-            plan, memory = self.memory(*shape)
-            self._judged[shape] = Judged(plan, memory, fit_of(memory, question.cluster, question.workload))
-        return self._judged[shape]
-
-    def time(self, micro_batch_size: int, gradient_accumulation_steps: int) -> TimeEstimate:
-        shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
-        if shape not in self._time:
-            plan = self._plan(*shape)
-            self._time[shape] = estimate_time(question.model, question.workload, question.cluster, plan)
-        return self._time[shape]
-
-    def timed(self, judged: Judged) -> Candidate:
-        plan, memory, fit = judged
-        shape = plan.micro_batch_size, plan.gradient_accumulation_steps
-        if not fit.gpu_likely_suffices and shape not in self._time:
-            later = partial(_estimate, self.question, plan, memory)  # of the question alone: a series holds much
-            return Candidate(plan=plan, memory=memory, fit=fit, estimated=later)
-        time = self.time(*shape)
-        return Candidate.of(Estimate(plan=plan, memory=memory, time=time), fit)
-
-    def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
-        shape = micro_batch_size, gradient_accumulation_steps
-        if shape == self.shapes[0]:
-            return self.first_plan
-        if shape not in self._plans:
-            self._plans[shape] = replace(
-                self.first_plan,
-                micro_batch_size=micro_batch_size,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-            )
-        return self._plans[shape]
-
-    @cached_property
-    def first_plan(self) -> Plan:
-        """That of the smallest batch."""
-        micro_batch_size, gradient_accumulation_steps = self.shapes[0]
-        in_bf16 = self.question.states == "bf16"
-        own = {
-            "micro_batch_size": micro_batch_size,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "gradient_checkpointing": self.checkpointing != "off",
-            "cpu_checkpointing": self.checkpointing == "offload",
-            "sequence_parallel_size": self.sequence_parallel_size,
-            "autotp_size": self.autotp_size,
-            "autoep_size": self.autoep_size,
-            "zero_hpz_partition_size": self.zero_hpz_partition_size,
-            "bf16_master_weights_and_grads": in_bf16,
-            "bf16_optimizer_states": in_bf16,
-        }
-        return replace(self.preset, **{**own, **self.settings})
-
-
-def _estimate(question: Question, plan: Plan, memory: MemoryEstimate) -> Estimate:
-    """The estimate of a plan whose memory is known."""
-    time = estimate_time(question.model, question.workload, question.cluster, plan)
-    return Estimate(plan=plan, memory=memory, time=time)
+def _complete(plan: Plan, memory: MemoryEstimate, times: Mapping[Plan, TimeEstimate]) -> Estimate:
+    return Estimate(plan=plan, memory=memory, time=times[plan])

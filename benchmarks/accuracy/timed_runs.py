@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.search.choice import paying
+from ds_advise.advisor.search.choice import drop_dominated
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.host_defaults import cpu_cores
@@ -292,7 +292,7 @@ class Group:
     Both figures are of predictions that have not seen the runs' origin.
 
     regret: measured time per token of the run that the advice would take, the fastest predicted of those that pay for
-            what they want (`choice.paying`), over that of the fastest, less one.
+            what they want (`choice.drop_dominated`), over that of the fastest, less one.
     tau:    Kendall's, over the pairs that were measured further apart than TIE; 1 when there is none.
     """
 
@@ -301,7 +301,7 @@ class Group:
 
     @property
     def regret(self) -> float:
-        chosen = max(paying(self.runs), key=lambda run: run.tokens_per_s)
+        chosen = max(drop_dominated(self.runs), key=lambda run: run.tokens_per_s)
         return chosen.measured_s / chosen.tokens / min(run.measured_s / run.tokens for run in self.runs) - 1
 
     @property

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.search.batch_sweep import RESOLVED
-from ds_advise.advisor.search.choice import SAME_SPEED, fastest_that_fits, paying
-from ds_advise.advisor.search.search import fastest, predict, predict_all
-from ds_advise.advisor.search.search_space import ways_of
+from ds_advise.advisor.search.candidate import predict
+from ds_advise.advisor.search.choice import SAME_SPEED, drop_dominated, fastest_that_fits
+from ds_advise.advisor.search.search import fastest, predict_all
+from ds_advise.advisor.search.search_space import stages_of
 from ds_advise.estimators.plan import Plan
 
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -59,10 +60,10 @@ def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
     larger = replace(
         question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=51 * gib))
     )
-    (series, *_), *_ = ways_of("zero1", larger)
-    by_shape = {shape: series.judged(*shape).fit.probability for shape in series.shapes}
+    sweep = stages_of("zero1", larger)[0].sweeps()[0]
+    by_shape = {shape: sweep.candidate(shape).fit.probability for shape in sweep.shapes}
     assert by_shape[1, 2] < by_shape[2, 1]
-    assert [judged.plan.gradient_accumulation_steps for judged in series.rising()][-1] == 1
+    assert sweep.rising()[-1].plan.gradient_accumulation_steps == 1
 
 
 class Timed(NamedTuple):
@@ -70,8 +71,8 @@ class Timed(NamedTuple):
     tokens_per_s: float
 
 
-def test_a_plan_pays_for_what_it_wants_over_those_that_pay_and_want_less() -> None:
-    """Gathering weights wants a tenth more speed; that it does not get it leaves the other plans to their speed."""
+def test_a_costly_feature_must_gain_a_tenth_over_plans_without_it() -> None:
+    """A dominated plan does not dominate others."""
     plan = Plan(zero_stage=0, micro_batch_size=1, gradient_accumulation_steps=1)
     replicated, sharded, gathered, offloaded = (
         Timed(plan, 94),
@@ -79,8 +80,9 @@ def test_a_plan_pays_for_what_it_wants_over_those_that_pay_and_want_less() -> No
         Timed(replace(plan, zero_stage=3), 105),
         Timed(replace(plan, zero_stage=3, offload_optimizer="cpu"), 112),
     )
-    assert paying([replicated, sharded, gathered, offloaded]) == [replicated, sharded, offloaded]
-    assert paying([sharded, gathered._replace(tokens_per_s=112)]) == [sharded, gathered._replace(tokens_per_s=112)]
-    # Of two that want different things neither wants more.
+    assert drop_dominated([replicated, sharded, gathered, offloaded]) == [replicated, sharded, offloaded]
+    fast = gathered._replace(tokens_per_s=112)
+    assert drop_dominated([sharded, fast]) == [sharded, fast]
+    # Plans with different costly features do not dominate each other.
     offloaded = Timed(replace(plan, zero_stage=2, offload_optimizer="cpu"), 100)
-    assert paying([offloaded, gathered]) == [offloaded, gathered]
+    assert drop_dominated([offloaded, gathered]) == [offloaded, gathered]

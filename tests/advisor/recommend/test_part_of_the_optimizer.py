@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED
-from ds_advise.advisor.search.search import fastest, predict
+from ds_advise.advisor.search.search import fastest
 
 ROOMY: dict[str, Any] = {"model": "Qwen2.5-32B", "gpus": "8x40GB", "seq_len": 8192}
 """One sample leaves a quarter of the GPU, and a second one does not fit."""
