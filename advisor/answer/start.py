@@ -1,59 +1,96 @@
-"""What starts a training under a plan: the variables to set before, and every launcher's command."""
+"""How to start a training under a plan: its configuration, the script's lines, variables to set, and commands."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...ds_configs.emit import ds_config
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
+from ...ds_configs.script_lines import model_lines, script_arguments, script_lines, trainer_lines
+from ...ds_configs.training_arguments import python_source
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.phrase import named, phrase
 from ..search.candidate import Candidate
+from ..text.labels import checkpointing_words
 from ..text.units import times
-from .reasons import slower_without_threads
-from .recommendation import Recommendation
+from .reasons import slower_with, slower_without_threads
+from .recommendation import Recommendation, try_first_path
 
-NOTED = 1.05
-"""Threads that make a step so many times longer or shorter are worth a line; less is beyond the prediction."""
+_LEAST_RATIO = 1.05
+"""Host threads that change the step's time by less are not mentioned: it is below the prediction's error."""
 
-
-def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str]]:
-    """The variables to set before the start, each with the sentence that says why."""
-    cluster = answer.question.cluster
-    where = " on every node" if cluster.nodes > 1 else ""
-    if cluster.gpu.is_cpu:
-        why = "Before the start (or else DeepSpeed looks for a GPU, and every rank takes all cores):"
-        return [(f"DS_ACCELERATOR=cpu {threads_setting(cluster)}", why)]
-    found = []
-    if cluster.gpu.vendor == "NVIDIA" and answer.question.workload.software.expandable_segments:
-        comma = "," if where else ""
-        why = f"Before the start{comma}{where} (fragmentation can take a quarter more without it):"
-        found.append((ALLOCATOR_SETTING, why))
-    costs = _costs_without_threads(answer, chosen)
-    if costs:
-        why = f"And for the optimizer on the host{where} (without it a step takes {costs}):"
-        found.append((threads_setting(cluster), why))
-    return found
+_LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
 
 
-def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, list[str]]:
-    """The lines that start it, by launcher."""
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A sentence, and lines to copy below it."""
+
+    text: str
+    code: tuple[str, ...] = ()
+    is_shell: bool = False
+    """Whether the lines are shell commands, which may be continued after a backslash."""
+
+
+def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
+    """The DeepSpeed configuration of a plan."""
     question = answer.question
-    sets = sets_threads(answer, chosen)
-    return launch_commands(
-        question.cluster,
-        config_path=config_path,
-        framework=question.workload.framework,
-        sets_threads=sets,
-        bind_cores=sets and _binds_cores(question.cluster),
+    return ds_config(
+        candidate.plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
     )
 
 
-def sets_threads(answer: Recommendation, chosen: Candidate) -> bool:
-    """Whether the host's threads make a difference to the step."""
+def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
+    """The DeepSpeed configuration of the recommended plan, None where nothing fits."""
+    return None if answer.recommended is None else plan_config(answer, answer.recommended)
+
+
+def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str]]:
+    """The variables to set before the start, each with a sentence on the reason."""
+    cluster = answer.question.cluster
+    where = " on every node" if cluster.nodes > 1 else ""
+    if cluster.gpu.is_cpu:
+        why = "Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):"
+        return [(f"DS_ACCELERATOR=cpu {threads_setting(cluster)}", why)]
+    settings = []
+    if cluster.gpu.vendor == "NVIDIA" and answer.question.workload.software.expandable_segments:
+        comma = "," if where else ""
+        why = f"Before the start{comma}{where} (fragmentation can take a quarter more without it):"
+        settings.append((ALLOCATOR_SETTING, why))
+    costs = _costs_without_threads(answer, chosen)
+    if costs:
+        why = f"For the optimizer on the host{where} (without it a step takes {costs}):"
+        settings.append((threads_setting(cluster), why))
+    return settings
+
+
+def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, list[str]]:
+    """The command lines that start the training, by launcher."""
+    cluster = answer.question.cluster
+    sets = _threads_matter(answer, chosen)
+    return launch_commands(
+        cluster,
+        config_path=config_path,
+        framework=answer.question.workload.framework,
+        sets_threads=sets,
+        bind_cores=sets and _binds_cores(cluster),
+    )
+
+
+def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
+    """Whether the number of host threads changes the step's time."""
     slower = slower_without_threads(answer.question, chosen)
-    return any(max(ratio, 1 / ratio) > NOTED for ratio in slower.values())
+    return any(max(ratio, 1 / ratio) > _LEAST_RATIO for ratio in slower.values())
 
 
 def _binds_cores(cluster: Cluster) -> bool:
-    """Whether the deepspeed launcher is told to bind cores: on this machine, where that works and the user has not
-    chosen the threads."""
+    """Whether the deepspeed launcher binds cores: on this machine, where that works and the user has not set the
+    threads."""
     if not cluster.is_this_machine or cluster.threads_per_rank is not None:
         return False
     from ...probes.this_machine import can_bind_cores  # imported here: most questions are about other machines
@@ -68,6 +105,123 @@ def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
         return ""
     by_cost: dict[str, list[str]] = {}
     for launcher, ratio in slower_without_threads(answer.question, chosen).items():
-        if ratio > NOTED:
+        if ratio > _LEAST_RATIO:
             by_cost.setdefault(times(ratio), []).append(launcher)
     return ", ".join(f"{cost} as long with {' or '.join(launchers)}" for cost, launchers in by_cost.items())
+
+
+def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[Block]:
+    """What to do for the recommended plan and for the one to try first; nothing where nothing may fit.
+
+    config_path: the file that the commands name, written or not.
+    details: with the script's lines in full, and with every launcher's command.
+    """
+    if answer.try_first is not None:
+        yield _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
+    chosen = answer.recommended
+    if chosen is not None:
+        yield from (_in_full if details else _in_short)(answer, chosen, config_path)
+        launch = _launch(answer, chosen, config_path)
+        yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,), is_shell=True)
+
+
+def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
+    """The start of a plan that is only likely to fit."""
+    plan, safe = candidate.plan, answer.recommended
+    start = named(plan.rung)
+    if safe is not None:
+        ratio = times(candidate.tokens_per_s / safe.tokens_per_s)
+        start = phrase("{rung}, {ratio} as fast", rung=plan.rung, ratio=ratio)
+    text = phrase(
+        "Try first: {plan}, micro batch {size} x {steps}, {checkpointing}. If memory runs out, this command continues "
+        "with a plan that fits:",
+        plan=start,
+        size=plan.micro_batch_size,
+        steps=plan.gradient_accumulation_steps,
+        checkpointing=checkpointing_words(plan),
+    )
+    return Block(text=text, code=(_launch(answer, candidate, config_path),), is_shell=True)
+
+
+def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> str:
+    cluster = answer.question.cluster
+    place = " --hostfile hostfile" if cluster.nodes > 1 else ""
+    if cluster.gpu.is_cpu:
+        place = f" --device cpu --ranks {cluster.gpus_per_node}"
+    software = " --software pinned-inputs=no" if _has_pageable_inputs(answer, candidate) else ""
+    return f"ds-advise launch {shlex.quote(config_path)}{place}{software} -- train.py"
+
+
+def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
+    """Whether the layers' inputs are on the host in memory that is not page-locked."""
+    return candidate.plan.cpu_checkpointing and not answer.question.workload.software.pinned_inputs
+
+
+def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
+    """The script's arguments, and one way to start it."""
+    question, workload, plan = answer.question, answer.question.workload, chosen.plan
+    if workload.framework == "hf":
+        arguments = script_arguments(workload, plan, question.cluster, config_path)
+        for elsewhere in ("output_dir", "deepspeed", "parallelism_config"):  # any folder, on the command line, a line
+            arguments.pop(elsewhere, None)
+        if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
+            del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; without adapters either works
+        source = ", ".join(f"{name}={python_source(value)}" for name, value in arguments.items())
+        text = (
+            phrase("In the script, create TrainingArguments before the model, with {arguments}.", arguments=source)
+            if plan.zero_stage == 3
+            else phrase("In the script, create TrainingArguments with {arguments}.", arguments=source)
+        )
+        tiled = "tiled" in (workload.mlp, workload.loss)
+        if model_lines(workload) or tiled or _has_pageable_inputs(answer, chosen) or plan.ranks_per_sample > 1:
+            text = phrase("{sentence} The script also needs the lines that --details prints.", sentence=text)
+        yield Block(text=text)
+    elif script_lines(question.model, workload, plan, question.cluster, config_path):
+        yield Block(text=phrase("The script needs the lines that --details prints."))
+    exports = (f"export {setting}" for setting, _ in start_settings(answer, chosen))
+    commands = start_commands(answer, chosen, config_path)["deepspeed"]
+    text = phrase("Start it (--details has all launchers and arguments):")
+    yield Block(text=text, code=(*exports, *commands), is_shell=True)
+
+
+def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
+    """Everything that the script needs, and every launcher's command."""
+    plan, question, workload = chosen.plan, answer.question, answer.question.workload
+    cluster = question.cluster
+    if lines := script_lines(question.model, workload, plan, cluster, config_path):
+        yield Block(text="In the training script:", code=tuple(lines))
+        if workload.framework == "hf" and plan.zero_stage == 3:
+            yield Block(text="Create the TrainingArguments before the model: it is then sharded while it loads.")
+    if lines := trainer_lines(question.model, workload, plan):
+        yield Block(text="After the Trainer is created, before trainer.train():", code=tuple(lines))
+    if plan.cpu_checkpointing:
+        yield Block(text="offload needs a version of transformers that has it, such as 5.23.")
+    if plan.sequence_parallel_size > 1:
+        yield _position_ids(plan.sequence_parallel_size)
+    for setting, why in start_settings(answer, chosen):
+        yield Block(text=why, code=(f"export {setting}",), is_shell=True)
+    if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
+        yield Block(text=_kept_threads(answer, chosen, cluster.threads_per_rank))
+    by_launcher = start_commands(answer, chosen, config_path)
+    everywhere = " and ".join(launcher for launcher in by_launcher if launcher != "deepspeed")
+    where = f" ({everywhere} on every node)" if cluster.nodes > 1 else ""
+    commands = tuple(line for lines in by_launcher.values() for line in lines)
+    yield Block(text=f"Start it with one of{where}:", code=commands, is_shell=True)
+
+
+def _position_ids(ranks: int) -> Block:
+    """What Ulysses needs of the data loader (deepspeed `UlyssesSPDataLoaderAdapter`)."""
+    return Block(
+        text="DeepSpeed's loader for Ulysses is empty in every second epoch: repeat the data instead of the epoch. "
+        f"Every batch needs position_ids and a length that {ranks} divides. In the data collator, with batch padded to "
+        f"a multiple of {ranks}:",
+        code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
+    )
+
+
+def _kept_threads(answer: Recommendation, chosen: Candidate, threads: int) -> str:
+    """The threads that the user has set, and the gain of others."""
+    cores = cores_per_rank(answer.question.cluster)
+    ratio = 1 / slower_with(answer.question, chosen, cores)
+    gain = f"; with {cores}, the cores per rank, a step would be {times(ratio)} as fast" if ratio > _LEAST_RATIO else ""
+    return f"OMP_NUM_THREADS={threads} is set here and stays{gain}."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -13,14 +13,9 @@ from rich.console import Console
 from ...estimators.json_form import to_json
 from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
-from ..answer.reasons import deepspeed_sentence
 from ..answer.recommendation import Recommendation, closest
-from ..render.answer import render
-from ..render.deliver import recommended_config
-from ..render.next_steps import render_next_steps
-from ..render.proofs import evidence_sentence
-from ..render.subject import subject
-from ..render.verdict import job_parts, verdict
+from ..answer.view import AnswerView, view_of
+from ..render.answer import print_answer
 from ..search.candidate import LIKELY, Candidate, duration_of
 from ..text.job import hours, money
 from ..text.labels import device_word, phase_title, shape_words
@@ -58,23 +53,23 @@ Plan = Mapping[str, Any]
 def advice_html(answer: Recommendation, config_path: str) -> str:
     """The report as the text of one HTML file. config_path: what the commands call the configuration."""
     form = to_json(advice_of(answer))
-    first, *more = (str(line) for line in verdict(answer))
+    view = view_of(answer, config_path=config_path, details=True)
     return html_of(
         Report(
-            subject=" · ".join(subject(answer)),
-            verdict=first,
+            subject=" · ".join(view.subject),
+            verdict=view.headline,
             tone="bad" if answer.recommended is None else "good" if answer.recommended.fit.fits else "warn",
-            lead=more,
+            lead=list(view.sentences),
             tiles=_tiles(answer),
             sections=(
                 *_pictures(answer, form),
                 Section(name="ladder", title="The ladder", body=_ladder(answer, form)),
                 _terms(answer),
                 _changes(form),
-                _job(answer),
-                _configuration(answer, config_path),
-                _start(answer, config_path),
-                Section(name="evidence", title="Why, and how it is known", body=_evidence(answer)),
+                _job(view),
+                _configuration(view, config_path),
+                _start(view),
+                Section(name="evidence", title="Why, and how it is known", body=_evidence(answer, view)),
             ),
             data=form,
         )
@@ -90,7 +85,7 @@ def write_advice_report(
         plot,
         report=lambda: advice_html(answer, config_path),
         picture=lambda: draw_stacked_bars(_memory(answer)),
-        heading=" · ".join(subject(answer)),
+        heading=" · ".join(view_of(answer).subject),
         say=say,
     )
 
@@ -196,7 +191,7 @@ def _plans_table(plans: Sequence[Plan], chosen: Plan | None, device: str) -> Mar
     rows: list[list[Cell]] = [
         [
             plan["rung"],
-            shape_words(plan),
+            shape_words(SimpleNamespace(**plan)),
             size(plan["device_bytes_per_gpu"]),
             speed(plan["tokens_per_second"]),
             plan["reason"],
@@ -237,7 +232,7 @@ def _ladder_row(plan: Plan) -> list[Cell]:
     shows_speed = plan["fits"] or plan["fit_probability"] >= LIKELY or plan["reason"].startswith("needs")
     return [
         plan["rung"],
-        shape_words(plan),
+        shape_words(SimpleNamespace(**plan)),
         size(plan["device_bytes_per_gpu"]),
         size(plan["host_bytes_per_node"]),
         size(plan["nvme_bytes_per_node"]),
@@ -283,48 +278,35 @@ def _changes(form: Plan) -> Section | None:
     return Section(name="changes", title=title, body=table(["ask with", "and the answer is"], rows))
 
 
-def _job(answer: Recommendation) -> Section | None:
+def _job(view: AnswerView) -> Section | None:
     """What the duration of the whole job consists of."""
-    lines = job_parts(answer)
-    return Section(name="job", title="The whole job", body=bullets(lines)) if lines else None
+    return Section(name="job", title="The whole job", body=bullets(view.job)) if view.job else None
 
 
-def _configuration(answer: Recommendation, config_path: str) -> Section | None:
-    config = recommended_config(answer)
-    if config is None:
+def _configuration(view: AnswerView, config_path: str) -> Section | None:
+    if view.config is None:
         return None
-    return Section(name="configuration", title="The configuration", body=configuration(config, config_path))
+    return Section(name="configuration", title="The configuration", body=configuration(view.config, config_path))
 
 
-def _start(answer: Recommendation, config_path: str) -> Section | None:
-    """The script's arguments and the commands, as they are printed."""
-    if answer.recommended is None and answer.try_first is None:
+def _start(view: AnswerView) -> Section | None:
+    """The script's lines and the commands."""
+    if not view.steps:
         return None
-    page = io.StringIO()
-    console = Console(file=page, width=200, highlight=False, color_system=None)
-    render_next_steps(answer, config_path, console, details=True)
-    return Section(name="start", title="Start it", body=joined(*_blocks(page.getvalue().strip("\n").splitlines())))
+    parts: list[Markup] = []
+    for block in view.steps:
+        parts += [note(block.text), *([copyable("\n".join(block.code))] if block.code else [])]
+    return Section(name="start", title="Start it", body=joined(*parts))
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[Markup]:
-    """Sentences as notes, and the lines of code between two of them as one block to copy."""
-    for is_code, own in groupby(lines, key=lambda line: line.startswith("   ")):
-        if is_code:
-            yield copyable("\n".join(line[3:] for line in own))
-        else:
-            yield from (note(line.strip()) for line in own if not line.strip().startswith("Wrote "))
-
-
-def _evidence(answer: Recommendation) -> Markup:
+def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
     """How it is known, what is assumed, and the answer as it is printed."""
     page = io.StringIO()
-    render(answer, Console(file=page, width=80, highlight=False, color_system=None), details=True)
-    shown: Candidate | None = answer.recommended or closest(answer.ladder)
-    estimate = answer.deepspeed_estimate
+    print_answer(answer, Console(file=page, width=80, highlight=False, color_system=None), details=True)
     return joined(
-        note(evidence_sentence(answer)),
-        element("h3", "Assumed") if answer.assumptions else None,
-        bullets(answer.assumptions) if answer.assumptions else None,
-        note(deepspeed_sentence(estimate, shown.device_bytes)) if estimate is not None and shown is not None else None,
+        *(note(line) for line in view.evidence),
+        element("h3", "Assumed") if view.assumptions else None,
+        bullets(view.assumptions) if view.assumptions else None,
+        note(view.deepspeed_estimate) if view.deepspeed_estimate else None,
         folded("The answer as it is printed", element("pre", page.getvalue().strip("\n"))),
     )

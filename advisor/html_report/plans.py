@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ..text.labels import component_title, shape_words
@@ -141,7 +142,7 @@ def speed_against_memory(
 
 def _plan_hint(plan: Plan) -> str:
     return (
-        f"{plan['rung']}, {shape_words(plan)}: {gib(plan['device_bytes_per_gpu'])} GiB, "
+        f"{plan['rung']}, {shape_words(SimpleNamespace(**plan))}: {gib(plan['device_bytes_per_gpu'])} GiB, "
         f"{rate(plan['tokens_per_second'])} tokens/s; {plan['reason']}"
     )
 
@@ -152,7 +153,9 @@ def _words(plan: Plan, figure: str, components: Mapping[str, int]) -> str:
         for name, size in sorted(components.items(), key=lambda pair: -pair[1])
         if size >= 2**27
     )
-    return f"{plan['rung']}, {shape_words(plan)}: {figure}, {plan['reason']}" + (f". {parts}" if parts else "")
+    return f"{plan['rung']}, {shape_words(SimpleNamespace(**plan))}: {figure}, {plan['reason']}" + (
+        f". {parts}" if parts else ""
+    )
 
 
 def _memory_hint(name: str, size: int, terms: Sequence[Mapping[str, Any]]) -> str:

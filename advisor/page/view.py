@@ -11,12 +11,11 @@ from ...estimators.json_form import to_json
 from ..answer.advice import advice_of, plan_figures
 from ..answer.reasons import gain_of_risk, time_shares
 from ..answer.recommendation import Recommendation, closest
-from ..answer.start import start_commands, start_settings
+from ..answer.start import recommended_config, start_commands, start_settings
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE
 from ..html_report.line_charts import draw_scatter
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
-from ..render.deliver import recommended_config
 from ..search.candidate import LIKELY, MOST_HOST_BYTES, LadderStep, chance, fits_sentence
 from ..text.labels import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
 from ..text.units import count, gib, rate, rough_rate, seconds

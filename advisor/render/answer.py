@@ -1,101 +1,142 @@
-"""The answer for people: the verdict first, then the ladder, the memory, the reasons, the next command. 80 columns."""
+"""The answer on a terminal: the verdict first, then the ladder, the memory, the reasons, the next command."""
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from ...estimators.phrase import phrase
-from ..answer.reasons import deepspeed_sentence, time_shares
-from ..answer.recommendation import Recommendation, closest
-from ..search.candidate import Candidate
-from ..text.labels import device_word, phase_title
-from ..text.lines import bar, blank, sentence
-from ..text.units import gib, seconds
-from .ladder import beside, print_table
-from .proofs import evidence_sentence, print_probe, print_series, verification
-from .subject import subject
-from .verdict import job_parts, utilization, verdict
-from .what_if import print_changes
+from ..answer.recommendation import Recommendation
+from ..answer.view import AnswerView, LadderRow, view_of
+from ..text.language import translate
+from ..text.lines import WIDTH, bar, blank, commands, copyable, padded, row, sentence
 
-_LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
-"""Shares of a step that are named without `details`, and with them."""
+_WIDTHS = {
+    "rung": -19,
+    "batch": 5,
+    "checkpointing": 4,
+    "gpu_gib": 7,
+    "ram_gib": 7,
+    "nvme_gib": 5,
+    "tokens_per_s": 8,
+}
+"""Of the ladder's columns; negative: aligned to the left."""
+
+_NARROW = 2 + sum(abs(width) + 1 for width in _WIDTHS.values())
+"""Columns of a terminal below which each row of the ladder is a sentence."""
+
+_FEW_CHANGES = 5
+"""Changes that are printed without `details`."""
+
+_TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
 
-def render(answer: Recommendation, console: Console, *, all_candidates: bool = False, details: bool = False) -> None:
-    """Print the answer but the files and commands that follow from it.
+def print_answer(
+    answer: Recommendation,
+    console: Console,
+    *,
+    config_path: str = "ds_config.json",
+    all_candidates: bool = False,
+    details: bool = False,
+) -> None:
+    """Print the answer, and what to do next.
 
-    details: with the reasons, DeepSpeed's own estimate and what is assumed.
+    details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
     """
-    chosen = answer.recommended
-    for line in verdict(answer):
-        sentence(console, line)
+    view = view_of(answer, config_path=config_path, all_candidates=all_candidates, details=details)
+    sentence(console, view.headline, style=_TONES[view.tone])
+    for line in view.sentences:
+        sentence(console, line, style="bold yellow" if line == view.try_first else "")
+    _paragraph(console, *view.subject)
     blank(console)
-    for line in subject(answer):
-        sentence(console, line)
-    blank(console)
-    print_table(answer, console, all_candidates=all_candidates)
-    shown = chosen or closest(answer.ladder)
-    if shown is not None:
-        blank(console)
-        _memory_bar(shown, device_word(answer.question.cluster), console)
-    if chosen is not None or answer.reasons or answer.pytorch_baseline is not None:
-        blank(console)
-    if chosen is not None:
-        shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
-        step = phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
-        sentence(console, step)
-        of_job = job_parts(answer)
-        if of_job:
-            blank(console)
-            sentence(console, phrase("The whole job"), style="bold")
-        for line in of_job or (utilization(answer.question, chosen) if details else ()):
-            sentence(console, line)
-    for reason in answer.reasons if details or chosen is None else ():
-        sentence(console, reason)
-    if answer.pytorch_baseline is not None:
-        sentence(console, beside(answer.pytorch_baseline, chosen))
-    for run in answer.verifications:
-        blank(console)
-        sentence(console, verification(run))
-    if answer.probe_series is not None:
-        print_series(answer.probe_series, console)
-    elif answer.past_probes:
-        blank(console)
-        sentence(console, phrase("Earlier probes on this machine"), style="bold")
-        for probe in answer.past_probes:
-            print_probe(probe, console)
+    _print_ladder(view, console)
+    if view.memory:
+        _paragraph(console, view.memory)
+        bar(view.memory_parts, console)
+    reasons = view.reasons if details or not view.figures else ()
+    if view.job:
+        _paragraph(console, view.time)
+        _paragraph(console, *view.job, *reasons, view.pytorch_baseline, title=phrase("The whole job"))
+    else:
+        utilization = view.utilization if details else ""
+        _paragraph(console, view.time, utilization, *reasons, view.pytorch_baseline)
+    for line in view.dry_runs:
+        _paragraph(console, line)
+    _print_probes(view, console)
     if details:
-        _deepspeed(answer, shown, console)
-    print_changes(answer, console, details=details)
-    blank(console)
-    sentence(console, evidence_sentence(answer), style="dim")
-    if answer.question.cluster.measured:
-        measured = phrase("Measured {how}.", how=answer.question.cluster.measured)
-        sentence(console, measured, style="dim")
-    if details and answer.assumptions:
-        sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
+        _paragraph(console, view.deepspeed_estimate)
+    _print_changes(view, console, details=details)
+    assumed = f"Assumed: {'; '.join(view.assumptions)}." if details and view.assumptions else ""
+    _paragraph(console, *view.evidence, assumed, style="dim")
+    if view.steps:
+        _paragraph(console, *(phrase("Wrote {path}.", path=path) for path in view.files))
+        blank(console) if not view.files else None
+    for block in view.steps:
+        sentence(console, block.text)
+        (commands if block.is_shell else copyable)(console, block.code)
 
 
-def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
-    memory = candidate.memory
-    told = {
-        "need": gib(memory.device_bytes_per_gpu),
-        "device": device,
-        "rung": candidate.rung,
-        "moment": phase_title(memory.peak.name),
-    }
-    sentence(
-        console,
-        phrase("Where the {need} GiB per {device} of {rung} go (peak: {moment})", **told)
-        if candidate.measured_bytes is None
-        else phrase("Where the predicted {need} GiB per {device} of {rung} go (peak: {moment})", **told),
-    )
-    bar(memory.components, console)
+def _paragraph(console: Console, *lines: str, title: str = "", style: str = "") -> None:
+    """Sentences after an empty line; nothing where all are empty."""
+    if any(lines):
+        blank(console)
+        for line, own in ((title, "bold"), *((line, style) for line in lines)):
+            if line:
+                sentence(console, line, style=own)
 
 
-def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console) -> None:
-    estimate = answer.deepspeed_estimate
-    if estimate is None or shown is None:
+def _print_ladder(view: AnswerView, console: Console) -> None:
+    """A row for each rung; in a narrow terminal a sentence."""
+    titles = {name: translate(title) for name, title in view.columns.items()}
+    if console.width >= _NARROW:
+        header = " ".join(padded(titles[name], width) for name, width in _WIDTHS.items())
+        row(console, f"  {header}", style="bold")
+    previous = ""
+    for step in view.ladder:
+        if step.candidate is None:
+            reason = phrase("the same") if step.verdict == previous else step.verdict
+            sentence(console, f" {step.rung:<19} {translate(reason)}", style="dim", hang=21)
+            previous = step.verdict
+        else:
+            _print_row(step, titles, console)
+            previous = ""
+    for note in view.ladder_notes:
+        sentence(console, f" {translate(note)}", style="dim")
+
+
+def _print_row(step: LadderRow, titles: dict[str, str], console: Console) -> None:
+    cells = {name: translate(getattr(step, name)) for name in _WIDTHS}
+    reason, mark = translate(step.verdict), ">" if step.is_chosen else " "
+    style = "bold green" if step.is_chosen else "" if step.fits else "dim"
+    if console.width < _NARROW:
+        values = [f"{titles[name]} {value}" for name, value in cells.items() if value and name != "rung"]
+        sentence(console, f"{mark} {', '.join([step.rung, *values])}: {reason}", style=style, hang=4)
         return
-    blank(console)
-    sentence(console, deepspeed_sentence(estimate, shown.device_bytes))
+    line = f"{mark} " + " ".join(padded(cells[name] or "-", width) for name, width in _WIDTHS.items())
+    reason = reason.replace("likely fits", "likely")
+    gap = "  " if cell_len(line) + cell_len(reason) + 2 <= WIDTH else " "
+    row(console, f"{line}{gap}{reason}", style=style)
+
+
+def _print_probes(view: AnswerView, console: Console) -> None:
+    _paragraph(console, view.probes, style="bold")
+    for probe in view.probe_rows:
+        checkpointing = padded(translate(probe.checkpointing), 4)
+        line = f"  {probe.rung:<19} {probe.batch:>5} {checkpointing}  {translate(probe.outcome)}"
+        sentence(console, line, hang=34)
+    if view.probes_end:
+        sentence(console, view.probes_end)
+
+
+def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None:
+    """What else was tried, and its result; without `details` the first few."""
+    _paragraph(console, view.changes)
+    shown = view.change_rows if details else view.change_rows[:_FEW_CHANGES]
+    width = max((len(change.flags) for change in shown), default=0)
+    for change in shown:
+        flags = (f"{change.flags:<{width}}", "bold")
+        sentence(console, Text.assemble("  ", flags, f"  {translate(change.outcome)}"), hang=width + 4)
+    if len(shown) < len(view.change_rows):
+        more = phrase("and {count} more (--details)", count=len(view.change_rows) - len(shown))
+        sentence(console, f"  {translate(more)}", style="dim")

@@ -2,77 +2,47 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
+from collections.abc import Iterable
 
 from ...ds_configs.write import config_text
-from ...estimators.json_form import to_json
-from ..answer.advice import advice_of
 from ..answer.recommendation import Recommendation
-from ..text.labels import device_word, shape_words
-from ..text.units import gib, rate
-from .deliver import recommended_config
-from .next_steps import render_next_steps
-from .proofs import evidence_sentence
-from .subject import subject
-from .verdict import verdict
+from ..answer.view import AnswerView, LadderRow, view_of
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
+
+_ALIGNMENT = ("---", "---", "---:", "---:", "---:", "---")
 
 
 def advice_markdown(answer: Recommendation, config_path: str) -> str:
     """Verdict, ladder, what would change it, and, folded, configuration and commands."""
-    form = to_json(advice_of(answer))
-    first, *more = (str(line) for line in verdict(answer))
-    changes = [f"- `{change['flags']}`: {_plain(change['outcome'])}" for change in form["changes"]]
+    view = view_of(answer, config_path=config_path, details=True)
+    steps = (line for block in view.steps for line in (block.text, *(f"   {code}" for code in block.code)))
     parts = [
-        f"**{_plain(first)}** {_plain(' '.join(more))}",
-        _plain(" · ".join(subject(answer))),
-        _ladder(answer),
-        *(["What would change the answer:" if answer.recommended else "What would make it fit:"] if changes else []),
-        "\n".join(changes),
-        _folded("Configuration", "json", _config(answer)),
-        _folded("Script and commands", "text", _start(answer, config_path)),
-        _folded("Assumed", "", "\n".join(f"- {_plain(text)}" for text in answer.assumptions)),
-        _plain(evidence_sentence(answer)),
+        f"**{_plain(view.headline)}** {_plain(' '.join(view.sentences))}",
+        _plain(" · ".join(view.subject)),
+        _ladder(view),
+        f"{view.changes}:" if view.change_rows else "",
+        "\n".join(f"- `{change.flags}`: {_plain(change.outcome)}" for change in view.change_rows),
+        _folded("Configuration", "json", "" if view.config is None else config_text(view.config).rstrip()),
+        _folded("Script and commands", "text", "\n".join(steps)),
+        _folded("Assumed", "", "\n".join(f"- {_plain(text)}" for text in view.assumptions)),
+        _plain(view.evidence[0]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _ladder(answer: Recommendation) -> str:
-    form = to_json(advice_of(answer))
-    head = ["rung", "shape", f"GiB per {device_word(answer.question.cluster)}", "GiB RAM", "tokens/s", "verdict"]
-    rows = [_row(plan, plan == form["recommended"]) for plan in form["candidates"]]
-    rule = ["---", "---", "---:", "---:", "---:", "---"]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+def _ladder(view: AnswerView) -> str:
+    """The plans as a table."""
+    head = ("rung", "shape", *(view.columns[name] for name in ("gpu_gib", "ram_gib", "tokens_per_s")), "verdict")
+    rows = (_cells(row) for row in view.ladder if row.candidate is not None)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, _ALIGNMENT, *rows))
 
 
-def _row(plan: Mapping[str, Any], chosen: bool) -> Sequence[str]:
-    cells = [
-        plan["rung"],
-        shape_words(plan),
-        gib(plan["device_bytes_per_gpu"]),
-        gib(plan["host_bytes_per_node"]),
-        rate(plan["tokens_per_second"]) if plan["fits"] else "",
-        _plain(plan["reason"]),
-    ]
-    return [f"**{cell}**" if chosen and cell else cell for cell in cells]
-
-
-def _config(answer: Recommendation) -> str:
-    config = recommended_config(answer)
-    return "" if config is None else config_text(config).rstrip()
-
-
-def _start(answer: Recommendation, config_path: str) -> str:
-    page = io.StringIO()
-    console = Console(file=page, width=200, highlight=False, color_system=None)
-    render_next_steps(answer, config_path, console, details=True)
-    return page.getvalue().strip("\n")
+def _cells(row: LadderRow) -> Iterable[str]:
+    speed = row.tokens_per_s if row.fits else ""
+    cells = (row.rung, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
+    return [f"**{cell}**" if row.is_chosen and cell else cell for cell in cells]
 
 
 def _folded(title: str, language: str, text: str) -> str:

@@ -8,7 +8,7 @@ from math import floor, log10
 from rich.console import Console
 from rich.text import Text
 
-from ..render.subject import training_subject
+from ..answer.view import training_subject
 from ..text.job import hours, money
 from ..text.labels import batch_words, checkpointing_words, cluster_title, plan_title
 from ..text.lines import blank, cells, sentence

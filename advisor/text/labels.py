@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ...estimators.hardware.cluster import Cluster
@@ -132,16 +131,15 @@ def component_title(name: str) -> Phrase:
     return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
 
 
-def shape_words(plan: Mapping[str, Any]) -> str:
-    """`micro batch 2 x 8, checkpointing on`."""
-    steps = plan["gradient_accumulation_steps"]
-    shared, split, spread = plan["sequence_parallel_size"], plan["autotp_size"], plan["autoep_size"]
-    checkpointing = "to the host" if plan["cpu_checkpointing"] else "on" if plan["gradient_checkpointing"] else "off"
-    return (
-        f"micro batch {plan['micro_batch_size']}"
-        + (f" x {steps}" if steps > 1 else "")
-        + (f", samples shared by {shared}" if shared > 1 else "")
-        + (f", layers split by {split}" if split > 1 else "")
-        + (f", experts spread over {spread}" if spread > 1 else "")
-        + f", checkpointing {checkpointing}"
+def shape_words(plan: Any) -> str:
+    """`micro batch 2 x 8, checkpointing on`, of a `Plan` or of what has its fields."""
+    steps = plan.gradient_accumulation_steps
+    checkpointing = "to the host" if plan.cpu_checkpointing else "on" if plan.gradient_checkpointing else "off"
+    parts = (
+        f"micro batch {plan.micro_batch_size}" + (f" x {steps}" if steps > 1 else ""),
+        f"samples shared by {plan.sequence_parallel_size}" if plan.sequence_parallel_size > 1 else "",
+        f"layers split by {plan.autotp_size}" if plan.autotp_size > 1 else "",
+        f"experts spread over {plan.autoep_size}" if plan.autoep_size > 1 else "",
+        f"checkpointing {checkpointing}",
     )
+    return ", ".join(filter(None, parts))

@@ -1,6 +1,6 @@
 """The language in which an answer is printed: English, or another by a catalogue (`*.po`, gettext's format).
 
-A catalogue is read as it is, without being compiled, and only where it is spoken: English costs nothing.
+A catalogue is read as it is, without being compiled, and only when it is used: English costs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000
 """Spaces beside wide punctuation, which is wide enough."""
 
 _templates: dict[str, str] = {}
-"""Templates of the language that is spoken; empty for English."""
+"""Templates of the language in use; empty for English."""
 
 
 def language_of_environment() -> Language:
@@ -63,8 +63,8 @@ def catalogue(language: Language) -> dict[str, str]:
 
 
 @contextmanager
-def speaking(language: Language) -> Iterator[None]:
-    """Say phrases in a language while it is entered."""
+def use_language(language: Language) -> Iterator[None]:
+    """Translate phrases into a language within the context."""
     before = dict(_templates)
     _templates.clear()
     if language != "en":
@@ -76,12 +76,12 @@ def speaking(language: Language) -> Iterator[None]:
         _templates.update(before)
 
 
-def spoken(text: str) -> str:
-    """A text in the language that is spoken: the same, unless it is a `Phrase` that the catalogue has."""
+def translate(text: str) -> str:
+    """A text in the language in use: unchanged unless it is a `Phrase` that the catalogue has."""
     if not _templates or not isinstance(text, Phrase):
         return text
     template = _templates.get(text.template, text.template)
     if not text.fields:
         return template
-    fields = {name: spoken(value) if isinstance(value, str) else value for name, value in text.fields.items()}
+    fields = {name: translate(value) if isinstance(value, str) else value for name, value in text.fields.items()}
     return re.sub(_NEEDLESS_SPACES, "", template.format(**fields))

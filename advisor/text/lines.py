@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .labels import component_title
-from .language import spoken
+from .language import translate
 from .units import gib
 
 WIDTH = 80
@@ -45,7 +45,7 @@ def glued(text: str, space: str = GLUE) -> str:
 
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
     """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
-    styled = Text(spoken(text), style=style) if isinstance(text, str) else text
+    styled = Text(translate(text), style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(WIDTH, max(console.width, NARROWEST)) - 1
     if width < WIDTH - 1:  # a column of its own for the names would leave too little for the words
@@ -78,8 +78,8 @@ def _breaks(text: str, first: int, following: int) -> list[int]:
 
 
 def styled(text: str, style: str) -> Text:
-    """A text in the language that is spoken, in a style."""
-    return Text(spoken(text), style=style)
+    """A text translated, in a style."""
+    return Text(translate(text), style=style)
 
 
 def padded(text: str, width: int) -> str:
@@ -121,7 +121,7 @@ def _continued(command: str, columns: int) -> list[str]:
 
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
-    text = Text(spoken(line), style=style) if isinstance(line, str) else line
+    text = Text(translate(line), style=style) if isinstance(line, str) else line
     text.plain = text.plain.replace(GLUE, " ").replace(FIRM, " ")
     if not can_encode(console, text.plain):
         plain = text.plain.replace("·", "|")
@@ -177,7 +177,7 @@ def bar(parts: Mapping[str, int], console: Console) -> None:
         shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
         drawn.append(shade * max(1, round(size / total * width)), style=style)
         legend.append(shade + FIRM, style=style)
-        legend.append(f"{spoken(component_title(name))} {gib(size)}".replace(" ", FIRM) + "   ")
+        legend.append(f"{translate(component_title(name))} {gib(size)}".replace(" ", FIRM) + "   ")
     row(console, drawn)
     sentence(console, legend)
 

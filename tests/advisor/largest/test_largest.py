@@ -14,7 +14,7 @@ from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
-from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -173,7 +173,7 @@ def test_what_cannot_be_searched_is_told(model: str, said: dict[str, Any], why: 
 )
 def test_the_answer_says_what_was_found(model: str, gpus: str, said: dict[str, Any], sentence: str) -> None:
     answer, console = predicted(ask(model, gpus=gpus, **said)), Console(file=StringIO(), width=200)
-    render(answer, console)
+    print_answer(answer, console)
     assert sentence in " ".join(console.file.getvalue().split())
     option = next(name for name, value in said.items() if value == "max")
     assert to_json(advice_of(answer))["largest"]["option"] == option

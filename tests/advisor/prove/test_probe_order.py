@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
-from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict
 from ds_advise.advisor.verification.verify import after_series, budget_seconds, run_series, settle
@@ -190,8 +190,8 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     seen = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in series.probes}
     assert len(seen) == len(series.probes), "a crash is not repeated with another batch"
     page = io.StringIO()
-    render(after_series(answer, series, order), Console(file=page, width=80))
-    assert "No plan ran. The first that failed: no such library" in page.getvalue()
+    print_answer(after_series(answer, series, order), Console(file=page, width=80))
+    assert "No plan ran.\n The first that failed: no such library" in page.getvalue()
     failed = [
         candidate for candidate in after_series(answer, series, order).candidates if candidate.fit.reason == "failed"
     ]
@@ -208,8 +208,8 @@ def test_a_climb_stopped_before_any_run_leaves_the_prediction(answer: Recommenda
     assert final.recommended is not None and answer.recommended is not None
     assert final.recommended.estimate == answer.recommended.estimate
     page = io.StringIO()
-    render(final, Console(file=page, width=80))
-    assert "no probe came to its end" in " ".join(page.getvalue().split())
+    print_answer(final, Console(file=page, width=80))
+    assert "no probe finished" in " ".join(page.getvalue().split())
 
 
 def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendation) -> None:

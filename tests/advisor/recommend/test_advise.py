@@ -13,8 +13,7 @@ from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.render.answer import render
-from ds_advise.advisor.render.next_steps import render_next_steps
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import SURE
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.advisor.text.units import times
@@ -117,7 +116,7 @@ def test_json_holds_the_same_answer(answer: Recommendation) -> None:
 
 def printed(answer: Recommendation) -> str:
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    render_next_steps(answer, "ds_config.json", console, details=True)
+    print_answer(answer, console, details=True)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -337,7 +336,7 @@ def test_what_a_token_is_is_said_where_it_is_no_word_of_one_text(model: str, wor
     """Images are counted in samples too; an encoder and a decoder have a sequence each."""
     console = Console(file=io.StringIO(), width=80)
     answer = ask(model, "2x24GB") if model.startswith("google") else ask(model, "2x24GB", seq_len=512)
-    render(answer, console)
+    print_answer(answer, console)
     printed = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert all(word in printed for word in words)
 

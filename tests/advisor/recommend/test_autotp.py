@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.render.next_steps import render_next_steps
+from ds_advise.advisor.render.answer import print_answer
 from rich.console import Console
 
 
@@ -33,5 +33,5 @@ def test_no_layers_are_split_where_every_gpu_has_a_sample(question: dict[str, An
 def test_a_script_of_ones_own_is_told_to_give_a_group_the_same_samples() -> None:
     text = StringIO()
     answer = ask(global_batch=4, seq_len=4096, framework="deepspeed")
-    render_next_steps(answer, "ds_config.json", Console(file=text, width=100), details=True)
+    print_answer(answer, Console(file=text, width=100), details=True)
     assert "get_world_size() // 2" in text.getvalue() and "get_rank() // 2" in text.getvalue()

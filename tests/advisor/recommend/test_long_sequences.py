@@ -11,8 +11,8 @@ from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.ask import ask as question_of
 from ds_advise.advisor.estimate import estimate, plan_of
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.render.deliver import recommended_config
-from ds_advise.advisor.render.next_steps import render_next_steps
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.json_form import to_json
@@ -168,7 +168,7 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable
     answer = ask("Qwen3-32B", **long, software="pinned-inputs=no")
     assert answer.recommended is not None
     shown = StringIO()
-    render_next_steps(answer, "ds_config.json", Console(file=shown, width=120), details=True)
+    print_answer(answer, Console(file=shown, width=120), details=True)
     assert '{"pin_memory": False}' in shown.getvalue()
     started = "ds-advise launch ds_config.json --hostfile hostfile --software pinned-inputs=no -- train.py"
     assert started in " ".join(shown.getvalue().split())
@@ -185,7 +185,7 @@ def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() 
     assert "--loss tiled --mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]
     answer = ask("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
     console = Console(file=StringIO(), width=120)
-    render_next_steps(answer, "ds_config.json", console, details=True)
+    print_answer(answer, console, details=True)
     assert "tile_feed_forward(trainer.model, tiles=98)" in console.file.getvalue()
 
 

@@ -11,7 +11,7 @@ from ds_advise import advise
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import main
-from ds_advise.advisor.render.answer import render
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.verification.verify import in_order
@@ -55,7 +55,7 @@ def test_the_plan_to_try_first_is_likely_and_much_faster(risky: Recommendation) 
     assert LIKELY <= first.fit.probability < SURE and first.fit.verdict == "likely fits"
     assert first.tokens_per_s >= WORTH_A_RISK * safe.tokens_per_s
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    render(risky, console)
+    print_answer(risky, console)
     assert isinstance(console.file, io.StringIO)
     lead = " ".join(console.file.getvalue().split("\n\n")[0].split())
     assert "probably fits too" in lead and "as fast: try it first." in lead

@@ -17,10 +17,9 @@ from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.render.answer import render
-from ds_advise.advisor.render.next_steps import render_next_steps
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.text.labels import component_title
-from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, speaking
+from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -54,9 +53,8 @@ def _answer(number: int) -> Recommendation:
 def _printed(number: int, language: Language, columns: int = 80) -> str:
     page = io.StringIO()
     console = Console(file=page, width=columns, highlight=False, color_system=None)
-    with speaking(language):
-        render(_answer(number), console)
-        render_next_steps(_answer(number), "ds_config.json", console)
+    with use_language(language):
+        print_answer(_answer(number), console)
     return page.getvalue()
 
 
