@@ -17,7 +17,7 @@ from ...estimators.time.step_time import estimate_time
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
 from ..search.choice import COMFORTABLE, SAME_SPEED, costly_features, tolerance
-from ..text.labels import component_title, device_word
+from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times, whole_percents
 from .recommendation import closest
 
@@ -51,7 +51,7 @@ def reasons(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, candidates: Sequence[Candidate]
 ) -> tuple[str, ...]:
     """Sentences, most decisive first; for a question without a fitting plan, what stands in the way."""
-    device = device_word(question.cluster)
+    device = device_label(question.cluster)
     if chosen is None:
         missed = closest(ladder)
         return (_obstacle(missed, device),) if missed and missed.fit.limit == "gpu" else ()
@@ -469,7 +469,7 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
     if following.fit.limit == "gpu" and following.fit.probability < LEAST[question.risk]:
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
         tight = f", which fits with a probability of {chance(following.fit.probability)}" if bare else ""
-        need = f"{gib(following.device_bytes)} GiB per {device_word(question.cluster)}"
+        need = f"{gib(following.device_bytes)} GiB per {device_label(question.cluster)}"
         return f"Micro batch {size} would need {need}{tight}."
     if following.fit.probability >= LEAST[question.risk]:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."

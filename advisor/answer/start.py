@@ -16,7 +16,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank
 from ...estimators.phrase import named, phrase
 from ..search.candidate import Candidate
-from ..text.labels import checkpointing_words
+from ..text.labels import checkpointing_title
 from ..text.units import times
 from .reasons import slower_with, slower_without_threads
 from .recommendation import Recommendation, try_first_path
@@ -138,7 +138,7 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -
         plan=start,
         size=plan.micro_batch_size,
         steps=plan.gradient_accumulation_steps,
-        checkpointing=checkpointing_words(plan),
+        checkpointing=checkpointing_title(plan),
     )
     return Block(text=text, code=(_launch(answer, candidate, config_path),), is_shell=True)
 

@@ -19,15 +19,15 @@ from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import hours, money, parts_sentences, verdict_sentence
 from ..text.labels import (
-    batch_words,
-    checkpointing_word,
-    checkpointing_words,
+    batch_label,
+    checkpointing_label,
+    checkpointing_title,
     cluster_title,
-    device_word,
+    device_label,
     method_title,
     phase_title,
     plan_title,
-    shape_words,
+    shape_label,
 )
 from ..text.units import age, amount, count, gib, percent, rate, rough_rate, seconds
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
@@ -167,7 +167,7 @@ def view_of(
         columns=_CPU_COLUMNS if question.cluster.gpu.is_cpu else _COLUMNS,
         ladder=ladder,
         ladder_notes=tuple(_ladder_notes(question, [row.candidate for row in ladder if row.candidate])),
-        memory="" if shown is None else _memory_title(shown, device_word(question.cluster)),
+        memory="" if shown is None else _memory_title(shown, device_label(question.cluster)),
         memory_parts={} if shown is None else shown.memory.components,
         time="" if chosen is None else step_time(chosen, least_share),
         job=() if chosen is None else tuple(_job_parts(question, chosen)),
@@ -256,7 +256,7 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
         text = phrase("{speed} ({low} to {high})", speed=text, low=rough_rate(low), high=rough_rate(high))
     if ranks > 1:
         each = rate(chosen.tokens_per_s / ranks)
-        text = phrase("{speed}, {each} per {device}", speed=text, each=each, device=device_word(cluster))
+        text = phrase("{speed}, {each} per {device}", speed=text, each=each, device=device_label(cluster))
     if length:  # an image model: its samples count, not its patches
         text = phrase("{speed}; {samples} samples/s", speed=text, samples=rate(chosen.tokens_per_s / length))
     if cluster.gpu.assumed:
@@ -267,7 +267,7 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
 def _batch(question: Question, chosen: Candidate) -> Phrase:
     """The micro batch, the global batch that it makes, and checkpointing."""
     plan, cluster = chosen.plan, question.cluster
-    steps, device = plan.gradient_accumulation_steps, device_word(cluster)
+    steps, device = plan.gradient_accumulation_steps, device_label(cluster)
     text = phrase("Micro batch {size}", size=plan.micro_batch_size)
     if steps > 1:
         text = phrase("{batch} x {steps} accumulation steps", batch=text, steps=steps)
@@ -281,7 +281,7 @@ def _batch(question: Question, chosen: Candidate) -> Phrase:
         "{batch}, global batch {samples}; {checkpointing}.",
         batch=listed([text, *(words for ranks, words in groups if ranks > 1)]),
         samples=plan.samples_per_step(cluster.world_size),
-        checkpointing=checkpointing_words(plan),
+        checkpointing=checkpointing_title(plan),
     )
 
 
@@ -293,7 +293,7 @@ def _need(question: Question, chosen: Candidate) -> Phrase:
         "It needs {need} of {have} GiB per {device}",
         need=gib(chosen.device_bytes),
         have=gib(cluster.gpu.memory_bytes),
-        device=device_word(cluster),
+        device=device_label(cluster),
     )
     if have is None:
         text = phrase("{needs} and {need} GiB of host RAM", needs=text, need=host)
@@ -316,7 +316,7 @@ def _closest(question: Question, missed: Candidate) -> Phrase:
         rung=missed.rung,
         need=gib(missed.device_bytes),
         have=gib(cluster.gpu.memory_bytes),
-        device=device_word(cluster),
+        device=device_label(cluster),
     )
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
         probability = chance(missed.fit.probability)
@@ -424,7 +424,7 @@ def _subject(question: Question) -> tuple[str, str]:
 def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
     """Speed, memory, batch, step and job."""
     plan, memory, cluster = chosen.plan, chosen.memory, question.cluster
-    ranks, device, have = cluster.world_size, device_word(cluster), cluster.host_memory_bytes_per_node
+    ranks, device, have = cluster.world_size, device_label(cluster), cluster.host_memory_bytes_per_node
     between = chosen.time.tokens_per_s_range
     samples, steps = plan.samples_per_step(ranks), plan.gradient_accumulation_steps
     duration, price = duration_of(question, chosen), question.price
@@ -461,7 +461,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
         note=f"micro batch {plan.micro_batch_size}"
         + (f" x {steps} steps" if steps > 1 else "")
         + (f", shared by {plan.ranks_per_sample}" if plan.ranks_per_sample > 1 else ""),
-        more=f"checkpointing {checkpointing_word(plan)}",
+        more=f"checkpointing {checkpointing_label(plan)}",
     )
     yield Figure(
         name="step",
@@ -513,9 +513,9 @@ def _row(candidate: Candidate, *, is_chosen: bool) -> LadderRow:
     return LadderRow(
         candidate=candidate,
         rung=plan.rung,
-        batch=batch_words(plan),
-        shape=shape_words(plan),
-        checkpointing=checkpointing_word(plan),
+        batch=batch_label(plan),
+        shape=shape_label(plan),
+        checkpointing=checkpointing_label(plan),
         gpu_gib=gib(candidate.device_bytes),
         ram_gib=gib(memory.host_bytes_per_node),
         nvme_gib=gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "",
@@ -534,7 +534,7 @@ def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
     if any(candidate.plan.ranks_per_sample > 1 for candidate in shown):
         yield phrase(
             "batch: micro batch / {device}s that share it x accumulation; ckpt: checkpointing",
-            device=device_word(cluster),
+            device=device_label(cluster),
         )
     else:
         yield phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing")
@@ -600,7 +600,7 @@ def _utilization(question: Question, chosen: Candidate) -> str:
         "{speed} tokens/s per {device} at full length use {share} of the {peak} that its data sheet names for "
         "{precision} (MFU).",
         speed=rate(chosen.tokens_per_s / cluster.world_size),
-        device=device_word(cluster),
+        device=device_label(cluster),
         share=percent(share),
         peak=amount(peak, "flop/s"),
         precision=workload.precision,
@@ -672,8 +672,8 @@ def _probe_row(probe: ProbedPlan) -> ProbeRow:
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
     return ProbeRow(
         rung=plan.rung,
-        batch=batch_words(plan),
-        checkpointing=checkpointing_word(plan),
+        batch=batch_label(plan),
+        checkpointing=checkpointing_label(plan),
         outcome=phrase("{outcome}; {reason}", outcome=outcome, reason=reason),
     )
 

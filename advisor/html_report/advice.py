@@ -18,7 +18,7 @@ from ..answer.view import AnswerView, view_of
 from ..render.answer import print_answer
 from ..search.candidate import LIKELY, Candidate, duration_of
 from ..text.job import hours, money
-from ..text.labels import device_word, phase_title, shape_words
+from ..text.labels import device_label, phase_title, shape_label
 from ..text.units import rate, rough_rate, seconds
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
@@ -92,7 +92,7 @@ def write_advice_report(
 
 def _memory(answer: Recommendation) -> StackedBars:
     """Memory of every plan against the GPU."""
-    form, device = to_json(advice_of(answer)), device_word(answer.question.cluster)
+    form, device = to_json(advice_of(answer)), device_label(answer.question.cluster)
     return memory_bars(form["candidates"], form["cluster"]["gpu_memory_bytes"], chosen=_chosen(form), device=device)
 
 
@@ -107,7 +107,7 @@ def _tiles(answer: Recommendation) -> Markup | None:
         return None
     low_high = chosen.time.tokens_per_s_range
     between = "" if low_high is None else f"{rough_rate(low_high[0])} to {rough_rate(low_high[1])}"
-    device, host = device_word(cluster), cluster.host_memory_bytes_per_node
+    device, host = device_label(cluster), cluster.host_memory_bytes_per_node
     return tiles(
         [
             ("tokens/s", rate(chosen.tokens_per_s), between),
@@ -137,7 +137,7 @@ def _pictures(answer: Recommendation, form: Plan) -> list[Section]:
     plans, limit, chosen = form["candidates"], form["cluster"]["gpu_memory_bytes"], _chosen(form)
     if not plans:
         return []
-    device = device_word(answer.question.cluster)
+    device = device_label(answer.question.cluster)
     sections = [explain_plan(step.candidate).to_json()["sections"] for step in answer.ladder if step.candidate]
     memory_terms = [terms_by_key(section["gpu_memory"]["terms"]) for section in sections]
     time_terms = [terms_by_key(section["time"]["terms"]) for section in sections]
@@ -191,7 +191,7 @@ def _plans_table(plans: Sequence[Plan], chosen: Plan | None, device: str) -> Mar
     rows: list[list[Cell]] = [
         [
             plan["rung"],
-            shape_words(SimpleNamespace(**plan)),
+            shape_label(SimpleNamespace(**plan)),
             size(plan["device_bytes_per_gpu"]),
             speed(plan["tokens_per_second"]),
             plan["reason"],
@@ -218,7 +218,7 @@ def _ladder(answer: Recommendation, form: Plan) -> Markup:
     if form["pytorch_baseline"] is not None:
         rows.append(_ladder_row(form["pytorch_baseline"]))
         classes.append("faded")
-    device = device_word(answer.question.cluster)
+    device = device_label(answer.question.cluster)
     return joined(
         note("From every GPU holding all to states on a drive. All were predicted; the fastest that fits is taken."),
         table(
@@ -232,7 +232,7 @@ def _ladder_row(plan: Plan) -> list[Cell]:
     shows_speed = plan["fits"] or plan["fit_probability"] >= LIKELY or plan["reason"].startswith("needs")
     return [
         plan["rung"],
-        shape_words(SimpleNamespace(**plan)),
+        shape_label(SimpleNamespace(**plan)),
         size(plan["device_bytes_per_gpu"]),
         size(plan["host_bytes_per_node"]),
         size(plan["nvme_bytes_per_node"]),
@@ -247,7 +247,7 @@ def _terms(answer: Recommendation) -> Section | None:
     if shown is None:
         return None
     sections = explain_plan(shown).to_json()["sections"]
-    device = device_word(answer.question.cluster)
+    device = device_label(answer.question.cluster)
     titles = {
         "gpu_memory": f"Memory per {device} at the peak ({phase_title(shown.memory.peak.name)})",
         "gpu_cache": "Cached pytorch_baselines until a request would fail, as nvidia-smi shows it",

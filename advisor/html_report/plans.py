@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ..text.labels import component_title, shape_words
+from ..text.labels import component_title, shape_label
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
 from .line_charts import Point, Scatter
@@ -142,7 +142,7 @@ def speed_against_memory(
 
 def _plan_hint(plan: Plan) -> str:
     return (
-        f"{plan['rung']}, {shape_words(SimpleNamespace(**plan))}: {gib(plan['device_bytes_per_gpu'])} GiB, "
+        f"{plan['rung']}, {shape_label(SimpleNamespace(**plan))}: {gib(plan['device_bytes_per_gpu'])} GiB, "
         f"{rate(plan['tokens_per_second'])} tokens/s; {plan['reason']}"
     )
 
@@ -153,7 +153,7 @@ def _words(plan: Plan, figure: str, components: Mapping[str, int]) -> str:
         for name, size in sorted(components.items(), key=lambda pair: -pair[1])
         if size >= 2**27
     )
-    return f"{plan['rung']}, {shape_words(SimpleNamespace(**plan))}: {figure}, {plan['reason']}" + (
+    return f"{plan['rung']}, {shape_label(SimpleNamespace(**plan))}: {figure}, {plan['reason']}" + (
         f". {parts}" if parts else ""
     )
 

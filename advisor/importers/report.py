@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..render.lint import render_diff, render_findings
 from ..search.candidate import Candidate, chance
-from ..text.labels import checkpointing_words, cluster_title, method_title, plan_title
+from ..text.labels import checkpointing_title, cluster_title, method_title, plan_title
 from ..text.lines import blank, ended, printable, sentence
 from ..text.units import gib, rate, rough_rate, times
 from .answer import ImportAnswer
@@ -77,7 +77,7 @@ def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Con
     verdict = "fits" if fits else fit.verdict if fit.verdict == "does not fit" else chance(fit.probability) + " to fit"
     steps = plan.gradient_accumulation_steps
     batch = f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
-    words = f"{plan_title(plan)}, {batch}, {checkpointing_words(plan)}"
+    words = f"{plan_title(plan)}, {batch}, {checkpointing_title(plan)}"
     style = "bold green" if fits else "bold red" if fit.verdict == "does not fit" else "bold yellow"
     sentence(console, Text(f"{title}: {words}: {verdict}.", style=style))
     speed = f"{rate(candidate.tokens_per_s)} tokens/s"

@@ -14,7 +14,7 @@ from ...probes.real_run.job import Device
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
 from ..search.candidate import LIKELY, chance
-from ..text.labels import checkpointing_words, plan_title
+from ..text.labels import checkpointing_title, plan_title
 from ..text.units import age, gib
 from ..verification.dry_run import prove_by_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
@@ -151,7 +151,7 @@ def _other_plan(run: Run) -> str:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
     best = plans[0].estimate.plan
     return (
-        f"{plan_title(best)} with micro batch {best.micro_batch_size} and {checkpointing_words(best)} is predicted to "
+        f"{plan_title(best)} with micro batch {best.micro_batch_size} and {checkpointing_title(best)} is predicted to "
         f"fit: ds-advise {run.shape.name} --seq-len {run.workload.seq_len} --global-batch {run.samples_per_step} "
         "writes it"
     )

@@ -17,7 +17,7 @@ from ..html_report.canvas import NARROW, WIDE
 from ..html_report.line_charts import draw_scatter
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
 from ..search.candidate import LIKELY, MOST_HOST_BYTES, LadderStep, chance, fits_sentence
-from ..text.labels import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
+from ..text.labels import batch_label, checkpointing_label, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, rate, rough_rate, seconds
 
 CONFIG_FILE = "ds_config.json"
@@ -74,7 +74,7 @@ def _verdict(answer: Recommendation) -> dict[str, Any]:
     missed = closest(answer.ladder)
     notes = []
     if missed is not None:
-        offer, device = gib(answer.question.cluster.gpu.memory_bytes), device_word(answer.question.cluster)
+        offer, device = gib(answer.question.cluster.gpu.memory_bytes), device_label(answer.question.cluster)
         notes = [f"The closest, {missed.rung}, would take {gib(missed.device_bytes)} of {offer} GiB per {device}."]
         have, need = answer.question.cluster.host_memory_bytes_per_node, missed.memory.host_bytes_per_node
         if need > (have or MOST_HOST_BYTES):
@@ -109,7 +109,7 @@ def _figures(answer: Recommendation) -> list[dict[str, Any]]:
     if chosen is None:
         return []
     plan, memory, ranks = chosen.plan, chosen.memory, cluster.world_size
-    between, device = chosen.time.tokens_per_s_range, device_word(cluster)
+    between, device = chosen.time.tokens_per_s_range, device_label(cluster)
     samples = plan.samples_per_step(ranks)
     have = cluster.host_memory_bytes_per_node
     nvme = f"{gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
@@ -146,7 +146,7 @@ def _figures(answer: Recommendation) -> list[dict[str, Any]]:
             "note": f"micro batch {plan.micro_batch_size}"
             + (f" x {plan.gradient_accumulation_steps} steps" if plan.gradient_accumulation_steps > 1 else "")
             + (f", shared by {plan.ranks_per_sample}" if plan.ranks_per_sample > 1 else ""),
-            "more": f"checkpointing {checkpointing_word(plan)}",
+            "more": f"checkpointing {checkpointing_label(plan)}",
         },
     ]
 
@@ -161,8 +161,8 @@ def _row(step: LadderStep, chosen: bool) -> dict[str, Any]:
     return {
         "cells": [
             step.rung,
-            batch_words(plan),
-            checkpointing_word(plan),
+            batch_label(plan),
+            checkpointing_label(plan),
             gib(candidate.device_bytes),
             gib(memory.host_bytes_per_node),
             gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "",
@@ -177,7 +177,7 @@ def _row(step: LadderStep, chosen: bool) -> dict[str, Any]:
 def picture(answer: Recommendation, name: str, width: int) -> str:
     """One of `PICTURES` as SVG; "" where there is nothing to draw. width: pixels that there are for it."""
     cluster, chosen = answer.question.cluster, answer.recommended
-    limit, device = cluster.gpu.memory_bytes, device_word(cluster)
+    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
     width = min(max(width, NARROW), WIDE)
     shown = [step.candidate for step in answer.ladder if step.candidate is not None]
     if name == "scatter":

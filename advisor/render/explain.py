@@ -7,7 +7,7 @@ from rich.console import Console
 from ...estimators.estimate import MemoryTerm
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
 from ..search.candidate import chance
-from ..text.labels import checkpointing_words, component_title, phase_title, plan_title
+from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
 from ..text.lines import blank, cells, sentence
 from ..text.units import gib, seconds
 
@@ -21,7 +21,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     plan = candidate.plan
     sentence(
         console,
-        f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_words(plan)}",
+        f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_title(plan)}",
         style="bold",
     )
     sentence(

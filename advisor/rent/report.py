@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..answer.view import training_subject
 from ..text.job import hours, money
-from ..text.labels import batch_words, checkpointing_words, cluster_title, plan_title
+from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.lines import blank, cells, sentence
 from ..text.units import counted_noun, gib, rate
 from .rent import WAIT_S, Offer, RentAdvice
@@ -59,7 +59,7 @@ def _verdict(advice: RentAdvice) -> tuple[str | Text, ...]:
         f"{_money_of_tokens(chosen.cost_per_million_tokens, sign)}.",
         *_interruptions(chosen, sign),
         *_surer(advice, chosen),
-        f"Plan: {plan_title(plan)}, micro batch {batch_words(plan)}, {checkpointing_words(plan)}; it needs "
+        f"Plan: {plan_title(plan)}, micro batch {batch_label(plan)}, {checkpointing_title(plan)}; it needs "
         f"{gib(chosen.candidate.device_bytes)} GiB per GPU and {gib(memory.host_bytes_per_node)} GiB of RAM"
         f"{_ram(chosen)}.",
         f"More about it: ds-advise {chosen.question.model.name} --gpus {chosen.gpus}, with the same options.",

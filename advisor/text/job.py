@@ -25,7 +25,7 @@ def money(amount: float, currency: str) -> str:
     return f"{currency}{figure}" if len(currency) < 2 else f"{figure} {currency.upper()}"
 
 
-def price_words(price: Price) -> Phrase:
+def price_label(price: Price) -> Phrase:
     cost = money(price.per_hour, price.currency)
     return (
         phrase("{cost} per GPU and hour", cost=cost)
@@ -49,7 +49,7 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
     ends = duration.cost_range(price)
     paid = money(duration.cost(price), price.currency)
     paid = _with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
-    return phrase("{job}, {cost} at {price}.", job=said, cost=paid, price=price_words(price))
+    return phrase("{job}, {cost} at {price}.", job=said, cost=paid, price=price_label(price))
 
 
 def _with_ends(figure: str, ends: tuple[str, str] | None) -> str:

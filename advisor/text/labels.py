@@ -10,21 +10,21 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 
 
-def checkpointing_word(plan: Plan) -> Phrase:
+def checkpointing_label(plan: Plan) -> Phrase:
     """`on`, `off`, or `host` where what checkpointing keeps waits there."""
     if plan.cpu_checkpointing:
         return phrase("host")
     return phrase("on") if plan.gradient_checkpointing else phrase("off")
 
 
-def checkpointing_words(plan: Plan) -> Phrase:
+def checkpointing_title(plan: Plan) -> Phrase:
     """`gradient checkpointing on`, and where its layers' inputs are if not on the GPU."""
     if plan.cpu_checkpointing:
         return phrase("gradient checkpointing on, its layers' inputs in host RAM")
     return phrase("gradient checkpointing on") if plan.gradient_checkpointing else phrase("gradient checkpointing off")
 
 
-def batch_words(plan: Plan) -> str:
+def batch_label(plan: Plan) -> str:
     """`4`, `2x8` with accumulation, `1/4` where four GPUs compute each sample together."""
     steps, shared = plan.gradient_accumulation_steps, plan.ranks_per_sample
     return f"{plan.micro_batch_size}" + (f"/{shared}" if shared > 1 else "") + (f"x{steps}" if steps > 1 else "")
@@ -77,7 +77,7 @@ def method_title(workload: Workload) -> Phrase:
     return phrase("{adapters}, dropout {share}", adapters=adapters, share=f"{workload.lora_dropout:g}")
 
 
-def device_word(cluster: Cluster) -> Phrase:
+def device_label(cluster: Cluster) -> Phrase:
     """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the
     rank."""
     return phrase("rank") if cluster.gpu.is_cpu else phrase("GPU")
@@ -131,7 +131,7 @@ def component_title(name: str) -> Phrase:
     return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
 
 
-def shape_words(plan: Any) -> str:
+def shape_label(plan: Any) -> str:
     """`micro batch 2 x 8, checkpointing on`, of a `Plan` or of what has its fields."""
     steps = plan.gradient_accumulation_steps
     checkpointing = "to the host" if plan.cpu_checkpointing else "on" if plan.gradient_checkpointing else "off"

@@ -16,7 +16,7 @@ from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
 from ..render.launch import LaunchAttemptJson, attempt_json, render_failure, render_figures
-from ..text.labels import checkpointing_words, cluster_title, device_word, method_title, plan_title
+from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
 from ..text.units import counted_noun, gib, percent, rate, seconds
 from .folder import TrainingFolder, newest_whole
@@ -161,7 +161,7 @@ def left_out(data: DataFile) -> str:
 
 def _plan(proposed: Proposal) -> list[str | Text]:
     question, chosen = proposed.answer.question, proposed.answer.recommended
-    device, cluster = device_word(question.cluster), question.cluster
+    device, cluster = device_label(question.cluster), question.cluster
     if chosen is None:
         near = closest(proposed.answer.ladder)
         nearest = [f"{plan_title(near.estimate.plan)} comes nearest: {near.fit.reason}."] if near else []
@@ -178,7 +178,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         ),
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
-        + f", global batch {question.workload.global_batch_size}; {checkpointing_words(plan)}; "
+        + f", global batch {question.workload.global_batch_size}; {checkpointing_title(plan)}; "
         f"{question.workload.precision}.",
         f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
         f"{gib(memory.host_bytes_per_node)} GiB of RAM; {rate(chosen.tokens_per_s)} tokens/s.",

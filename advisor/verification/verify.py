@@ -18,7 +18,7 @@ from ..answer.what_if import changes
 from ..question.run import run_of
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep
 from ..search.choice import SAME_SPEED, best_of_rung, fastest_that_fits, worth_trying_first
-from ..text.labels import checkpointing_words, plan_title
+from ..text.labels import checkpointing_title, plan_title
 from ..text.units import rate, seconds
 from .dry_run import prove_by_dry_run
 from .past_results import PastProbes, probe_and_keep
@@ -278,7 +278,7 @@ def settle(
     def on_probe(candidate: Candidate, reason: str, left: int) -> None:
         plan = candidate.plan
         say(
-            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_words(plan)}: {reason}; "
+            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_title(plan)}: {reason}; "
             f"{left} plan{'s' * (left != 1)} could still win"
         )
 
