@@ -27,7 +27,7 @@ CLASSES = {
 }
 """Block -> the file and class that check it."""
 
-FILES = {file for file, _ in CLASSES.values()} | {
+_CLASS_FILES = {file for file, _ in CLASSES.values()} | {
     "runtime/zero/offload_config.py",
     "runtime/zero/leaf_module_config.py",
     "runtime/zenflow/zenflow_config.py",

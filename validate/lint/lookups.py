@@ -43,7 +43,7 @@ _FEATURES = (
 )
 """(file, function whose argument is the whole configuration) of features that 0.19.8 has no more."""
 
-FILES = frozenset(_READERS) | {file for file, _ in _FEATURES}
+_LOOKUP_FILES = frozenset(_READERS) | {file for file, _ in _FEATURES}
 
 _MONITORS = ("monitor/config.py", "get_monitor_config")
 _GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param", "get_communication_data_type")

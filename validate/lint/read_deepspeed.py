@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import classes, lookups
+from .classes import _CLASS_FILES, class_blocks
+from .lookups import _LOOKUP_FILES, looked_up_keys, removed_keys
 from .facts import ConfigBlock, DeepSpeedFacts
 from .parsed import ParsedSources
 from .signatures import deepspeed_optimizers, signatures, torch_optimizers, torch_schedulers
@@ -31,15 +32,15 @@ _OPEN = (
 def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> DeepSpeedFacts:
     """The facts of the version whose sources are in `folder`, and the optimizers of the torch whose sources are in
     `torch_folder`. A file that a version lacks contributes nothing."""
-    sources = ParsedSources(folder, classes.FILES | lookups.FILES | {_SCHEDULERS})
-    blocks = classes.class_blocks(sources)
-    keys = lookups.looked_up_keys(sources)
+    sources = ParsedSources(folder, _CLASS_FILES | _LOOKUP_FILES | {_SCHEDULERS})
+    blocks = class_blocks(sources)
+    keys = looked_up_keys(sources)
     keys[""] |= {path for path in blocks if "." not in path}
     for path in (*keys, *blocks):
         owner, _, name = path.rpartition(".")
         if name and owner not in blocks:
             keys.setdefault(owner, set()).add(name)
-    removed = lookups.removed_keys(sources)
+    removed = removed_keys(sources)
     for path, names in keys.items():
         if path not in blocks and not _is_open(path):
             left = sorted(name for name in names if (f"{path}.{name}" if path else name) not in removed)
