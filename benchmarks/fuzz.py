@@ -28,7 +28,7 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
 from ds_advise.advisor.render.lint import answer_json
 from ds_advise.advisor.verification.verify import budget_seconds
-from ds_advise.ds_configs.hostfile import read_hostfile
+from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.validate.lint import DeepSpeedFacts, apply, lint, load_facts, read_document
 

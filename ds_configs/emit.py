@@ -1,17 +1,17 @@
-"""A plan as a DeepSpeed configuration."""
+"""Plans written as DeepSpeed configurations."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from ..estimators.errors import ClusterError
+from ..estimators.errors import ClusterError, WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.expert_parallel import AUTOEP_PRESETS
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
-from ..estimators.plan import Offload, Plan
+from ..estimators.plan import PLAN_FIELDS, Plan
 from ..estimators.workload import Framework, Workload
-from .optimizer_block import optimizer_block
 
 GRADIENT_CLIPPING = 1.0
 """The default of both TrainingArguments (max_grad_norm) and DeepSpeed."""
@@ -23,31 +23,36 @@ AIO = {
     "single_submit": False,
     "overlap_events": True,
 }
-"""Requests of 1 MiB, 32 in flight, 8 threads: a modern drive wants that many. `ds_nvme_tune` finds a drive's best."""
+"""Requests of 1 MiB, 32 in flight, 8 threads, which keep a modern drive busy. `ds_nvme_tune` finds a drive's best."""
 
-BF16_KEYS = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
-"""Keys of the bf16 block that are fields of a plan."""
+_OPTIMIZER_PARAMS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+"""TrainingArguments' defaults, so that both flavours train alike."""
 
+_FILLED_PARAMS = ("lr", "weight_decay")
+"""Parameters that both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer
+compares the numbers with its own and reports differences."""
 
-QUANTIZED_COLLECTIVES = ("zero_quantized_weights", "zero_quantized_gradients")
-"""Keys of the zero_optimization block that are fields of a plan: what ZeRO++ sends in fewer bits."""
+_KEYS_OF_A_PLAN = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+)
 
 
 def ds_config(
     plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *, flavor: Framework
 ) -> dict[str, Any]:
-    """The JSON-ready configuration that runs this plan.
+    """The JSON-ready configuration of a plan. It has only keys that have an effect at the plan's stage.
 
     flavor "hf": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision, learning
     rate, weight decay), so that the file and the arguments cannot contradict each other. Buckets and thresholds are
-    numbers, never `auto`: the Trainer would fill in others than those that the memory was computed with. There is no
-    scheduler, so the Trainer's own runs.
+    numbers: the Trainer's values for `auto` differ from those of the memory estimate. There is no scheduler, so the
+    Trainer's own runs.
 
     flavor "deepspeed": every value explicit, for `deepspeed.initialize(config=...)`.
 
-    Only keys that have an effect at the plan's stage. So no allgather_bucket_size, because DeepSpeed 0.19.8 gathers in
-    place (runtime/utils.py `all_gather_dp_groups`), and nothing about gradient checkpointing, which is the model's
-    business (see `training_arguments`).
+    Gradient checkpointing is a setting of the script (see `training_arguments`).
 
     Raises ClusterError where a plan swaps to NVMe and the cluster names no folder for it, and WorkloadError where the
     optimizer cannot be offloaded.
@@ -63,21 +68,19 @@ def ds_config(
     if auto:
         config = dict.fromkeys(config, "auto")
         if plan.sequence_parallel_size > 1:
-            # The Trainer would fill in what all GPUs take; accelerate, which comes later, knows who shares samples.
+            # The Trainer would count every GPU's samples; accelerate sets the key later and knows the groups.
             del config["train_batch_size"]
     if workload.precision != "fp32":
-        config[workload.precision] = {"enabled": "auto" if auto else True} | {
-            name: True for name in BF16_KEYS if getattr(plan, name)
-        }
+        config[workload.precision] = {"enabled": "auto" if auto else True} | _keys_of("bf16", plan)
     if plan.sequence_parallel_size > 1:
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # Gradients are reduced as they are without it; the default is fp32, twice the bytes.
         config["seq_parallel_communication_data_type"] = workload.precision
     if plan.zero_quantized_gradients and workload.precision == "bf16":
-        # DeepSpeed's kernel reads what it quantizes as fp16, whatever it is (csrc/quantization/pt_binding.cpp).
+        # DeepSpeed's kernel reads any 16-bit type as fp16 (csrc/quantization/pt_binding.cpp).
         config["communication_data_type"] = "fp16"
     if plan.autotp_size > 1:
-        config.pop("train_batch_size", None)  # by stage DeepSpeed counts the ranks or their groups
+        config.pop("train_batch_size", None)  # DeepSpeed counts ranks or groups, depending on the stage
         config["tensor_parallel"] = {"autotp_size": plan.autotp_size}
         if model.tied:
             # Without it DeepSpeed splits the embedding and the head by their tokens, with a loss of its own.
@@ -92,49 +95,94 @@ def ds_config(
     return config
 
 
+def _keys_of(block: str, plan: Plan, *, nvme: bool = False) -> dict[str, Any]:
+    """The keys of a block that the plan holds and its stage uses. nvme: with those for NVMe only."""
+    keys = {}
+    for name, known in PLAN_FIELDS.items():
+        owner, _, key = known.path.rpartition(".")
+        value = getattr(plan, name)
+        unused = plan.zero_stage not in known.stages or (known.nvme_only and not nvme)
+        if owner == block and not unused and not (known.only_if_set and value == known.default):
+            keys[key] = value
+    return keys
+
+
 def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": plan.zero_stage}
-    if plan.zero_stage == 0:
-        return zero
-    if plan.offload_optimizer != "none":
-        buffers = {"buffer_count": plan.optimizer_buffer_count}
-        zero["offload_optimizer"] = _offload(plan.offload_optimizer, plan, cluster, buffers)
-        if plan.offload_optimizer_ratio < 1:
-            zero["offload_optimizer"]["ratio"] = plan.offload_optimizer_ratio
-    if plan.offload_param != "none":
-        buffers = {name: getattr(plan, f"param_{name}") for name in ("buffer_count", "buffer_size", "max_in_cpu")}
-        zero["offload_param"] = _offload(plan.offload_param, plan, cluster, buffers)
-    zero["overlap_comm"] = plan.overlap_comm
-    zero["reduce_bucket_size"] = plan.reduce_bucket_size
+    for name in ("offload_optimizer", "offload_param") if plan.zero_stage else ():
+        if getattr(plan, name) != "none":
+            zero[name] = _offload(name, plan, cluster)
+    zero |= _keys_of("zero_optimization", plan)
     if plan.zero_stage == 3:
-        names = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
-        zero["sub_group_size"] = plan.sub_group_size
-        zero |= {f"stage3_{name}": getattr(plan, f"stage3_{name}") for name in names}
         zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
-        if plan.zero_hpz_partition_size > 1:
-            zero["zero_hpz_partition_size"] = plan.zero_hpz_partition_size
-        zero |= {name: True for name in QUANTIZED_COLLECTIVES if getattr(plan, name)}
         if OPTIMIZERS[workload.optimizer].per_matrix:
             zero["reduce_scatter"] = False
     return zero
 
 
-def _offload(device: Offload, plan: Plan, cluster: Cluster, nvme_only: dict[str, int]) -> dict[str, Any]:
-    block: dict[str, Any] = {"device": device}
-    if device == "nvme":
-        if not cluster.nvme_path:
-            raise ClusterError(
-                "no folder for swapping to NVMe",
-                why="the plan keeps states there between their uses",
-                fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive",
-            )
-        block |= {"nvme_path": cluster.nvme_path} | nvme_only
-    block["pin_memory"] = plan.pin_memory
-    return block
+def _offload(name: str, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    nvme = getattr(plan, name) == "nvme"
+    if nvme and not cluster.nvme_path:
+        raise ClusterError(
+            "no folder for swapping to NVMe",
+            why="the plan keeps states there between their uses",
+            fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive",
+        )
+    block = _keys_of(f"zero_optimization.{name}", plan, nvme=nvme) | {"pin_memory": plan.pin_memory}
+    return block | ({"nvme_path": cluster.nvme_path} if nvme else {})
 
 
 def _can_gather(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> bool:
     """Whether the first rank's host has the RAM for all weights, so that saving leaves a model and not only shards."""
     if cluster.host_memory_bytes_per_node is None:
-        return plan.offload_param != "nvme"  # they are on NVMe because RAM cannot hold them
+        return plan.offload_param != "nvme"  # weights are on NVMe because RAM cannot hold them
     return model.parameters * workload.weight_bytes < cluster.host_memory_bytes_per_node
+
+
+def optimizer_block(optimizer: str, plan: Plan, *, auto: bool) -> dict[str, Any]:
+    """The top-level keys that configure the optimizer: `optimizer`, and zero_allow_untested_optimizer if needed.
+
+    auto: leave the learning rate and the weight decay to the Trainer or accelerate.
+    With the states in RAM, DeepSpeed turns AdamW and Adam into DeepSpeedCPUAdam, Adagrad and Lion into their CPU forms.
+
+    Raises WorkloadError where the optimizer cannot run with its states in host RAM.
+    """
+    spec = OPTIMIZERS[optimizer]
+    if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
+        raise WorkloadError(
+            f"{optimizer} cannot run with its states in host RAM",
+            why="DeepSpeed has no CPU form of it",
+            fix="choose adamw, or a plan that does not offload the optimizer",
+        )
+    keys: dict[str, Any] = {}
+    if spec.block_type:
+        params = {name: _OPTIMIZER_PARAMS[name] for name in spec.block_params}
+        if auto:
+            params |= dict.fromkeys(_FILLED_PARAMS, "auto")
+        keys["optimizer"] = {"type": spec.block_type, "params": params | dict(spec.extra_block_params)}
+    if plan.zero_stage and not spec.tested_with_zero:
+        keys["zero_allow_untested_optimizer"] = True
+    return keys
+
+
+def merge_plan_into_config(own: Mapping[str, Any], written: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """A training's `own` configuration with the batch sizes and the ZeRO block of `written`, which was made for `plan`.
+
+    Optimizer, scheduler, precision, logging and all other keys stay the training's. An optimizer that the script
+    creates stays with the script, unless the plan offloads the states: then DeepSpeed must create it (0.19.8
+    runtime/engine.py `_configure_optimizer`, zero_force_ds_cpu_optimizer), and `torch_adam`, which would select
+    torch's, is left out. Gradients are clipped only if `own` clips them.
+    """
+    kept = {name: value for name, value in own.items() if name not in _KEYS_OF_A_PLAN}
+    config = {**written, **kept}
+    if own and "gradient_clipping" not in own:
+        config.pop("gradient_clipping", None)
+    if plan.offload_optimizer == "none":
+        if "optimizer" not in own:
+            config.pop("optimizer", None)
+        return config
+    block = config.get("optimizer")
+    if isinstance(block, Mapping) and isinstance(block.get("params"), Mapping):
+        params = {name: value for name, value in block["params"].items() if name != "torch_adam"}
+        config["optimizer"] = {**block, "params": params}
+    return config

@@ -1,22 +1,30 @@
-"""A DeepSpeed configuration as a plan: `auto` resolved as the Trainer does, what is missing as DeepSpeed does."""
+"""DeepSpeed configurations read as plans: `auto` resolved as the Trainer does, missing keys as DeepSpeed does.
+
+`unmodeled_features` lists what a configuration switches on that no plan holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.plan import Offload, Plan
+from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan
 from ..estimators.workload import Precision
 
 _HIGHEST = 2**63 - 1
-"""DeepSpeed's own "without end" (sys.maxsize). JSON's integers have no end either, but tensors' sizes do."""
+"""sys.maxsize, DeepSpeed's own value for "no limit"."""
 
 _TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
 """TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
+
+FIRST_WITHOUT_AUTOEP = (5, 23)
+"""transformers from which on DeepSpeed 0.19.8 cannot initialize AutoEP: it calls `registry.get(key, default)`
+(module_inject/auto_ep_presets/base.py), which from 5.23.0 on takes no default (utils/output_capturing.py). 5.0 and 5.8
+were seen to train; up to 5.22.0 the registry is a plain dict."""
 
 
 def plan_from_ds_config(
@@ -29,17 +37,15 @@ def plan_from_ds_config(
     gradient_checkpointing: bool = False,
     cpu_checkpointing: bool = False,
 ) -> Plan:
-    """The plan that runs when this configuration is given to the Trainer or to `deepspeed.initialize` on this cluster.
+    """The plan that runs when the Trainer or `deepspeed.initialize` gets this configuration on this cluster.
 
-    micro_batch_size, gradient_accumulation_steps: what TrainingArguments says. They fill `auto`; without them `auto` is
-    TrainingArguments' own default. gradient_checkpointing and cpu_checkpointing are never part of a DeepSpeed
-    configuration as the Trainer uses it.
+    micro_batch_size, gradient_accumulation_steps: the values of TrainingArguments. They fill `auto`; without them
+        `auto` is TrainingArguments' own default. gradient_checkpointing, cpu_checkpointing: never part of a DeepSpeed
+        configuration as the Trainer uses it.
 
-    Filled by the model's hidden size H where they are `auto` (transformers, `trainer_config_finalize`):
-    reduce_bucket_size H^2, stage3_prefetch_bucket_size 0.9 H^2, stage3_param_persistence_threshold 10 H. Any other
-    `auto` is DeepSpeed's default, because its configuration classes drop it.
-
-    Not judged: keys that a plan does not hold. What its stage ignores is ignored here too.
+    Other `auto` values follow from the model's hidden size (`ConfigKey.filled_from_hidden_size`) or are DeepSpeed's
+    defaults, because its configuration classes drop them. Keys that a plan does not hold and keys that its stage does
+    not use are not checked.
 
     Raises ConfigFileError, naming the key, for values that DeepSpeed refuses and for batch sizes in contradiction.
     """
@@ -52,7 +58,7 @@ def plan_from_ds_config(
     param = _offload_block(zero, "offload_param", "cpu_offload_param") if stage == 3 else {}
     offload_optimizer, offload_param = _device(optimizer, "offload_optimizer"), _device(param, "offload_param")
     if stage < 3 and offload_optimizer == "nvme":
-        offload_optimizer = "cpu"  # stages 1 and 2 know one kind of offload, whatever the device is called
+        offload_optimizer = "cpu"  # stages 1 and 2 read any device as the host's RAM
     plan = Plan(
         zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked by _number
         micro_batch_size=micro,
@@ -64,54 +70,40 @@ def plan_from_ds_config(
         cpu_checkpointing=cpu_checkpointing,
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
-        overlap_comm=_flag(zero, "overlap_comm", default=stage == 3),
+        overlap_comm=stage == 3,
         bf16_master_weights_and_grads=_in_bf16(config, "bf16_master_weights_and_grads"),
-        bf16_optimizer_states=has_bf16_states(config),
+        bf16_optimizer_states=_in_bf16(config, "bf16_optimizer_states"),
     )
-    if stage == 0:
-        return plan
-
-    hidden = model.hidden_size
-    sizes: dict[str, Any] = {
-        "reduce_bucket_size": _number(
-            zero, "reduce_bucket_size", default=plan.reduce_bucket_size, auto=hidden * hidden, lowest=1
-        ),
-        "allgather_bucket_size": _number(zero, "allgather_bucket_size", default=plan.allgather_bucket_size),
-    }
-    if stage == 3:
-        # A group of more ranks than there are is one of all, and 0 is as 1 (utils/groups.py, runtime/engine.py).
-        asked = _number(zero, "zero_hpz_partition_size", default=1, lowest=0)
-        sizes["zero_hpz_partition_size"] = max(1, min(asked, cluster.world_size))
-        for name in ("zero_quantized_weights", "zero_quantized_gradients"):
-            sizes[name] = _flag(zero, name, default=False)
-        sizes["sub_group_size"] = _number(zero, "sub_group_size", default=plan.sub_group_size)
-        filled = {
-            "prefetch_bucket_size": int(0.9 * hidden * hidden),
-            "param_persistence_threshold": 10 * hidden,
-            "max_live_parameters": None,
-            "max_reuse_distance": None,
-        }
-        for name, auto in filled.items():
-            key = f"stage3_{name}"  # DeepSpeed also accepts the name without its prefix
-            sizes[key] = _number(zero, key if key in zero else name, default=getattr(plan, key), auto=auto)
-    if offload_param == "nvme":
-        for name in ("buffer_count", "buffer_size", "max_in_cpu"):
-            key = f"param_{name}"
-            sizes[key] = _number(param, name, default=getattr(plan, key), where="zero_optimization.offload_param.")
-    if offload_optimizer != "none":
-        sizes["offload_optimizer_ratio"] = _share(
-            optimizer, "ratio", default=plan.offload_optimizer_ratio, where="zero_optimization.offload_optimizer."
-        )
-    if offload_optimizer == "nvme":
-        sizes["optimizer_buffer_count"] = _number(
-            optimizer, "buffer_count", default=plan.optimizer_buffer_count, where="zero_optimization.offload_optimizer."
-        )
+    blocks = {"zero_optimization": (zero, ""), "zero_optimization.offload_optimizer": (optimizer, offload_optimizer)}
+    blocks["zero_optimization.offload_param"] = (param, offload_param)
+    read = {}
+    for name, known in PLAN_FIELDS.items():
+        block, device = blocks.get(known.path.rpartition(".")[0], ({}, "none"))
+        written = stage in known.stages and device != "none" and (device == "nvme" or not known.nvme_only)
+        if written and name not in ("zero_stage", "offload_optimizer", "offload_param", "pin_memory"):
+            read[name] = _value(block, known, getattr(plan, name), model.hidden_size)
+    # A group of more ranks than there are is one of all, and 0 is as 1 (utils/groups.py, runtime/engine.py).
+    copied = max(1, min(read.pop("zero_hpz_partition_size", 1), cluster.world_size))
     pinned = [
         _flag(block, "pin_memory", default=True)
         for block, device in ((optimizer, offload_optimizer), (param, offload_param))
         if device != "none"
     ]
-    return replace(plan, pin_memory=any(pinned) if pinned else True, **sizes)
+    return replace(plan, pin_memory=any(pinned) or not pinned, zero_hpz_partition_size=copied, **read)
+
+
+def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size: int) -> Any:
+    """A key's value in the type of its default."""
+    owner, _, key = known.path.rpartition(".")
+    short = key.removeprefix("stage3_")  # DeepSpeed accepts both names
+    key = key if key in block else short
+    if isinstance(default, bool):
+        return _flag(block, key, default=default)
+    if isinstance(default, float):
+        return _share(block, key, default=default, where=f"{owner}.")
+    filled = known.filled_from_hidden_size
+    auto = None if filled is None else filled(hidden_size)
+    return _number(block, key, default=default, auto=auto, lowest=known.lowest, where=f"{owner}.")
 
 
 def precision_in(config: Mapping[str, Any]) -> Precision | Literal["auto"]:
@@ -120,25 +112,20 @@ def precision_in(config: Mapping[str, Any]) -> Precision | Literal["auto"]:
     Source: deepspeed 0.19.8 runtime/precision_config.py (`get_bfloat16_config`, `get_float16_config`; pydantic reads 1
     and "true" as true); runtime/config.py refuses a file that enables both.
     """
-    bf16 = config.get("bf16")
-    blocks = {"bf16": config.get("bfloat16") if bf16 is None else bf16, "fp16": config.get("fp16")}
-    enabled = {name: block.get("enabled") for name, block in blocks.items() if isinstance(block, Mapping)}
-    for name, value in enabled.items():
-        if is_true(value):
+    blocks = {"bf16": _bf16_block(config), "fp16": _block(config, "fp16")}
+    for name, block in blocks.items():
+        if is_true(block.get("enabled")):
             return "bf16" if name == "bf16" else "fp16"
-    return "auto" if "auto" in enabled.values() else "fp32"
+    return "auto" if any(block.get("enabled") == "auto" for block in blocks.values()) else "fp32"
 
 
-def has_bf16_states(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration keeps optimizer states in bf16."""
-    return _in_bf16(config, "bf16_optimizer_states")
+def _bf16_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _block(config, "bfloat16" if config.get("bf16") is None else "bf16")
 
 
 def _in_bf16(config: Mapping[str, Any], key: str) -> bool:
-    """Whether a key of the bf16 block is on; the block is read whether it is enabled or not."""
-    block = config.get("bf16")
-    block = config.get("bfloat16") if block is None else block
-    return isinstance(block, Mapping) and is_true(block.get(key))
+    """Whether a key of the bf16 block is on; DeepSpeed reads the block whether it is enabled or not."""
+    return is_true(_bf16_block(config).get(key))
 
 
 def quantizes_collectives(config: Mapping[str, Any]) -> bool:
@@ -151,8 +138,8 @@ def needs_quantizer(config: Mapping[str, Any]) -> bool:
     """Whether DeepSpeed loads its quantization kernels, which stage 3 alone does (deepspeed 0.19.8
     runtime/zero/partition_parameters.py `Init`, runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
     zero = _zero_block(config)
-    names = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
-    return _number(zero, "stage", default=0, highest=3) == 3 and any(_flag(zero, name, default=False) for name in names)
+    frozen = _flag(zero, "zero_quantized_nontrainable_weights", default=False)
+    return _number(zero, "stage", default=0, highest=3) == 3 and (frozen or quantizes_collectives(config))
 
 
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
@@ -167,12 +154,11 @@ def autotp_size_in(config: Mapping[str, Any]) -> int:
 
 
 def autoep_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that experts are spread over, where predictions know of it: at ZeRO stages 1 to 3 without offload; 1
+    """The ranks that experts are spread over, where predictions cover it: at ZeRO stages 1 to 3 without offload; 1
     elsewhere. Raises ConfigFileError for what is no whole number."""
-    block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), config.get("zero_optimization")
-    offloads = isinstance(zero, Mapping) and any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
-    known = isinstance(zero, Mapping) and zero.get("stage") in (1, 2, 3) and not offloads
-    if not (is_true(block.get("enabled")) and known):
+    block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), _block(config, "zero_optimization")
+    offloads = any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
+    if not is_true(block.get("enabled")) or zero.get("stage") not in (1, 2, 3) or offloads:
         return 1
     return max(1, _number(block, "autoep_size", default=1, where="expert_parallel."))
 
@@ -184,8 +170,7 @@ def ranks_per_sample_in(config: Mapping[str, Any]) -> int:
 
 def optimizer_in(config: Mapping[str, Any]) -> str | None:
     """The name of the optimizer in a configuration, in lower case; None where it leaves it to the training script."""
-    block = config.get("optimizer")
-    name = block.get("type") if isinstance(block, Mapping) else None
+    name = _block(config, "optimizer").get("type")
     return str(name).lower() if name else None
 
 
@@ -199,6 +184,69 @@ def is_true(value: Any) -> bool:
 def has_auto(value: Any) -> bool:
     """Whether a configuration leaves any of its values to the Trainer or to accelerate."""
     return any(map(has_auto, value.values())) if isinstance(value, Mapping) else bool(value == "auto")
+
+
+class UnmodeledFeature(NamedTuple):
+    """A feature that is on and that no plan holds."""
+
+    key: str
+    """Its path, with dots."""
+    name: str
+    predicted: str
+    """What the predictions cover instead, as a sentence."""
+    not_dry_run: str = ""
+    """Why a dry run cannot run it, as a sentence; empty where it can."""
+
+
+def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
+    """The features of a ds_config that predictions of memory and time leave out.
+
+    Source: deepspeed 0.19.8 runtime/zenflow/, runtime/superoffload/, runtime/engine.py.
+    """
+    zero = _block(config, "zero_optimization")
+    if zero.get("zenflow") is not None:
+        yield UnmodeledFeature(
+            "zero_optimization.zenflow",
+            "ZenFlow",
+            "predictions are of the plain offload: neither the states of the chosen columns, which stay on the GPU, "
+            "nor the steps that the host leaves out or hides are counted",
+            "ZenFlow chooses columns by their gradients' values, which a dry run does not have",
+        )
+    if _block(zero, "offload_optimizer").get("super_offload") is True and zero.get("stage") == 3:
+        yield UnmodeledFeature(
+            "zero_optimization.offload_optimizer.super_offload",
+            "SuperOffload",
+            "predictions are of the plain offload: the optimizer's own process and what it hides are not counted",
+            "SuperOffload asks for CUDA by name, and a dry run has none",
+        )
+    if _block(config, "compile").get("deepcompile") is True:
+        yield UnmodeledFeature(
+            "compile.deepcompile",
+            "DeepCompile",
+            "predictions and dry runs are of the model without engine.compile(): fused kernels and DeepCompile's "
+            "passes are not counted",
+        )
+    if is_true(_block(config, "torch_autocast").get("enabled")):
+        yield UnmodeledFeature(
+            "torch_autocast",
+            "torch_autocast",
+            "predictions are of a training in the weights' own type: neither activations nor reduced gradients of the "
+            "lower type are counted",
+            "the simulated GPU has none of autocast's casts, and would count activations of the weights' type",
+        )
+    if _block(config, "expert_parallel").get("enabled") is True and autoep_size_in(config) == 1:
+        yield UnmodeledFeature(
+            "expert_parallel",
+            "AutoEP",
+            "predictions are of experts that ZeRO shards like all weights: neither experts that stay on their ranks "
+            "nor the all-to-alls of tokens are counted",
+        )
+
+
+def _block(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object under a key, empty where there is none."""
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _zero_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -250,7 +298,7 @@ def _batch(
 
 
 def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_default: int) -> int:
-    """The value of a key that TrainingArguments has too; 0 where neither says one."""
+    """The value of a key that TrainingArguments has too; 0 where neither has one."""
     value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
     if given and value != given:
         raise ConfigFileError(

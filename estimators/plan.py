@@ -37,6 +37,8 @@ class ConfigKey:
     """The field of `Plan`; "" for a key that no plan holds."""
     only_if_set: bool = False
     """A configuration is written without the key where it has its default."""
+    nvme_only: bool = False
+    """The key acts only where its block's device is NVMe."""
     filled: bool = False
     """The Trainer replaces `auto` (transformers, `trainer_config_process` and `trainer_config_finalize`)."""
     filled_from_hidden_size: Callable[[int], int] | None = None
@@ -119,6 +121,7 @@ class PlanSettings:
         1.0,
         "share of the states that is in RAM; the rest stays on the GPU",
         path="zero_optimization.offload_optimizer.ratio",
+        only_if_set=True,
     )
     """Share of stage 3's sub-groups whose masters, states and step are on the host; the first ones stay on the GPU."""
     bf16_master_weights_and_grads: bool = plan_field(
@@ -162,20 +165,28 @@ class Plan(PlanSettings):
     )
     """Also the value of `offload_param.pin_memory`."""
     optimizer_buffer_count: int = plan_field(
-        4, "pinned buffers of one sub-group each, per rank", path="zero_optimization.offload_optimizer.buffer_count"
+        4,
+        "pinned buffers of one sub-group each, per rank",
+        path="zero_optimization.offload_optimizer.buffer_count",
+        nvme_only=True,
     )
     param_buffer_count: int = plan_field(
-        5, "pinned buffers of buffer_size each, per rank", path="zero_optimization.offload_param.buffer_count"
+        5,
+        "pinned buffers of buffer_size each, per rank",
+        path="zero_optimization.offload_param.buffer_count",
+        nvme_only=True,
     )
     param_buffer_size: int = plan_field(
         100_000_000,
         "elements of a swap buffer; the largest shard must fit",
         path="zero_optimization.offload_param.buffer_size",
+        nvme_only=True,
     )
     param_max_in_cpu: int = plan_field(
         1_000_000_000,
         "elements per rank that stay in pinned RAM although parameters are on NVMe",
         path="zero_optimization.offload_param.max_in_cpu",
+        nvme_only=True,
     )
     overlap_comm: bool = plan_field(True, "communication beside computation; a second bucket at stages 1 and 2")
     reduce_bucket_size: int = plan_field(
@@ -186,11 +197,6 @@ class Plan(PlanSettings):
         filled_from_hidden_size=lambda hidden: hidden * hidden,
     )
     """Stages 1 and 2 hold one such bucket, two with overlap_comm."""
-    allgather_bucket_size: int = plan_field(
-        500_000_000,
-        "elements gathered at a time; current torch gathers all in place",
-        stages=(),  # runtime/utils.py all_gather_dp_groups gathers in place (0.19.8)
-    )
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe", stages=(3,)
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
@@ -33,11 +34,10 @@ from ..search.candidate import Candidate, predict
 from ..search.search import predict_all
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Origin, Setting
-from .key_meanings import meaning, rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class ComparisonContext:
     """What the two configurations are to be run with."""
 
     model: ModelShape
@@ -124,13 +124,13 @@ class ComparisonJson(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sides and their differences, those that decide most first; circumstances: None where only the files are
+    """Two sides and their differences, those that decide most first; context: None where only the files are
     known."""
 
     first: Side
     second: Side
     differences: tuple[Difference, ...]
-    circumstances: Circumstances | None
+    context: ComparisonContext | None
     deepspeed: str
 
     def to_json(self) -> ComparisonJson:
@@ -141,7 +141,7 @@ class Comparison:
             return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
 
         def plan(candidate: Candidate | None) -> PlanFigures | None:
-            known = self.circumstances
+            known = self.context
             if candidate is None or known is None:
                 return None
             duration = known.duration(candidate)
@@ -164,7 +164,7 @@ class Comparison:
         }
 
 
-def read_circumstances(
+def read_context(
     model: str,
     *,
     gpus: str,
@@ -179,7 +179,7 @@ def read_circumstances(
     seq_len: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     **workload: Any,
-) -> Circumstances:
+) -> ComparisonContext:
     """What the command line says, typed; workload: of `WorkloadOptions`; say: progress of counting data.
 
     Raises DsAdviseError for what is unknown, impossible or contradictory.
@@ -187,7 +187,7 @@ def read_circumstances(
     cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     shape = load_model(model, offline=offline)
     asked = job.asked(model, shape, seq_len=seq_len, say=say) if job is not None and job.is_asked else None
-    circumstances = Circumstances(
+    context = ComparisonContext(
         model=shape,
         cluster=cluster,
         options=WorkloadOptions(seq_len=seq_len if asked is None else asked.seq_len or seq_len, **workload),
@@ -198,23 +198,23 @@ def read_circumstances(
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=gradient_checkpointing,
     )
-    _ = circumstances.workload  # what cannot be is refused before a file is read
-    return circumstances
+    _ = context.workload  # what cannot be is refused before a file is read
+    return context
 
 
-def compare(first: str, second: str, circumstances: Circumstances | None = None) -> Comparison:
+def compare(first: str, second: str, context: ComparisonContext | None = None) -> Comparison:
     """Compare two files, two rungs, or one of each.
 
     Raises ConfigFileError for a file that cannot be read or holds what DeepSpeed refuses, WorkloadError for a rung
-    without circumstances and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
+    without context and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
     """
     facts = load_facts()
-    sides = [side_of(name, circumstances, facts) for name in (first, second)]
+    sides = [side_of(name, context, facts) for name in (first, second)]
     return Comparison(
         first=sides[0],
         second=sides[1],
         differences=differences(sides[0].settings, sides[1].settings),
-        circumstances=circumstances,
+        context=context,
         deepspeed=facts.version,
     )
 
@@ -247,21 +247,21 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
     return False
 
 
-def side_of(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts | None = None) -> Side:
+def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
     """A file or a rung as one side, whose errors are those of `compare`."""
     facts = facts or load_facts()
     if name in RUNGS and not Path(name).exists():
-        if circumstances is None:
+        if context is None:
             raise WorkloadError(
                 f"{name} is a rung, whose numbers follow from the model and the GPUs",
                 fix="pass --model and --gpus, or a ds_config.json in its place",
             )
-        return _rung_side(name, circumstances, facts)
+        return _rung_side(name, context, facts)
     config = read_ds_config(Path(name))
-    if circumstances is None:
+    if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts))
-    model, cluster = circumstances.model, circumstances.cluster
-    workload = circumstances.options.workload_of(config, model, cluster.gpu)
+    model, cluster = context.model, context.cluster
+    workload = context.options.workload_of(config, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(
             f"{name}: the memory of the optimizer {workload.optimizer[:40]!r} is not known",
@@ -273,9 +273,9 @@ def side_of(name: str, circumstances: Circumstances | None, facts: DeepSpeedFact
             config,
             model,
             cluster,
-            gradient_checkpointing=circumstances.gradient_checkpointing,
-            micro_batch_size=circumstances.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
-            gradient_accumulation_steps=circumstances.gradient_accumulation_steps
+            gradient_checkpointing=context.gradient_checkpointing,
+            micro_batch_size=context.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
+            gradient_accumulation_steps=context.gradient_accumulation_steps
             or _one_for_auto(config, "gradient_accumulation_steps"),
         )
     except ConfigFileError as error:
@@ -300,12 +300,12 @@ def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, clu
     return predict(model, workload, cluster, plan)
 
 
-def _rung_side(rung: Rung, circumstances: Circumstances, facts: DeepSpeedFacts) -> Side:
+def _rung_side(rung: Rung, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
     """The best plan of the rung, as the configuration that would be written for it."""
-    model, cluster = circumstances.model, circumstances.cluster
-    workload = circumstances.workload
-    checkpointing: CheckpointingChoice = "on" if circumstances.gradient_checkpointing else "off"
-    micro, accumulation = circumstances.micro_batch_size, circumstances.gradient_accumulation_steps
+    model, cluster = context.model, context.cluster
+    workload = context.workload
+    checkpointing: CheckpointingChoice = "on" if context.gradient_checkpointing else "off"
+    micro, accumulation = context.micro_batch_size, context.gradient_accumulation_steps
     if accumulation is not None:
         micro = micro or 1
         workload = replace(workload, global_batch_size=micro * accumulation * cluster.world_size)

@@ -7,54 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.facts import ConfigBlock, DeepSpeedFacts
-from .key_meanings import acts_at
 
 Origin = Literal["file", "auto", "default", "unset"]
 """file: written there. auto: written as `auto`, and the value is what fills it. default: DeepSpeed's. unset:
 neither."""
-
-LOOSE_DEFAULTS: Mapping[str, Any] = {
-    "gradient_clipping": 1.0,
-    "prescale_gradients": False,
-    "gradient_predivide_factor": 1.0,
-    "disable_allgather": False,
-    "dump_state": False,
-    "wall_clock_breakdown": False,
-    "memory_breakdown": False,
-    "zero_allow_untested_optimizer": False,
-    "zero_force_ds_cpu_optimizer": True,
-    "managed_gradient_accumulation": True,
-    "dataloader_drop_last": False,
-    "optimizer.legacy_fusion": False,
-    "torch_autocast.enabled": False,
-    "aio.block_size": 1_048_576,
-    "aio.queue_depth": 8,
-    "aio.intra_op_parallelism": 1,
-    "aio.single_submit": False,
-    "aio.overlap_events": True,
-    "aio.use_gds": False,
-    "activation_checkpointing.partition_activations": False,
-    "activation_checkpointing.contiguous_memory_optimization": False,
-    "activation_checkpointing.cpu_checkpointing": False,
-    "activation_checkpointing.synchronize_checkpoint_boundary": False,
-    "activation_checkpointing.profile": False,
-}
-"""Defaults of keys that no class of DeepSpeed holds (runtime/constants.py, runtime/swap_tensor/constants.py and
-runtime/activation_checkpointing/config.py of 0.19.8; a test compares them with the installed version)."""
 
 _ACTIVATORS = {"device": "none", "enabled": False}
 """Keys that switch their block, with the value under which the block's other keys do nothing."""
 
 _DEEPEST = 8
 """DeepSpeed's deepest key has five names; what is nested further is one value."""
-
-_FILLED_BY_HIDDEN_SIZE = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-"""What the Trainer fills by the model's hidden size; any other `auto` in a block with a class is DeepSpeed's
-default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,26 +104,26 @@ class ConfigSettings:
         field = block.field(name) if block is not None and block.strict else None
         if field is not None and field.default is not None and not field.block:
             return Setting(value=field.default, origin="default")
-        if path in LOOSE_DEFAULTS:
-            return Setting(value=LOOSE_DEFAULTS[path], origin="default")
-        return UNSET
+        known = CONFIG_KEYS.get(path)
+        if known is None or known.field or known.default is None:
+            return UNSET
+        return Setting(value=known.default, origin="default")
 
     def _filled(self, path: str) -> Any:
         """What stands in for `auto`; None where only the Trainer knows."""
-        owner, _, name = path.rpartition(".")
+        known = CONFIG_KEYS.get(path)
+        by_hidden_size = known is not None and known.filled_from_hidden_size is not None
         if self.plan is not None:
-            known: dict[str, Any] = {**self._batch(), "gradient_clipping": 1.0}
+            values: dict[str, Any] = {**self._batch(), "gradient_clipping": 1.0}
             if self.workload is not None:
-                known |= {
-                    f"{precision}.enabled": self.workload.precision == precision for precision in ("bf16", "fp16")
-                }
-            if owner == "zero_optimization" and name in _FILLED_BY_HIDDEN_SIZE:
-                known[path] = getattr(self.plan, name)
-            if path in known:
-                return known[path]
-        if self._knows(path) and owner == "zero_optimization" and name not in _FILLED_BY_HIDDEN_SIZE:
-            return self.default(path).value
-        return None
+                for precision in ("bf16", "fp16"):
+                    values[f"{precision}.enabled"] = self.workload.precision == precision
+            if known is not None and by_hidden_size:
+                values[path] = getattr(self.plan, known.field)
+            if path in values:
+                return values[path]
+        in_zero = path.rpartition(".")[0] == "zero_optimization"
+        return self.default(path).value if in_zero and not by_hidden_size and self._knows(path) else None
 
     def _batch(self) -> dict[str, int]:
         if self.plan is None or self.cluster is None:

@@ -16,7 +16,7 @@ from ..question.lint_file import lint_file
 from ..search.candidate import LEAST, Candidate
 from ..text.job import hours, money
 from ..text.units import counted_noun, gib, rate, rough_rate
-from .comparison import Circumstances, side_of
+from .comparison import ComparisonContext, side_of
 
 RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", "cost"]
 
@@ -76,7 +76,12 @@ class Limits:
 
 
 def check_file(
-    path: Path, circumstances: Circumstances | None, limits: Limits, *, gpus: str | None, framework: Framework | None
+    path: Path,
+    context: ComparisonContext | None,
+    limits: Limits,
+    *,
+    gpus: str | None,
+    framework: Framework | None,
 ) -> Iterator[RequirementJson]:
     """One after the other: no errors of lint; then, where model and GPUs are known, that it fits, and the limits.
 
@@ -88,15 +93,15 @@ def check_file(
     told = "; ".join(f"{error.code} line {error.line}, {error.what}" for error in errors)
     count, warnings = report.count("error"), report.count("warning")
     yield _requirement(name, "lint", told or f"no errors, {counted_noun(warnings, 'warning')}", count, 0)
-    if circumstances is None or errors:  # what DeepSpeed refuses has no memory or speed
+    if context is None or errors:  # what DeepSpeed refuses has no memory or speed
         return
-    candidate = side_of(str(path), circumstances).candidate
-    assert candidate is not None, "the circumstances are known"
-    yield from _fits(name, candidate, circumstances, limits)
-    yield from _paid(name, candidate, circumstances, limits)
+    candidate = side_of(str(path), context).candidate
+    assert candidate is not None, "the context is known"
+    yield from _fits(name, candidate, context, limits)
+    yield from _paid(name, candidate, context, limits)
 
 
-def _fits(name: str, candidate: Candidate, known: Circumstances, limits: Limits) -> Iterator[RequirementJson]:
+def _fits(name: str, candidate: Candidate, known: ComparisonContext, limits: Limits) -> Iterator[RequirementJson]:
     """That it fits, in less than is allowed, and runs as fast as is wanted."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
     fit, offered = candidate.fit, known.cluster.gpu.memory_bytes
@@ -115,7 +120,7 @@ def _fits(name: str, candidate: Candidate, known: Circumstances, limits: Limits)
         yield _requirement(name, "speed", detail, time.tokens_per_s, limits.min_tokens_per_s, at_least=True)
 
 
-def _paid(name: str, candidate: Candidate, known: Circumstances, limits: Limits) -> Iterator[RequirementJson]:
+def _paid(name: str, candidate: Candidate, known: ComparisonContext, limits: Limits) -> Iterator[RequirementJson]:
     """That the whole job takes no longer, and costs no more, than is allowed."""
     duration, price = known.duration(candidate), known.price
     if duration is not None and limits.max_duration_s is not None:

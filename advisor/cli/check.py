@@ -39,7 +39,7 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
 
     Exit code: 0 all are met, 1 one is not, 2 a file cannot be read or the question cannot be answered.
     """
-    from ..answer.comparison import read_circumstances
+    from ..answer.comparison import read_context
     from ..answer.requirements import Limits, check_file
     from ..question.job import JobOptions
 
@@ -52,7 +52,7 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
     if said["max_cost"] and job.price is None:
         raise click.UsageError("--max-cost needs --price")
     limits, framework = Limits.of(**said), with_["framework"]
-    known = None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, say=output.say, **with_)
+    known = None if model is None else read_context(model, gpus=spec or "auto", job=job, say=output.say, **with_)
     found = [
         requirement
         for file in config_files

@@ -39,7 +39,7 @@ def compare(
     Exit code: 0, or 2 where one cannot be read or cannot run.
     """
     from ..answer.comparison import compare as compare_sides
-    from ..answer.comparison import read_circumstances
+    from ..answer.comparison import read_context
     from ..question.job import JobOptions
     from ..render.comparison import render_comparison
 
@@ -55,10 +55,8 @@ def compare(
         from ..html_report.output_files import check_targets
 
         check_targets(html, plot, force=force)
-    circumstances = (
-        None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, say=output.say, **with_)
-    )
-    comparison = compare_sides(first, second, circumstances)
+    context = None if model is None else read_context(model, gpus=spec or "auto", job=job, say=output.say, **with_)
+    comparison = compare_sides(first, second, context)
     if html or plot:
         from ..html_report.comparison import write_comparison_report
 

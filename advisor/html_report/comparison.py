@@ -67,7 +67,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 def _subject(comparison: Comparison) -> str:
     names = f"A: {comparison.first.name} · B: {comparison.second.name}"
-    known = comparison.circumstances
+    known = comparison.context
     if known is None:
         return names
     return f"{names} · {known.model.name} · {method_title(known.workload)} · {cluster_title(known.cluster)}"
@@ -83,8 +83,8 @@ def _plans(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _memory(comparison: Comparison, plans: list[dict[str, Any]]) -> StackedBars:
-    assert comparison.circumstances is not None, "plans have circumstances"
-    return memory_bars(plans, comparison.circumstances.cluster.gpu.memory_bytes, terms=_terms(comparison, "gpu_memory"))
+    assert comparison.context is not None, "plans have a context"
+    return memory_bars(plans, comparison.context.cluster.gpu.memory_bytes, terms=_terms(comparison, "gpu_memory"))
 
 
 def _terms(comparison: Comparison, section: str) -> list[Mapping[str, Any]]:

@@ -10,9 +10,9 @@ from importlib.resources import files
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from ... import __version__
+from ...ds_configs.config_keys import meaning
 from ...ds_configs.write import config_text
 from ...estimators.json_form import to_json
-from ..answer.key_meanings import meaning
 from ..text.labels import component_title
 from ..text.lines import glued
 from ..text.units import gib, rate, seconds

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from ...ds_configs.emit import ds_config
-from ...ds_configs.other_plan import under_other_plan
+from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.write import config_text, write_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
@@ -104,7 +103,7 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
         return None
     own = run.deepspeed.config if run.deepspeed is not None else None
     written = ds_config(plan, figures.model, figures.workload, figures.cluster, flavor="hf")
-    config = under_other_plan(own or {}, written, plan)
+    config = merge_plan_into_config(own or {}, written, plan)
     for name in ("train_batch_size", "gradient_clipping"):
         if own is not None and name not in own:  # what the run does without it stays as it is
             config.pop(name, None)

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...ds_configs.other_plan import under_other_plan
+from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.estimate import Estimate
@@ -121,7 +121,7 @@ def with_less_memory(
             f"{plan.gradient_accumulation_steps}, {start}",
             request=replace(
                 request,
-                run=replace(planned, config=under_other_plan(run.config, planned.config, plan)),
+                run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
                 prediction=candidate.estimate,
                 folder=folder,
                 resumes_after=0 if checkpoint is None else _step_of(checkpoint),

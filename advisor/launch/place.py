@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...ds_configs.hostfile import read_hostfile
-from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous
+from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostfile
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...probes.real_run.job import Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...ds_configs.script_lines import script_lines, trainer_lines
+from ...ds_configs.training_script import script_lines, trainer_lines
 from ...ds_configs.write import config_text
 from ...estimators.json_form import to_json
 from ..answer.advice import advice_of, plan_figures

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...ds_configs.unmodeled_features import beyond_plans
-from ..answer.comparison import Circumstances, Comparison, Difference, parts
+from ...ds_configs.read import unmodeled_features
+from ..answer.comparison import Comparison, ComparisonContext, Difference, parts
 from ..answer.config_settings import Setting
 from ..search.candidate import Candidate, chance
 from ..text.job import hours, money
@@ -42,13 +42,13 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     for letter, side in (("A", comparison.first), ("B", comparison.second)):
         rung = side.candidate.rung if side.candidate is not None else side.name
         sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
-        for feature in beyond_plans(side.settings.config) if side.candidate is not None else ():
+        for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
             sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
-    if comparison.circumstances is not None and len(candidates) == 2:
+    if comparison.context is not None and len(candidates) == 2:
         _subject(comparison, console)
         blank(console)
         _figures(candidates[0], candidates[1], console)
-        _whole_job(comparison.circumstances, candidates[0], candidates[1], console)
+        _whole_job(comparison.context, candidates[0], candidates[1], console)
         _memory(candidates[0], candidates[1], console)
         _time(candidates[0], candidates[1], console)
     _differences(comparison.differences, console)
@@ -95,7 +95,7 @@ def _fits(candidate: Candidate) -> str:
 
 
 def _subject(comparison: Comparison, console: Console) -> None:
-    known = comparison.circumstances
+    known = comparison.context
     assert known is not None
     workload = known.workload
     sentence(
@@ -125,7 +125,7 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
     )
 
 
-def _whole_job(known: Circumstances, first: Candidate, second: Candidate, console: Console) -> None:
+def _whole_job(known: ComparisonContext, first: Candidate, second: Candidate, console: Console) -> None:
     """Hours and cost of both, where it was told how much is trained."""
     ours, theirs = known.duration(first), known.duration(second)
     if ours is None or theirs is None:
@@ -229,7 +229,7 @@ def _basis(comparison: Comparison) -> str:
         "default" in (found.first.origin, found.second.origin) for found in comparison.differences if found.acts
     )
     star = f"* DeepSpeed {comparison.deepspeed}'s default; - not set. " if starred else ""
-    if comparison.circumstances is None:
+    if comparison.context is None:
         return f"{star}Keys with their default on both sides are no difference."
     return f"{star}Evidence: analytic; {percent(_SAME_SPEED)} of speed are within its resolution."
 

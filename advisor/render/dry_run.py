@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from ...ds_configs.read import quantizes_collectives
-from ...ds_configs.unmodeled_features import beyond_plans
+from ...ds_configs.read import quantizes_collectives, unmodeled_features
 from ..answer.reasons import time_shares
 from ..answer.recommendation import DryRunAnswer
 from ..search.candidate import Fit, chance
@@ -53,7 +52,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
     if quantizes_collectives(answer.run.config):
         sentence(console, "Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
-    for feature in beyond_plans(answer.run.config):
+    for feature in unmodeled_features(answer.run.config):
         sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
     sentence(
         console,

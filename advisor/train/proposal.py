@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.training_arguments import training_arguments
+from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.tiles import tiles_of

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
-from ...ds_configs.training_arguments import ATTENTION
+from ...ds_configs.training_script import ATTENTION
 from ...estimators.time.job import PADDED_TO
 from ..data.prepare import Index, open_tokens
 from .folder import WHOLE, TrainingJob, TrainingResult, read_job, write_record
@@ -223,7 +223,7 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
             modules_to_save=list(workload.modules_to_save) or None,
             target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear",
         ),
-        autocast_adapter_dtype=not workload.modules_to_save,  # as `ds_configs.script_lines` has it
+        autocast_adapter_dtype=not workload.modules_to_save,  # as `ds_configs.training_script` has it
     )
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.training_arguments import training_arguments
+from ...ds_configs.training_script import training_arguments
 from ...ds_configs.write import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate

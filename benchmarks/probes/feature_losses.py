@@ -29,8 +29,8 @@ from typing import Any
 
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.script_lines import script_lines, trainer_lines
-from ds_advise.ds_configs.unmodeled_features import FIRST_WITHOUT_AUTOEP
+from ds_advise.ds_configs.read import FIRST_WITHOUT_AUTOEP
+from ds_advise.ds_configs.training_script import script_lines, trainer_lines
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory

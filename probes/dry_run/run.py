@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ...ds_configs.unmodeled_features import FIRST_WITHOUT_AUTOEP, beyond_plans
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, unmodeled_features
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ..recording.request import Request
@@ -72,7 +72,7 @@ def _refuse_what_needs_more(run: Run) -> None:
             why="DeepSpeed 0.19.8 asks transformers' registry of outputs in a way that it no longer answers",
             fix="install transformers 5.8, or take expert_parallel out",
         )
-    for feature in beyond_plans(run.config):
+    for feature in unmodeled_features(run.config):
         if feature.not_dry_run:
             raise NeedsValuesError(
                 f"a dry run does not know {feature.name}",

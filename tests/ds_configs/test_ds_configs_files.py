@@ -17,7 +17,7 @@ from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
-from ds_advise.ds_configs.training_arguments import accelerate_config, training_arguments, training_arguments_snippet
+from ds_advise.ds_configs.training_script import accelerate_config, training_arguments, training_arguments_snippet
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster

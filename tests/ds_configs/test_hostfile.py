@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ds_advise.ds_configs.hostfile import read_hostfile
+from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.errors import ConfigFileError
 
 TAKEN = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ds_advise.ds_configs.emit import ds_config
-from ds_advise.ds_configs.other_plan import under_other_plan
+from ds_advise.ds_configs.emit import ds_config, merge_plan_into_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Rung
@@ -31,7 +30,7 @@ def under(rung: Rung, own: dict[str, Any]) -> dict[str, Any]:
     cluster, shape = h100s(2), find("gpt2")
     batch = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
     plan = plan_for(rung, shape, Workload(), cluster, **batch, gradient_checkpointing=False)
-    return under_other_plan(own, ds_config(plan, shape, Workload(), cluster, flavor="deepspeed"), plan)
+    return merge_plan_into_config(own, ds_config(plan, shape, Workload(), cluster, flavor="deepspeed"), plan)
 
 
 @pytest.mark.parametrize("rung", ["zero2", "zero3", "zero2-offload"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any, TypeVar
 
-from ...ds_configs.hostfile import read_hostfile
+from ...ds_configs.launch_commands import read_hostfile
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from . import building, environment, folder, gpus, host, nodes, software

@@ -12,7 +12,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.unmodeled_features import FIRST_WITHOUT_AUTOEP
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ..versions import parse_version
 from .findings import Findings, counted, note, ok, problem, unknown, warning
 from .gpus import NO_PYNVML, Graphics

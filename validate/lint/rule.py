@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
 from .facts import DeepSpeedFacts
-from .linted_config import LintedConfig
-from .values import number_in
+from .linted_config import LintedConfig, number_in
 
 Severity = Literal["error", "warning", "advice"]
 Path = tuple[str, ...]

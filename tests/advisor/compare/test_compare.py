@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.answer.comparison import Comparison, compare, differences, parts, read_circumstances
-from ds_advise.advisor.answer.config_settings import LOOSE_DEFAULTS, ConfigSettings
-from ds_advise.advisor.answer.key_meanings import MEANINGS
+from ds_advise.advisor.answer.comparison import Comparison, compare, differences, parts, read_context
+from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.render.comparison import render_comparison
 from ds_advise.advisor.search.search import predict_all
+from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS
@@ -225,23 +225,27 @@ def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
     others: dict[str, list[Any]] = {}
     for key, value in pairs("runtime/constants.py"):
         others.setdefault(key, []).append(value)
-    for path, value in LOOSE_DEFAULTS.items():
+    for path, known in CONFIG_KEYS.items():
         block, _, name = path.rpartition(".")
+        value = known.default
+        if known.field or value is None:
+            continue
         installed = {"aio": aio, "activation_checkpointing": checkpointing}.get(block)
         assert value in others[name] if installed is None else installed[name] == value, path
 
 
 def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
     """No phrase outlives its key."""
-    for path in MEANINGS:
+    for path in CONFIG_KEYS:
         owner, _, name = path.rpartition(".")
         block = facts.block(owner)
-        assert owner == "optimizer.params" or (block is not None and name in block.names()), path
+        free = owner in ("optimizer.params", "scheduler.params", "expert_parallel")  # arguments, or not read here
+        assert free or (block is not None and name in block.names()), path
 
 
 def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
     """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
-    known = read_circumstances("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
+    known = read_context("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
     ladder, _ = predict_all(
         Question(model=known.model, workload=known.workload, cluster=known.cluster, micro_batch_size=2)
     )
@@ -270,7 +274,7 @@ def test_figures_add_up_and_other_holds_the_rest() -> None:
 def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> None:
     """`auto` has its numbers, both sides have figures, and they are the closed form's for the plans that the files
     describe."""
-    comparison = compare(files["offload"], files["zero3"], read_circumstances("Qwen2.5-7B", **WHERE))
+    comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
     first, second = comparison.first.candidate, comparison.second.candidate
     assert first is not None and second is not None
     assert (first.rung, second.rung) == ("zero2-offload", "zero3")
@@ -281,7 +285,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert "train_batch_size" not in found  # it follows, and nobody wrote it
     assert "bf16.enabled" not in found
     assert first.tokens_per_s < second.tokens_per_s
-    filled = compare(files["offload"], files["zero3"], read_circumstances("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
+    filled = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
     assert "train_micro_batch_size_per_gpu" not in {difference.path for difference in filled.differences}
 
 
@@ -290,7 +294,7 @@ def test_what_the_figures_leave_out_is_said(tmp_path: Path, files: dict[str, str
     written = tmp_path / "zenflow.json"
     offload = FILES["offload"]["zero_optimization"] | {"zenflow": {"topk_ratio": 0.05}}  # type: ignore[operator]
     written.write_text(json.dumps(FILES["offload"] | {"zero_optimization": offload}))
-    text = text_of(compare(files["offload"], str(written), read_circumstances("Qwen2.5-1.5B", **WHERE)))
+    text = text_of(compare(files["offload"], str(written), read_context("Qwen2.5-1.5B", **WHERE)))
     assert "B has ZenFlow: predictions are of the plain offload" in text and "A has" not in text
     assert "has ZenFlow" not in text_of(compare(files["offload"], str(written)))
 
@@ -307,7 +311,7 @@ def text_of(comparison: Comparison, width: int = 80) -> str:
 def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]) -> None:
     """The verdict first, then the figures of A and B in the same columns, then the keys."""
     names = [files.get(name, name) for name in pair]
-    text = text_of(compare(names[0], names[1], read_circumstances("Qwen2.5-1.5B", **WHERE)))
+    text = text_of(compare(names[0], names[1], read_context("Qwen2.5-1.5B", **WHERE)))
     assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith((" A: ", " B: "))] == []
     assert text.splitlines()[0].startswith((" Both fit", " Only ", " Neither"))
     for title in ("tokens/s", "GPU GiB", "Where a GPU's memory goes", "Where the time goes"):
@@ -319,7 +323,7 @@ def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]
 
 def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
     """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
-    comparison = compare(files["offload"], files["zero3"], read_circumstances("Qwen2.5-7B", **WHERE))
+    comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
     text = text_of(comparison)
     sides = [side.candidate for side in (comparison.first, comparison.second)]
     assert sides[0] is not None and sides[1] is not None
@@ -341,7 +345,7 @@ def test_verdicts(files: dict[str, str]) -> None:
     """Who fits and who is faster, in words."""
 
     def verdict(first: str, second: str, **where: Any) -> str:
-        return text_of(compare(first, second, read_circumstances("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
+        return text_of(compare(first, second, read_context("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
 
     assert verdict("zero2-offload", "zero3").startswith(" Both fit; B is ")
     assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
@@ -454,9 +458,9 @@ def test_errors_have_their_types(tmp_path: Path) -> None:
         compare("zero2", "zero3")
     (tmp_path / "no batch.json").write_text("{}")
     with pytest.raises(ConfigFileError, match=r"no batch.json: train_micro_batch_size_per_gpu is missing"):
-        compare(str(tmp_path / "no batch.json"), "zero3", read_circumstances("gpt2", **{**WHERE, "nvme": None}))
+        compare(str(tmp_path / "no batch.json"), "zero3", read_context("gpt2", **{**WHERE, "nvme": None}))
     with pytest.raises(DsAdviseError):
-        read_circumstances("no-such-model-anywhere", **WHERE)
+        read_context("no-such-model-anywhere", **WHERE)
 
 
 def test_nothing_slow_is_imported(files: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ import pytest
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.training_arguments import training_arguments
+from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Rung

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.training_arguments import accelerate_config, training_arguments
+from ds_advise.ds_configs.training_script import accelerate_config, training_arguments
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
-from ds_advise.validate.lint.classes import CLASSES
 from ds_advise.validate.lint.facts import from_json, to_json
 from ds_advise.validate.lint.installed_facts import BUNDLED, installed_version
-from ds_advise.validate.lint.read_deepspeed import read_facts
-from ds_advise.validate.lint.values import problem
+from ds_advise.validate.lint.linted_config import problem
+from ds_advise.validate.lint.read_deepspeed import CLASSES, read_facts
 
 from benchmarks.lint.documents import installed_facts
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, number_in, shown
 from ..rule import Hit, Rules, hit, unquoted
-from ..values import number_in, shown
 
 rules = Rules()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....ds_configs.unmodeled_features import FIRST_WITHOUT_AUTOEP
+from ....ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ...versions import parse_version
 from ..installed_facts import installed_version
 from ..linted_config import LintedConfig

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..facts import ConfigBlock, ConfigField
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, did_you_mean
 from ..rule import Edit, Hit, Path, Remove, Rename, Replace, Rules, hit
-from ..values import did_you_mean
 from .examples import CPU, ON, plain, zero
 
 rules = Rules()

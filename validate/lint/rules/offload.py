@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....estimators.memory.trainable import tensor_set
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, shown
 from ..rule import Hit, Remove, Rules, hit
-from ..values import shown
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
 
 rules = Rules()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, shown
 from ..rule import Hit, Remove, Rules, hit
-from ..values import shown
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
 
 rules = Rules()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....ds_configs.unmodeled_features import beyond_plans
+from ....ds_configs.read import unmodeled_features
 from ....estimators.estimate import MemoryEstimate
 from ....estimators.hardware.cluster import Cluster
 from ....estimators.memory.fit_probability import fit_probability
@@ -148,7 +148,7 @@ def steps_often(config: LintedConfig) -> Iterator[Hit]:
 @rules.advice(
     "DS906 a feature that the predictions leave out",
     why="what is said here of memory and time is of the same configuration without it",
-    source="ds_configs/unmodeled_features.py",
+    source="ds_configs/read.py",
     options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
     bad=_bf16(zero_optimization=zero(3), compile={"deepcompile": True}),
     good=_bf16(zero_optimization=zero(3)),
@@ -156,7 +156,7 @@ def steps_often(config: LintedConfig) -> Iterator[Hit]:
 )
 def left_out(config: LintedConfig) -> Iterator[Hit]:
     if _Situation.of(config):
-        for feature in beyond_plans(config.values):
+        for feature in unmodeled_features(config.values):
             yield hit(feature.key, f"{feature.name}: {feature.predicted}")
 
 

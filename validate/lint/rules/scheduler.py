@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..facts import Parameter
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, did_you_mean, number_in, shown
 from ..rule import Hit, Rules, hit, unquoted
-from ..values import did_you_mean, number_in, shown
 from .examples import ADAMW, plain, zero
 
 rules = Rules()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, shown
 from ..rule import Hit, Remove, Replace, Rules, hit
-from ..values import shown
 from .examples import ADAMW, CPU, ON, plain, trainer, zero
 
 rules = Rules()

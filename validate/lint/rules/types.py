@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..facts import DeepSpeedFacts
-from ..linted_config import LintedConfig
+from ..linted_config import LintedConfig, is_converted_text, number_in, problem, shown
 from ..rule import Edit, Hit, Replace, Rules, hit, unquoted
-from ..values import is_converted_text, number_in, problem, shown
 from .examples import ON, plain, zero
 
 rules = Rules()

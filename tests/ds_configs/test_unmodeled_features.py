@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ds_advise.ds_configs.unmodeled_features import beyond_plans
+from ds_advise.ds_configs.read import unmodeled_features
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.workload import Workload
@@ -31,7 +31,7 @@ FEATURES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "config"), FEATURES)
 def test_a_feature_is_recognised(name: str, config: dict[str, Any]) -> None:
-    [found] = beyond_plans(config)
+    [found] = unmodeled_features(config)
     assert found.name == name
 
 
@@ -44,7 +44,7 @@ def test_a_feature_is_recognised(name: str, config: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_off_or_ignored_is_not_named(config: dict[str, Any]) -> None:
-    assert not list(beyond_plans(config))
+    assert not list(unmodeled_features(config))
 
 
 @pytest.mark.parametrize(("name", "config"), [each for each in FEATURES if each[0] != "DeepCompile"])

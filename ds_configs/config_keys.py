@@ -1,0 +1,149 @@
+"""Every key of a ds_config that is explained, compared or checked: the plan's keys and those that no plan holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..estimators.plan import PLAN_FIELDS, ConfigKey, stages_of
+
+
+def _key(path: str, meaning: str = "", **properties: Any) -> ConfigKey:
+    return ConfigKey(**{"path": path, "meaning": meaning, "stages": stages_of(path), **properties})
+
+
+_ORDER: tuple[ConfigKey | str, ...] = (
+    _key("train_batch_size", "samples of all GPUs in one optimizer step", filled=True),
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    _key(
+        "gradient_clipping",
+        "largest norm of the gradient; 0 does not clip",
+        default=1.0,
+        filled=True,
+        argument="max_grad_norm",
+    ),
+    _key("bf16.enabled", "weights and gradients of 2 bytes, the range of fp32; needs Ampere or newer", filled=True),
+    _key("fp16.enabled", "weights and gradients of 2 bytes, with loss scaling", filled=True),
+    _key("fp16.loss_scale", "0 finds the scale itself"),
+    _key("optimizer.type", "decides the states per parameter, and whether they can be in host RAM"),
+    _key("optimizer.params.lr", "learning rate", filled=True, argument="learning_rate"),
+    _key("optimizer.params.betas", filled=True),
+    _key("optimizer.params.eps", filled=True),
+    _key("optimizer.params.weight_decay", filled=True, argument="weight_decay"),
+    _key("scheduler.type", "learning rate over time"),
+    _key("scheduler.params.warmup_min_lr", filled=True),
+    _key("scheduler.params.warmup_max_lr", filled=True, argument="learning_rate"),
+    _key("scheduler.params.warmup_num_steps", filled=True),
+    _key("scheduler.params.total_num_steps", filled=True),
+    "zero_stage",
+    "offload_optimizer",
+    "offload_param",
+    _key("zero_optimization.offload_optimizer.nvme_path", "where the states are kept between steps", nvme_only=True),
+    _key("zero_optimization.offload_param.nvme_path", "where the weights are kept between uses", nvme_only=True),
+    "pin_memory",
+    _key("zero_optimization.offload_param.pin_memory", PLAN_FIELDS["pin_memory"].meaning),
+    "optimizer_buffer_count",
+    "param_buffer_count",
+    "param_buffer_size",
+    "param_max_in_cpu",
+    "offload_optimizer_ratio",
+    _key("zero_optimization.offload_optimizer.pipeline_read", nvme_only=True),
+    _key("zero_optimization.offload_optimizer.pipeline_write", nvme_only=True),
+    _key("zero_optimization.offload_optimizer.fast_init", nvme_only=True),
+    "overlap_comm",
+    "reduce_bucket_size",
+    _key(
+        "zero_optimization.allgather_bucket_size",
+        "elements gathered at a time; current torch gathers all in place",
+        stages=(),  # runtime/utils.py all_gather_dp_groups gathers in place (0.19.8)
+    ),
+    _key("zero_optimization.contiguous_gradients", "gradients copied into one buffer: less fragmentation"),
+    _key("zero_optimization.reduce_scatter", "each rank receives only what it owns"),
+    _key("zero_optimization.round_robin_gradients", "spreads the copies to host RAM among the ranks", stages=(1, 2)),
+    _key("zero_optimization.parameter_alignment", stages=(1, 2)),
+    _key("zero_optimization.allgather_partitions", stages=(1, 2)),
+    _key("zero_optimization.use_multi_rank_bucket_allreduce", stages=(1, 2)),
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    _key(
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "saving leaves a model, not only shards; rank 0 holds it",
+    ),
+    _key("zero_optimization.stage3_model_persistence_threshold"),
+    _key("zero_optimization.stage3_module_granularity_threshold"),
+    _key("zero_optimization.stage3_use_all_reduce_for_fetch_params"),
+    _key("zero_optimization.stage3_allgather_sequential"),
+    _key("zero_optimization.memory_efficient_linear", stages=(3,)),
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
+    _key("zero_optimization.zero_quantized_nontrainable_weights", stages=(3,)),
+    _key("aio.block_size", "bytes of a request to the drive", default=1_048_576),
+    _key("aio.queue_depth", "requests in flight per thread", default=8),
+    _key("aio.intra_op_parallelism", "threads that read and write one tensor", default=1),
+    _key("aio.single_submit", "requests submitted one by one", default=False),
+    _key("aio.overlap_events", "requests submitted while others finish", default=True),
+    _key("aio.use_gds", default=False),
+    _key("zero_allow_untested_optimizer", "lets ZeRO take an optimizer that it was not tested with", default=False),
+    _key("wall_clock_breakdown", "times every part of a step, and waits for the GPU to do so", default=False),
+    _key("steps_per_print", "steps between two lines of the log", filled=True),
+    _key("prescale_gradients", default=False),
+    _key("gradient_predivide_factor", default=1.0),
+    _key("disable_allgather", default=False),
+    _key("dump_state", default=False),
+    _key("memory_breakdown", default=False),
+    _key("zero_force_ds_cpu_optimizer", default=True),
+    _key("managed_gradient_accumulation", default=True),
+    _key("dataloader_drop_last", default=False),
+    _key("optimizer.legacy_fusion", default=False),
+    _key("torch_autocast.enabled", default=False),
+    *(
+        _key(f"activation_checkpointing.{name}", default=False)
+        for name in (
+            "partition_activations",
+            "contiguous_memory_optimization",
+            "cpu_checkpointing",
+            "synchronize_checkpoint_boundary",
+            "profile",
+        )
+    ),
+)
+"""Keys by their effect, the largest first; a string is a field of `Plan`, and fields that are not here come last.
+Defaults are those of keys without a pydantic class (runtime/constants.py, runtime/swap_tensor/constants.py and
+runtime/activation_checkpointing/config.py of 0.19.8)."""
+
+
+def _keys() -> Iterator[ConfigKey]:
+    rest = dict(PLAN_FIELDS)
+    for entry in _ORDER:
+        yield rest.pop(entry) if isinstance(entry, str) else entry
+    yield from (known for known in rest.values() if known.path)
+
+
+CONFIG_KEYS: Mapping[str, ConfigKey] = {known.path: known for known in _keys()}
+"""Path -> key."""
+
+_EXPLAINED = tuple(path for path, known in CONFIG_KEYS.items() if known.meaning)
+_BLOCKS = tuple(dict.fromkeys(path.partition(".")[0] for path in _EXPLAINED))
+
+
+def meaning(path: str) -> str:
+    """What the key decides, "" where the table does not say."""
+    return CONFIG_KEYS[path].meaning if path in CONFIG_KEYS else ""
+
+
+def acts_at(path: str, stage: int) -> bool:
+    """Whether DeepSpeed uses the key at a ZeRO stage."""
+    known = CONFIG_KEYS.get(path)
+    return stage in (stages_of(path) if known is None else known.stages)
+
+
+def rank(path: str) -> tuple[int, str, int, str]:
+    """Sorts keys by their effect: first the blocks, then the keys of a block."""
+    block = path.partition(".")[0]
+    first = _BLOCKS.index(block) if block in _BLOCKS else len(_BLOCKS)
+    return first, block, _EXPLAINED.index(path) if path in _EXPLAINED else len(_EXPLAINED), path
