@@ -8,7 +8,6 @@ from .gradients_stage_3 import StageThree
 from .gradients_stages_1_2 import StageOne, StageTwo
 from .trainable import ShardedTensors
 
-__all__ = ["GradientMemory", "gradient_memory"]
 
 
 def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> GradientMemory:

@@ -15,40 +15,40 @@ from .trainable import groups_on_gpu, optimizer_group_numels, shards_below
 NORM_CHUNK = 250_000_000
 """Elements that the offload casts for the norm at a time (stage3.py `_constant_buffered_norm2`)."""
 
-_SOURCE = "deepspeed 0.19.8 runtime/zero/stage3.py"
-_SYMBOLS = {
+_SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
+_SYMBOLS_3 = {
     **GRADIENT_SYMBOLS,
     "piece": "one rank's part of a gradient on its way to the host",
     "chunk": "elements of which the norm is taken at a time",
     "waiting": "fp32 elements that wait on the GPU for their way to the disk",
     "shard": "one rank's shard of the largest tensor",
 }
-_BUCKET = Formula(
+_BUCKET_3 = Formula(
     "reduce_buckets",
     "w (bucket + copied)",
-    f"{_SOURCE} _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
-    _SYMBOLS,
+    f"{_SOURCE_3} _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
+    _SYMBOLS_3,
 )
-_GRADIENTS = Formula("gradients", "w (shards + alive)", f"{_SOURCE} grad_partitions_flat_buffer", _SYMBOLS)
-_STAGING = Formula(
+_GRADIENTS_3 = Formula("gradients", "w (shards + alive)", f"{_SOURCE_3} grad_partitions_flat_buffer", _SYMBOLS_3)
+_STAGING_3 = Formula(
     "offload_staging",
     "w piece + max(8 min(piece, chunk), m piece) + 4 waiting",
-    f"{_SOURCE} partition_grads, _offload_grad_partition_at_boundary",
-    _SYMBOLS,
+    f"{_SOURCE_3} partition_grads, _offload_grad_partition_at_boundary",
+    _SYMBOLS_3,
 )
 # torch's AdamW takes the root of a whole sub-group's second moments. (In a dry run it takes its loop over tensors,
 # which needs as much again for the quotient.)
-_KEPT_STEP = Formula(
+_KEPT_STEP_3 = Formula(
     "step_temporaries",
     "m G",
     "torch 2.13 optim/adam.py _multi_tensor_adam (exp_avg_sq_sqrt), for the sub-groups that stay on the GPU",
-    _SYMBOLS,
+    _SYMBOLS_3,
 )
-_STEP = Formula(
+_STEP_3 = Formula(
     "step_temporaries",
     "max(8 shard, {cast} G, (m + s) G{overflow})",
-    f"{_SOURCE} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
-    _SYMBOLS,
+    f"{_SOURCE_3} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
+    _SYMBOLS_3,
     STEP_NOT_COVERED,
 )
 
@@ -71,11 +71,11 @@ class StageThree(GradientMemory):
 
     def _bucket(self, copied: int = 0) -> Terms:
         size = self.width * (self.bucket_size + copied)
-        return _BUCKET.term(size, w=self.width, bucket=self.bucket_size, copied=copied)
+        return _BUCKET_3.term(size, w=self.width, bucket=self.bucket_size, copied=copied)
 
     def _gradients(self, whole: int) -> Terms:
         shards = 0 if self.offloaded else self.sharded.shard_total
-        return _GRADIENTS.term(self.width * (shards + whole), w=self.width, shards=shards, alive=whole)
+        return _GRADIENTS_3.term(self.width * (shards + whole), w=self.width, shards=shards, alive=whole)
 
     def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
         """What a gradient of `numel` elements takes on its way to the host or the disk, among others in its bucket."""
@@ -90,7 +90,7 @@ class StageThree(GradientMemory):
             waiting += max(0, shard_numel(in_bucket, self.sharded.world_size) - piece)
         master = self.plan.master_bytes
         size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
-        return _STAGING.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
+        return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
     def forward_terms(self) -> Terms:
         return self._gradients(0) + self._bucket()
@@ -134,15 +134,15 @@ class StageThree(GradientMemory):
         if self.offloaded:
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
             master = self.plan.master_bytes
-            return self.forward_terms() + self._staging(0) + _KEPT_STEP.term(master * group, m=master, G=group)
+            return self.forward_terms() + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
         width, sharded, temporaries = self.width, self.sharded, self.optimizer.step_bytes
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
         overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
         master = self.plan.master_bytes
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
-        text = _STEP.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
-        return self.forward_terms() + _STEP._replace(text=text).term(
+        text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
+        return self.forward_terms() + _STEP_3._replace(text=text).term(
             max(NORM_BYTES * sharded.largest_shard, cast * group, int((master + temporaries) * group), overflow),
             w=width,
             m=master,

@@ -38,7 +38,7 @@ from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..tiles import loss_tiles
 from ..workload import Workload
-from .activations import activation_memory
+from .activations.activation_memory import activation_memory
 from .activations.loss import output_terms, tile_of_logits
 from .device_overhead import (
     allocator_overhead,

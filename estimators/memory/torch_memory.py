@@ -37,7 +37,7 @@ from ..models.model_shape import ModelShape, Tensor
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
-from .activations import activation_memory
+from .activations.activation_memory import activation_memory
 from .activations.loss import output_terms
 from .device_overhead import (
     allocator_overhead,

@@ -14,7 +14,7 @@ from ds_advise.advisor.cli.explain import explain
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import LIKELY, SURE
 from ds_advise.estimators.estimate import total_bytes
-from ds_advise.estimators.memory.activations import activation_memory
+from ds_advise.estimators.memory.activations.activation_memory import activation_memory
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
 from ds_advise.estimators.models.catalogue import find

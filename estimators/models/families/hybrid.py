@@ -18,21 +18,21 @@ CHUNK = 64
 def qwen3_5_text(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    return build(c, dims, biased(c), attentions=_each_layer(c, dims, projections))
+    return build(c, dims, biased(c), attentions=_hybrid_layers(c, dims, projections))
 
 
 def qwen3_5_moe_text(c: Fields) -> Body:
     # The class has no dense layer, and so needs no width for one.
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256, intermediate_size=1)
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    sparse = _experts(c, dims, count=256, chosen=8)
-    return build(c, dims, biased(c), attentions=_each_layer(c, dims, projections), sparse=sparse)
+    sparse = _hybrid_experts(c, dims, count=256, chosen=8)
+    return build(c, dims, biased(c), attentions=_hybrid_layers(c, dims, projections), sparse=sparse)
 
 
 def qwen3_next(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256)
-    attentions = _each_layer(c, dims, ("in_proj_qkvz", "in_proj_ba"))
-    sparse = _experts(c, dims, count=512, chosen=10)
+    attentions = _hybrid_layers(c, dims, ("in_proj_qkvz", "in_proj_ba"))
+    sparse = _hybrid_experts(c, dims, count=512, chosen=10)
     return build(c, dims, biased(c), attentions=attentions, sparse=sparse, is_sparse=qwen_sparse(c, dims))
 
 
@@ -46,14 +46,14 @@ def qwen3_5_moe(c: Fields) -> Body:
     return idle(c, text, deep_tower(c, text), tied=False)
 
 
-def _experts(c: Fields, dims: Dims, *, count: int, chosen: int) -> FeedForwardPart:
+def _hybrid_experts(c: Fields, dims: Dims, *, count: int, chosen: int) -> FeedForwardPart:
     width, shared = (c.size(f"{name}_intermediate_size", default=512) for name in ("moe", "shared_expert"))
     experts = routed(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
     feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
     return feed_forward, tensors + linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
 
 
-def _each_layer(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:
+def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:
     """Linear attention, and full attention in each `full_attention_interval`-th layer."""
     every = c.size("full_attention_interval", default=4, limit=MAX_LAYERS)
     kinds = c.per_layer("layer_types", dims.layers, ("linear_attention", "full_attention"))

@@ -13,23 +13,23 @@ from .llama import biased
 from .parts import Tensors, feed_forward_linears, linear, parameter
 from .vision_language import idle_tensors, part
 
-_AT = "feed_forward"
-_DENSE = (f"{_AT}.gate_proj", f"{_AT}.up_proj", f"{_AT}.down_proj")
+_LLAMA4_AT = "feed_forward"
+_LLAMA4_DENSE = (f"{_LLAMA4_AT}.gate_proj", f"{_LLAMA4_AT}.up_proj", f"{_LLAMA4_AT}.down_proj")
 
 
 def llama4_text(c: Fields) -> Body:
     # A file without `num_key_value_heads` means the class's default.
     dims = Dims.read(c, num_key_value_heads=8, head_dim=128, intermediate_size=8192)
-    style = biased(c)._replace(feed_forward=_DENSE)
+    style = biased(c)._replace(feed_forward=_LLAMA4_DENSE)
     wide = dims._replace(feed_forward=c.size("intermediate_size_mlp", default=16384))
     experts = c.items("moe_layers")
     step = c.size("interleave_moe_layer_step", default=1, limit=MAX_LAYERS)
     listed = range(step - 1, dims.layers, step) if experts is None else experts
     sparse = [layer in listed for layer in range(dims.layers)]
-    return build(c, wide, style, attentions=_each_layer(c, dims, style), sparse=_experts(c, dims), is_sparse=sparse)
+    return build(c, wide, style, attentions=_llama4_layers(c, dims, style), sparse=_llama4_experts(c, dims), is_sparse=sparse)
 
 
-def _each_layer(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
+def _llama4_layers(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
     """Rotated queries and keys, normed without a weight, within chunks; in each fourth layer neither."""
     every = c.size("no_rope_layer_interval", default=4, limit=MAX_LAYERS)
     rotates = c.items("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(dims.layers)]
@@ -52,7 +52,7 @@ def _each_layer(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
     return chosen
 
 
-def _experts(c: Fields, dims: Dims) -> FeedForwardPart:
+def _llama4_experts(c: Fields, dims: Dims) -> FeedForwardPart:
     """transformers hands every token to every expert, times a score that is 0 but for the chosen ones."""
     count, width, hidden = c.size("num_local_experts", default=16), dims.feed_forward, dims.hidden
     feed_forward = FeedForward(
@@ -64,11 +64,11 @@ def _experts(c: Fields, dims: Dims) -> FeedForwardPart:
         shared_hidden=width,
     )
     everyone = FeedForward(hidden=width, gated=True, activation=feed_forward.activation)
-    shared = tuple(f"{_AT}.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+    shared = tuple(f"{_LLAMA4_AT}.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
     return feed_forward, (
-        parameter(f"{_AT}.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
-        + parameter(f"{_AT}.experts.down_proj", count, width, hidden, role="expert")
-        + linear(f"{_AT}.router", hidden, count, "router")
+        parameter(f"{_LLAMA4_AT}.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
+        + parameter(f"{_LLAMA4_AT}.experts.down_proj", count, width, hidden, role="expert")
+        + linear(f"{_LLAMA4_AT}.router", hidden, count, "router")
         + feed_forward_linears(everyone, hidden, shared)
     )
 
@@ -88,14 +88,14 @@ def llama4(c: Fields) -> Body:
     return text._replace(
         base="",
         blocks=tuple(replace(block, prefix=f"{at}model.{block.prefix}") for block in text.blocks),
-        outside=idle_tensors(_tower(c, text.hidden_size))
+        outside=idle_tensors(_llama4_tower(c, text.hidden_size))
         + tuple(tensor._replace(name=f"{at}model.{tensor.name}") for tensor in text.outside),
         heads={"ForConditionalGeneration": heads["ForConditionalGeneration"]},
         idle_tower=True,
     )
 
 
-def _tower(c: Fields, text_hidden: int) -> Tensors:
+def _llama4_tower(c: Fields, text_hidden: int) -> Tensors:
     vision, at = part(c, "vision_config", "llama4_vision_model"), "vision_model."
     hidden, inner = vision.size("hidden_size", default=768), vision.size("intermediate_size", default=5632)
     patches, kernel = patch_grid(vision, image=448, patch=14)

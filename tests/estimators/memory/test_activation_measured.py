@@ -23,7 +23,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import torch.nn.functional as F
 import transformers as T
-from ds_advise.estimators.memory.activations import ActivationMemory, activation_memory, kernels, saved_tensors
+from ds_advise.estimators.memory.activations import kernels, saved_tensors
+from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.software import Software

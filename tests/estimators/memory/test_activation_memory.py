@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ds_advise.estimators.memory.activations import activation_memory
+from ds_advise.estimators.memory.activations.activation_memory import activation_memory
 from ds_advise.estimators.memory.activations.kernels import attention_kernel
 from ds_advise.estimators.memory.activations.saved_tensors import AutogradGraph, total
 from ds_advise.estimators.models.families import shape_from_config
