@@ -87,7 +87,7 @@ def advise(
     model_size: "max" takes `model` as a family's name (`Qwen2.5`), and of it the largest model that fits.
     precision: "auto" is bf16 where the GPU has it, else fp16.
     document_len: the mean length of the documents packed into a sample; None: a sample is one.
-    software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
+    software: what differs from what is planned for (`estimators.workload.Software`), as "transformers=4.45,reentrant".
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
     sequence_parallel_size: GPUs that share each sample (Ulysses); None tries more where a whole sample does not fit.
     experts: "autoep" lets each GPU keep whole experts of a mixture, where that is faster (transformers 5.0 to 5.22).

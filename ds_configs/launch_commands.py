@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
-from ..estimators.hardware.cluster import Cluster
-from ..estimators.hardware.host_defaults import cpu_cores, threads_per_rank
+from ..estimators.hardware.cluster import Cluster, cpu_cores, threads_per_rank
 from ..estimators.workload import Framework
 
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from ..estimators.hardware.cluster import Cluster
+from ..estimators.memory.activations.loss import tiles_of
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan
-from ..estimators.tiles import tiles_of
 from ..estimators.workload import Workload
 from .launch_commands import PORT
 

@@ -281,3 +281,14 @@ class Estimate:
     memory: MemoryEstimate
     time: TimeEstimate
     evidence: Evidence = "analytic"
+
+
+Terms = tuple[MemoryTerm, ...]
+
+ON_A_NODE: Mapping[str, str] = {
+    **MEMORY_SYMBOLS,
+    "L": "ranks of a node",
+    "p2": "rounded up to a power of two, as the page-locked allocator does",
+    "states": "bytes of optimizer states",
+}
+"""Symbols of host memory and NVMe."""

@@ -38,3 +38,14 @@ def listed(phrases: Sequence[Phrase]) -> Phrase:
     for following in phrases[1:]:
         made = phrase("{first}, {following}", first=made, following=following)
     return made
+
+
+GIB = 2**30
+
+
+def gib(size_bytes: int) -> str:
+    """GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
+    value = size_bytes / GIB
+    if value < 0.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 999.5 else f"{value:,.0f}"

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from .hardware.cluster import Cluster
 from .memory.activations.layer_variants import with_offered_attention
-from .memory.nvme_memory import states_per_master
+from .memory.activations.loss import untileable
+from .memory.host_memory import states_per_master
 from .memory.partition import shard_numel
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.expert_parallel import unspreadable
@@ -15,7 +16,6 @@ from .models.tensor_parallel import unsplittable
 from .optimizers import OptimizerSpec, optimizer
 from .phrase import phrase
 from .plan import Plan
-from .tiles import untileable
 from .workload import Workload
 
 ULYSSES_MODEL_TYPES = frozenset(

@@ -10,11 +10,11 @@ from ..ds_configs.emit import ds_config
 from ..ds_configs.read import plan_from_ds_config, ranks_per_sample_in
 from ..estimators.errors import ClusterError, ConfigFileError
 from ..estimators.estimate import Estimate
-from ..estimators.estimate_plan import estimate_plan
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Plan
+from ..estimators.time.step_time import estimate_plan
 from ..estimators.workload import Workload
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
-from ...estimators.hardware.host_defaults import threads_per_rank
+from ...estimators.hardware.cluster import threads_per_rank
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
-from ...estimators.time.duration import JobDuration
-from ...estimators.time.price import Price
-from ...estimators.time.utilization import model_flops_utilization
+from ...estimators.time.flops import model_flops_utilization
+from ...estimators.time.job import JobDuration, Price
 from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
 from ..question.question import Largest, Question, Risk
 from ..search.candidate import Candidate, LadderStep, Verdict, duration_of

@@ -17,9 +17,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
-from ...estimators.time.duration import JobDuration, job_duration
-from ...estimators.time.job import Job
-from ...estimators.time.price import Price
+from ...estimators.time.job import Job, JobDuration, Price, job_duration
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts

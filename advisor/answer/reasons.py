@@ -12,8 +12,7 @@ from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.plan import RUNGS, Plan
-from ...estimators.time.speed_spread import ratio_spread
-from ...estimators.time.step_time import estimate_time
+from ...estimators.time.step_time import estimate_time, ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
 from ..search.choice import COMFORTABLE, SAME_SPEED, costly_features, tolerance

@@ -11,8 +11,7 @@ from typing import Any
 from ...ds_configs.emit import ds_config
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
 from ...ds_configs.training_script import model_lines, python_source, script_arguments, script_lines, trainer_lines
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.phrase import named, phrase
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title

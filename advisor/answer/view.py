@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import Phrase, listed, named, phrase
-from ...estimators.software import DEFAULT, Software
-from ...estimators.time.utilization import model_flops_utilization, peak_flops_per_s
-from ...estimators.workload import Workload
+from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
+from ...estimators.workload import DEFAULT, Software, Workload
 from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import hours, money, parts_sentences, verdict_sentence

@@ -10,13 +10,12 @@ from itertools import repeat
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
-from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES, untileable
 from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
-from ...estimators.software import DEFAULT
-from ...estimators.tiles import untileable
 from ...estimators.time.collective_time import ring
+from ...estimators.workload import DEFAULT
 from ..question.cluster import join_nodes, parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of

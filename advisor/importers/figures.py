@@ -10,8 +10,7 @@ from ...ds_configs.launch_commands import unset_threads
 from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...estimators.estimate import Estimate
-from ...estimators.memory.checkpoint_size import checkpoint_bytes
+from ...estimators.time.job import checkpoint_bytes
 from ...probes.real_run.job import Device
 from ...probes.run import Run
 from ...probes.store_path import anything_kept

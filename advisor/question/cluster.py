@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ...estimators.errors import ClusterError
-from ...estimators.hardware.cluster import Cluster, Gpu
+from ...estimators.hardware.cluster import KERNEL_MEMORY_SHARE, Cluster, Gpu
 from ...estimators.hardware.gpus import assumes_sxm, find_gpu, gpu_of_memory
-from ...estimators.hardware.host_defaults import KERNEL_MEMORY_SHARE
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Beyond these a typing error is likelier than such a machine (DGX-2 has the most GPUs in one host, 16)."""

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from ...estimators.errors import WorkloadError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
-from ...estimators.time.job import Job
-from ...estimators.time.price import Price
+from ...estimators.time.job import Job, Price
 from ..data.counting import EPOCHS, global_batch
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}

@@ -9,14 +9,12 @@ from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES, untileable
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
-from ...estimators.tiles import untileable
-from ...estimators.time.job import Job
-from ...estimators.time.price import Price
+from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import undividable, unsupported
 from ...estimators.workload import Workload
 

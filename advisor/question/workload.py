@@ -12,7 +12,6 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.software import OptimizerStep, Software
 from ...estimators.workload import (
     DEFAULT_SEQ_LEN,
     AttentionKernel,
@@ -21,8 +20,10 @@ from ...estimators.workload import (
     LossKernel,
     Method,
     Mlp,
+    OptimizerStep,
     Precision,
     Quantization,
+    Software,
     Workload,
 )
 

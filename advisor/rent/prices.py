@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.time.price import Price
+from ...estimators.time.job import Price
 from ..question.cluster import MOST_NODES, parse_cluster
 
 

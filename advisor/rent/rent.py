@@ -10,9 +10,8 @@ from typing import Any
 
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.time.duration import JobDuration
 from ...estimators.time.interruptions import Interrupted, interrupted_run
-from ...estimators.time.price import HOUR_S, Price
+from ...estimators.time.job import HOUR_S, JobDuration, Price
 from ..answer.what_if import gpus_argument
 from ..ask import ask
 from ..question.job import batch_of, parse_duration

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
-from ...estimators.estimate_plan import estimate_plan
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.plan import PlainPyTorch, Plan, Rung
-from ...estimators.time.duration import JobDuration, job_duration
+from ...estimators.time.job import JobDuration, job_duration
+from ...estimators.time.step_time import estimate_plan
 from ...estimators.workload import Workload
 from ..question.question import Question, Risk
 from ..text.units import percent, times

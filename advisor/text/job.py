@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...estimators.phrase import Phrase, listed, phrase
-from ...estimators.time.duration import JobDuration
-from ...estimators.time.price import HOUR_S, Price
+from ...estimators.time.job import HOUR_S, JobDuration, Price
 from .units import gib, percent, seconds
 
 _TOLD_WASTE = 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...estimators.phrase import GIB as GIB
 from ...estimators.phrase import Phrase, phrase
-from ...estimators.units import GIB as GIB
-from ...estimators.units import gib as gib
+from ...estimators.phrase import gib as gib
 
 
 def count(number: int) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
+from ...estimators.memory.activations.loss import tiles_of
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.tiles import tiles_of
-from ...estimators.time.duration import job_duration
+from ...estimators.time.job import job_duration
 from ...probes.run import Run
 from ..advise import advise
 from ..answer.recommendation import Recommendation

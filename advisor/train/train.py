@@ -14,8 +14,8 @@ from ...ds_configs.write import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.time.job import checkpoint_bytes
 from ...probes.real_run.job import Device
 from ...probes.run import Run
 from ..answer.recommendation import Recommendation

@@ -25,8 +25,7 @@ from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.software import Software
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = DATA / "models"

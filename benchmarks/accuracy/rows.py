@@ -13,8 +13,16 @@ from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
-from ds_advise.estimators.software import OptimizerStep, Software
-from ds_advise.estimators.workload import AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload
+from ds_advise.estimators.workload import (
+    AttentionKernel,
+    LayerKernels,
+    LossKernel,
+    Method,
+    OptimizerStep,
+    Precision,
+    Software,
+    Workload,
+)
 
 from .questions import Asked, model_of
 

@@ -1,7 +1,7 @@
 """The 80 % intervals of predicted speeds, from predictions that have not seen the origin of the run they are for.
 
 A residual is measured over predicted speed. Its tenth and ninetieth percentiles over the runs of a kind, weighted by
-their origins as in the fit, are the interval (`estimators/time/speed_spread.py`); how well that holds is told by the
+their origins as in the fit, are the interval (`estimators/time/step_time.py`); how well that holds is told by the
 runs of each origin under the percentiles of all others.
 """
 
@@ -13,7 +13,7 @@ from itertools import accumulate, combinations
 from math import exp, log
 from typing import NamedTuple
 
-from ds_advise.estimators.time.speed_spread import DATA, Kind, speed_kind
+from ds_advise.estimators.time.step_time import DATA, Kind, speed_kind
 
 from .report import Table
 from .timed_runs import TimedRun, groups, weights

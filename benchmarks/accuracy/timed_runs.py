@@ -19,16 +19,22 @@ from typing import Any, Literal, cast
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import drop_dominated
 from ds_advise.ds_configs.presets import with_layers_as_units
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.host_defaults import cpu_cores
+from ds_advise.estimators.hardware.cluster import Cluster, cpu_cores
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import play
-from ds_advise.estimators.software import Software
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
-from ds_advise.estimators.workload import AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload
+from ds_advise.estimators.workload import (
+    AttentionKernel,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Precision,
+    Software,
+    Workload,
+)
 
 from .. import seed_ranking
 from ..schedule_files import read_schedule

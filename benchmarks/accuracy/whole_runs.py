@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal, cast
 
-from ds_advise.estimators.time.duration import JobDuration, job_duration
-from ds_advise.estimators.time.job import Job, SamplesOfLength
+from ds_advise.estimators.time.job import Job, JobDuration, SamplesOfLength, job_duration
 from ds_advise.estimators.time.step_time import estimate_time
 
 from ..document import put

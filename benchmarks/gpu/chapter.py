@@ -21,8 +21,8 @@ from ds_advise.advisor.search.candidate import fit_of
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.estimate import Estimate
-from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.time.step_time import estimate_plan
 from ds_advise.probes.bench.result import bench_from_json
 
 from ..accuracy.report import Section, Table, percent

@@ -25,12 +25,11 @@ from statistics import mean, median
 from time import thread_time
 from typing import Any
 
-from ds_advise.estimators.hardware.host_defaults import HOST_SCORE_S
+from ds_advise.estimators.hardware.cluster import HOST_SCORE_S
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.software import Software
 from ds_advise.estimators.time.host_costs import REFERENCE, HostCosts
 from ds_advise.estimators.time.host_time import host_work
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.host_time.case import HostTimeCase
 from ds_advise.probes.host_time.narrow import defaults, narrow
 from ds_advise.probes.host_time.result import PHASES, HostCounts, HostTime

@@ -6,11 +6,10 @@ MiB until a probe has measured them.
 
 from __future__ import annotations
 
-from ..estimate import Formula
+from ..estimate import Formula, Terms
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
-from ..software import DEFAULT, Software
-from .terms import Terms
+from ..workload import DEFAULT, Software
 
 MIB = 1 << 20
 

@@ -25,11 +25,10 @@ from math import nextafter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..estimate import MemoryEstimate
+from ..estimate import MemoryEstimate, Terms
 from ..hardware.cluster import Cluster
 from ..workload import Workload
 from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
-from .terms import Terms
 
 DATA = Path(__file__).parents[1] / "data" / "memory_spread.csv"
 

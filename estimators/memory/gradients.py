@@ -1,13 +1,378 @@
-"""Gradients on the GPU, the buckets they are reduced in, and what leaves them for the host: backward pass and step."""
+"""Stages 1 and 2: gradients are reduced to the ranks whose flat partition they lie in.
 
+- Stage 1 keeps all of them while micro batches accumulate. At the boundary those that passed through the bucket are
+  freed, but a tensor larger than the bucket keeps its gradient until the pass ends.
+- Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), a
+  second time while another micro batch is added.
+
+Offloaded gradients leave the GPU tensor by tensor.
+
+Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `copy_grads_in_partition`, `step`,
+`reduce_independent_p_g_buckets_and_remove_grads`, `independent_gradient_partition_epilogue`). Checked against dry runs
+of that engine.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
-from .gradient_memory import GradientMemory
-from .gradients_stage_0 import StageZero
-from .gradients_stage_3 import StageThree
-from .gradients_stages_1_2 import StageOne, StageTwo
-from .trainable import ShardedTensors
+from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory, StageZero
+from .partition import SWAP_MIN_BYTES, shard_numel
+from .trainable import ShardedTensors, groups_on_gpu, held_before_first, optimizer_group_numels, shards_below
 
+_SOURCE = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
+_SYMBOLS = {
+    **GRADIENT_SYMBOLS,
+    "b": "buckets: 2 with overlap_comm",
+    "slice": "elements of the largest tensor within one rank's partition",
+    "clone": "elements of a gradient that is copied before it is reduced",
+}
+_BUCKETS = Formula("reduce_buckets", "w (b bucket + copied)", f"{_SOURCE} setup_buckets, allreduce_bucket", _SYMBOLS)
+_BUCKETS_IN_FP32 = _BUCKETS._replace(text="w b bucket + (w + 4) copied")
+_GRADIENTS = Formula("gradients", "w alive", f"{_SOURCE} copy_grads_in_partition", _SYMBOLS)
+_STAGING = Formula(
+    "offload_staging",
+    "w largest + max(8 slice, w clone)",
+    f"{_SOURCE} temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu, "
+    "reduce_independent_p_g_buckets_and_remove_grads",
+    _SYMBOLS,
+)
+_UPDATE = Formula("step_temporaries", "(m + s) part", f"{_SOURCE} step", _SYMBOLS, STEP_NOT_COVERED)
+_NORM_OR_CAST = Formula(
+    "step_temporaries", "max(8 slice, w part)", f"{_SOURCE} get_grad_norm_direct, step", _SYMBOLS, STEP_NOT_COVERED
+)
+
+
+class _FlatGradients(GradientMemory):
+    """What stages 1 and 2 share."""
+
+    keeps_bucket: bool
+    """Whether the buckets of an earlier micro batch are still there when the next one runs forward."""
+    earlier: int
+    """Elements of gradients that are left from earlier micro batches."""
+    copied_width: int
+    """Bytes of an element that is copied to be reduced."""
+    held: int
+    """Elements of gradients that are alive beside a layer's while it runs backward."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
+        super().__init__(sharded, plan, optimizer, local_ranks)
+        # Where ranks share a sample, what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
+        self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
+        # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
+        self.owned, self.owned_last = (0, 0) if self.offloaded else (sharded.touched, sharded.last_load.touched)
+        # The buffer of what a rank owns is made behind the first reduction; with experts it is as large as layers.
+        spread = self.tensors.model.autoep_size > 1
+        self.waits_for_buffer = spread and not self.accumulates and not self.large_head
+        if self.tied_head:
+            self.owned_last = self.large_head = 0  # a tied head is reduced at the end, with the embedding
+
+    def _bucket(self, copied: int = 0) -> Terms:
+        width, buckets, numel = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
+        formula = _BUCKETS if self.copied_width == width else _BUCKETS_IN_FP32
+        size = width * buckets * numel + self.copied_width * copied
+        return formula.term(size, w=width, b=buckets, bucket=numel, copied=copied)
+
+    def _gradients(self, numel: int) -> Terms:
+        return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)
+
+    def _staging(self, piece: int, whole: int = 0) -> Terms:
+        if not self.offloaded:
+            return ()
+        width, largest = self.width, self.tensors.largest_trainable
+        # A gradient larger than the bucket is first cloned, so that the next pass cannot overwrite it.
+        clone = whole if whole > self.bucket_size else 0
+        size = width * largest + max(NORM_BYTES * piece, width * clone)
+        return _STAGING.term(size, w=width, largest=largest, slice=piece, clone=clone)
+
+    def _before_reduction(self, gradients: int) -> Terms:
+        return self._gradients(gradients) + (self._bucket() if self.keeps_bucket else ()) + self._staging(0)
+
+    def forward_terms(self) -> Terms:
+        return self._before_reduction(self.earlier)
+
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        if tiles == 1:
+            return self.forward_terms()
+        return self._gradients(self.earlier + self.head) + self._bucket() + self._staging(0)
+
+    def head_terms(self) -> Terms:
+        return self._before_reduction(self.earlier + self.head)
+
+    def _flattened(self, numel: int) -> int:
+        """Elements of a gradient larger than the bucket that are flattened together.
+
+        It is reduced in pieces, one for each rank that owns some of it, as many as pass the bucket's size at a time.
+        """
+        part = self.sharded.groups[0].partition
+        pieces = (self.bucket_size // part + 1) * part if part <= self.bucket_size else 0
+        return min(numel, pieces) if numel > self.bucket_size else 0
+
+    @abstractmethod
+    def _at_head_reduction(self) -> int:
+        """Elements of gradients when the head's is reduced."""
+
+    def head_reduction_terms(self) -> Terms:
+        copied = 0 if self.offloaded else max(0, self._flattened(self.large_head) - self.owned_last)
+        staged = min(self.large_head, self.sharded.last_load.slice)
+        gradients = self._gradients(self.head if self.waits_for_buffer else self._at_head_reduction())
+        return gradients + self._bucket(copied) + self._staging(staged, self.large_head)
+
+    def _in_layer(self) -> Terms:
+        return self._gradients(self.held + self.layer + self.tied_head)
+
+    def layer_terms(self) -> Terms:
+        return self._in_layer() + self._bucket() + self._staging(min(self.layer, self.sharded.slice), self.layer)
+
+    def reduction_terms(self) -> Terms:
+        gradients = self._in_layer()
+        if self.waits_for_buffer:
+            gradients = self._gradients(self.layer + self.tied_head)
+        return gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
+
+    def later_reduction_terms(self) -> Terms | None:
+        if not self.waits_for_buffer or not self.fills.second:
+            return None
+        return self._in_layer() + self._bucket(self.fills.flushed * self.copies)
+
+    @abstractmethod
+    def _around_end(self) -> tuple[int, int]:
+        """Elements of gradients when the last one is made, without it, and when it has been reduced."""
+
+    def _held_before_first(self, *, frees: bool, flushed: bool = False) -> int:
+        if self.offloaded:
+            return 0
+        return max(held_before_first(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
+
+    def end_terms(self) -> Terms:
+        """The worst of five: the last gradient is made; the bucket before it is reduced while it waits; the last bucket
+        is reduced; the last gradient has been reduced; it is reduced itself, being larger than the bucket."""
+        before, after = self._around_end()
+        staged = min(self.last, self.sharded.slice) * self.offloaded
+        reduced = self._held_before_first(frees=self.plan.zero_stage == 2, flushed=True)
+        gradients, copied, staged = max(
+            (before + self.at_end, 0, 0),
+            (before + self.last, self.fills.pending * self.fills.waits * self.copies, 0),
+            (before, self.fills.final * self.copies, 0),
+            (after, 0, staged),
+            (reduced + self.last, self._flattened(self.last), 0),
+            key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
+        )
+        return self._gradients(gradients) + self._bucket(copied) + self._staging(staged, self.last * (staged > 0))
+
+    def step_terms(self) -> Terms:
+        """The largest of three, on the rank where it is largest.
+
+        The norm: gradients + 8 slice. The cast: gradients + their flat copy + its copy in the masters' type, if that is
+        another. The update: that copy + the optimizer's temporaries. Groups come one after the other; the gradients of
+        all are views of one buffer, which stays until the last group's are cast.
+        """
+        if self.offloaded:
+            return self._staging(0)
+        *waited_for, last = (group.partition for group in self.sharded.groups)
+        part, waiting = max(*waited_for, last, 0), max(waited_for, default=0)
+        width, temporaries, master = self.width, self.optimizer.step_bytes, self.plan.master_bytes
+        per_element = width if width == master else width + master
+        before, load = max(
+            (
+                (width * load.touched + max(NORM_BYTES * load.slice, per_element * part), load)
+                for load in self.sharded.distinct_loads
+            ),
+            key=lambda pair: pair[0],
+        )
+        updates = [(0, last)] + [(load.touched, waiting)] * (waiting > 0)
+        alive, updated = max(updates, key=lambda each: width * each[0] + (master + temporaries) * each[1])
+        update = int((master + temporaries) * updated)
+        if width * alive + update > before:
+            return self._gradients(alive) + _UPDATE.term(update, m=master, s=temporaries, part=updated)
+        formula = _NORM_OR_CAST if width == master else _NORM_OR_CAST._replace(text="max(8 slice, (w + m) part)")
+        return self._gradients(load.touched) + formula.term(
+            before - width * load.touched, w=width, m=master, slice=load.slice, part=part
+        )
+
+
+class StageOne(_FlatGradients):
+    """All gradients stay while micro batches accumulate; until the pass ends, those that did not fit in the bucket."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
+        super().__init__(sharded, plan, optimizer, local_ranks)
+        self.keeps_bucket = self.accumulates
+        self.earlier = self.trainable if self.accumulates else 0
+        self.held = max(self.earlier, self.large_head + self.owned_last)
+
+    def _at_head_reduction(self) -> int:
+        return self.head + (self.held if self.accumulates else self.owned_last)
+
+    def _around_end(self) -> tuple[int, int]:
+        if not self.plan.overlap_comm:
+            return self.trainable - (0 if self.accumulates else self.last), self.trainable + self.owned
+        large = sum(numel for numel in self.tensors.trainable[self.tensors.idle + 1 :] if numel > self.bucket_size)
+        before = large if self.offloaded else self._held_before_first(frees=False)
+        before += self.last * (self.accumulates and self.last > self.bucket_size)
+        return before, before + self.last
+
+
+class StageTwo(_FlatGradients):
+    """The gradients that the rank owns stay, a second time while another micro batch is added."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
+        super().__init__(sharded, plan, optimizer, local_ranks)
+        self.keeps_bucket = False
+        self.earlier = self.owned if self.accumulates else 0
+        self.kept = max(self.owned_last * (2 if self.accumulates else 1), self.earlier)
+        # What was reduced last is let go at the next reduction, which comes at the end where adapters fill no bucket.
+        waits = self.plan.overlap_comm and not self.offloaded and not self.fills.flushed
+        self.held = self.kept + self.large_head * waits
+
+    def _at_head_reduction(self) -> int:
+        return self.kept + self.head
+
+    def _around_end(self) -> tuple[int, int]:
+        return self.earlier + self._held_before_first(frees=True), self.earlier + self.owned + self.last
+
+
+NORM_CHUNK = 250_000_000
+"""Elements that the offload casts for the norm at a time (stage3.py `_constant_buffered_norm2`)."""
+
+_SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
+_SYMBOLS_3 = {
+    **GRADIENT_SYMBOLS,
+    "piece": "one rank's part of a gradient on its way to the host",
+    "chunk": "elements of which the norm is taken at a time",
+    "waiting": "fp32 elements that wait on the GPU for their way to the disk",
+    "shard": "one rank's shard of the largest tensor",
+}
+_BUCKET_3 = Formula(
+    "reduce_buckets",
+    "w (bucket + copied)",
+    f"{_SOURCE_3} _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
+    _SYMBOLS_3,
+)
+_GRADIENTS_3 = Formula("gradients", "w (shards + alive)", f"{_SOURCE_3} grad_partitions_flat_buffer", _SYMBOLS_3)
+_STAGING_3 = Formula(
+    "offload_staging",
+    "w piece + max(8 min(piece, chunk), m piece) + 4 waiting",
+    f"{_SOURCE_3} partition_grads, _offload_grad_partition_at_boundary",
+    _SYMBOLS_3,
+)
+# torch's AdamW takes the root of a whole sub-group's second moments. (In a dry run it takes its loop over tensors,
+# which needs as much again for the quotient.)
+_KEPT_STEP_3 = Formula(
+    "step_temporaries",
+    "m G",
+    "torch 2.13 optim/adam.py _multi_tensor_adam (exp_avg_sq_sqrt), for the sub-groups that stay on the GPU",
+    _SYMBOLS_3,
+)
+_STEP_3 = Formula(
+    "step_temporaries",
+    "max(8 shard, {cast} G, (m + s) G{overflow})",
+    f"{_SOURCE_3} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
+    _SYMBOLS_3,
+    STEP_NOT_COVERED,
+)
+
+
+class StageThree(GradientMemory):
+    """Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors in a copy; one tensor
+    that N divides is reduced in place. Gradients that travel in 4 bits are cast to fp16 first where they are not, a
+    whole bucket, and then quantized tensor by tensor, as much sent as received
+    (runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
+
+    def _copied(self, numel: int, largest: int) -> int:
+        """Elements that are copied while `numel` are reduced, the largest tensor having `largest` of them; a part of
+        the size of a gradient's where they are in fewer bits."""
+        if not self.plan.zero_quantized_gradients:
+            return numel * self.copies
+        cast = numel if self.tensors.workload.precision == "bf16" else 0
+        # Bytes of an element: sent and received in the node, then a node's sum of 1 / L of them, and that in fp16.
+        quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks
+        return cast + int(quantized * min(numel, largest)) // self.width
+
+    def _bucket(self, copied: int = 0) -> Terms:
+        size = self.width * (self.bucket_size + copied)
+        return _BUCKET_3.term(size, w=self.width, bucket=self.bucket_size, copied=copied)
+
+    def _gradients(self, whole: int) -> Terms:
+        shards = 0 if self.offloaded else self.sharded.shard_total
+        return _GRADIENTS_3.term(self.width * (shards + whole), w=self.width, shards=shards, alive=whole)
+
+    def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
+        """What a gradient of `numel` elements takes on its way to the host or the disk, among others in its bucket."""
+        if not self.offloaded:
+            return ()
+        # Tensor by tensor: its shard comes to the GPU, is cast for the norm, and then to fp32 for its way out.
+        piece = shard_numel(numel, self.sharded.world_size)
+        waiting = 0
+        if self.plan.offload_optimizer == "nvme":
+            # The fp32 gradients of a whole bucket wait on the GPU; fragments too small for the disk, until the step.
+            waiting = shards_below(self.sharded, SWAP_MIN_BYTES // 4)[0]
+            waiting += max(0, shard_numel(in_bucket, self.sharded.world_size) - piece)
+        master = self.plan.master_bytes
+        size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
+        return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
+
+    def forward_terms(self) -> Terms:
+        return self._gradients(0) + self._bucket()
+
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        return self._gradients(self.head if tiles > 1 else 0) + self._bucket()
+
+    def head_terms(self) -> Terms:
+        return self._gradients(self.head) + self._bucket()
+
+    def head_reduction_terms(self) -> Terms:
+        in_place = not self.plan.zero_quantized_gradients and self.large_head % self.sharded.world_size == 0
+        copied = 0 if in_place else self._copied(self.large_head, self.large_head)
+        return self._gradients(self.head) + self._bucket(copied) + self._staging(self.large_head)
+
+    def layer_terms(self) -> Terms:
+        return self._gradients(self.layer + self.tied_head) + self._bucket() + self._staging(self.layer)
+
+    def reduction_terms(self) -> Terms:
+        # The largest tensor of a full bucket: an untied head that fits is in the first one.
+        largest = max(self.layer, 0 if self.tied_head or self.large_head else self.head)
+        copied = self._bucket(self._copied(self.fills.flushed, largest))
+        return self._gradients(self.layer + self.tied_head) + copied + self._staging(largest, self.fills.flushed)
+
+    def end_terms(self) -> Terms:
+        """The worst of four: the last gradient is made; the bucket before it is reduced while it waits; the last bucket
+        is reduced; that gradient is."""
+        pending, final = self.fills.pending * self.fills.waits, self.fills.final
+        waits = self._gradients(self.last) + self._bucket(self._copied(pending, self.layer))
+        last_bucket = self._gradients(0) + self._bucket(self._copied(final, self.layer))
+        alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
+        return max(
+            self._gradients(self.at_end) + self._bucket(),
+            waits + self._staging(min(pending, self.layer), self.fills.pending),
+            last_bucket + self._staging(min(final, self.layer), final),
+            self._gradients(self.last) + self._bucket(alone) + self._staging(self.last),
+            key=total_bytes,
+        )
+
+    def step_terms(self) -> Terms:
+        if self.offloaded:
+            group = max(groups_on_gpu(self.sharded, self.plan), default=0)
+            master = self.plan.master_bytes
+            return self.forward_terms() + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
+        width, sharded, temporaries = self.width, self.sharded, self.optimizer.step_bytes
+        group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
+        # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
+        overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
+        master = self.plan.master_bytes
+        cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
+        text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
+        return self.forward_terms() + _STEP_3._replace(text=text).term(
+            max(NORM_BYTES * sharded.largest_shard, cast * group, int((master + temporaries) * group), overflow),
+            w=width,
+            m=master,
+            shard=sharded.largest_shard,
+            G=group,
+            s=temporaries,
+            shards=sharded.shard_total,
+        )
 
 
 def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> GradientMemory:

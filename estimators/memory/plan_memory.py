@@ -30,16 +30,15 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
+from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
 from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
-from ..tiles import loss_tiles
 from ..workload import Workload
 from .activations.activation_memory import activation_memory
-from .activations.loss import output_terms, tile_of_logits
+from .activations.loss import loss_tiles, output_terms, tile_of_logits
 from .device_overhead import (
     allocator_overhead,
     fixed_segments_cache,
@@ -50,9 +49,7 @@ from .device_overhead import (
 )
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import gradient_memory
-from .host_memory import checkpoint_terms, host_terms, loading_bytes
-from .nvme_memory import nvme_terms, swap_buffers
-from .terms import Terms
+from .host_memory import checkpoint_terms, host_terms, loading_bytes, nvme_terms, swap_buffers
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, second_copy

@@ -29,10 +29,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
+from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster
-from ..models.four_bits import quantized, quantized_bytes
-from ..models.lora import adapters, trained_copies
+from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..optimizers import optimizer
 from ..plan import Plan
@@ -47,7 +46,6 @@ from .device_overhead import (
     outside_allocator,
 )
 from .host_memory import PROCESS_BYTES, loading_bytes, on_a_node
-from .terms import Terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 
 _SOURCE = "estimators/memory/torch_memory.py"

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
-from ..models.four_bits import quantized, quantized_bytes
-from ..models.lora import Adapters, adapters, trained_copies
+from ..models.lora import Adapters, adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan
 from ..workload import Workload

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..estimate import MEMORY_SYMBOLS, Formula
+from ..estimate import MEMORY_SYMBOLS, Formula, Terms
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import shard_numel
-from .terms import Terms
 from .trainable import ShardedTensors, TensorSet, groups_on_gpu
 
 _STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
-from .saving import young_interval_s
+from .job import young_interval_s
 
 _HOPELESS = 20.0
 """Time to the next checkpoint over the time between interruptions above which nothing is ever finished: e^20 attempts

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, lcm, sqrt
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from ..estimate import Spread, TimeEstimate
+from ..hardware.cluster import Cluster, nvme_read_bytes_per_s, nvme_write_bytes_per_s
+from ..memory.trainable import tensor_set
+from ..models.model_shape import ModelShape
+from ..optimizers import OPTIMIZERS
 from ..plan import Plan
+from ..workload import Workload
+from .step_time import estimate_forward_s, estimate_time
 
 PADDED_TO = 8
 """A batch's length is a multiple of this, in which tensor cores work (NVIDIA, Deep Learning Performance Guide)."""
@@ -109,3 +116,220 @@ class Job:
 def length_multiple(plan: Plan) -> int:
     """What the length of a batch is a multiple of: `PADDED_TO`, and the ranks that share a sample."""
     return lcm(PADDED_TO, plan.sequence_parallel_size)
+
+
+HOUR_S = 3600.0
+
+
+class Price(NamedTuple):
+    """So much an hour for each GPU, or each node."""
+
+    per_hour: float
+    unit: Literal["gpu", "node"] = "gpu"
+    currency: str = ""
+    """The sign before the figure ("$"), "" where none was said."""
+
+    def cost(self, cluster: Cluster, duration_s: float) -> float:
+        """per_hour x hours x GPUs (or nodes), in the price's currency; begun hours count by the second."""
+        machines = cluster.world_size if self.unit == "gpu" else cluster.nodes
+        return self.per_hour * machines * duration_s / HOUR_S
+
+
+_MASTER_BYTES = 4
+_ADAPTER_BYTES = 4
+"""peft writes adapters in fp32."""
+
+_LARGEST_STATES_BYTES = 8.0
+"""An optimizer that is not known is taken for Adam, which has two fp32 states."""
+
+
+def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:
+    """One checkpoint under DeepSpeed, the files of all ranks together.
+
+    (2 W + 4 + O) P bytes with W bytes of a weight and O of its optimizer states: the weights in the model's own format
+    and in DeepSpeed's, the fp32 masters, the states. With LoRA (4 + W + 4 + O) Pt, because the Trainer has DeepSpeed
+    leave out the frozen weights (`_save_optimizer_and_scheduler` of transformers 5.23.0). Not counted: scheduler and
+    random states, some kB a rank.
+    """
+    tensors = tensor_set(model, workload)
+    trained = tensors.trainable_numel
+    optimizer = OPTIMIZERS.get(workload.optimizer)
+    states = _LARGEST_STATES_BYTES if optimizer is None else optimizer.state_bytes
+    whole = tensors.trainable_numel if workload.method == "full" else tensors.copied
+    saved = workload.weight_bytes * whole + _ADAPTER_BYTES * (trained - whole)
+    return int(saved + (workload.weight_bytes + _MASTER_BYTES + states) * trained)
+
+
+GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419
+"""50,700 hours: 419 unexpected interruptions in 54 days of training on 16,384 H100 (Llama 3, arXiv:2407.21783 section
+3.3.4)."""
+
+MOST_LOST_SHARE = 0.1
+"""Share of a run between two checkpoints at most: a whole run is never lost to one mistake. The same as `ds-advise
+train` takes."""
+
+MOST_WRITING_SHARE = 0.03
+"""Share of the time that writing may take to keep to `MOST_LOST_SHARE`."""
+
+LEAST_LOST_S = 600.0
+"""Ten minutes of training are not worth a checkpoint, where failures are not that frequent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """The checkpoints of one run."""
+
+    size_bytes: int
+    """One checkpoint, the files of all ranks together."""
+    write_s: float
+    """Seconds that training stands still for one."""
+    interval_s: float
+    """Seconds of training between two."""
+    count: int
+    """Checkpoints that the run writes, the last one included."""
+
+    @property
+    def total_s(self) -> float:
+        return self.count * self.write_s
+
+
+def saving(model: ModelShape, workload: Workload, cluster: Cluster, training_s: float) -> Saving:
+    """The checkpoints of so many seconds of training.
+
+        write = bytes / nodes / rate of a node's drive
+        interval = `young_interval_s`, but at most a tenth of the run (or ten minutes) where that costs at most 3 %
+
+    Not covered: a network drive that all nodes share; writing beside the training (asynchronous checkpoints).
+    """
+    size = checkpoint_bytes(model, workload)
+    write = size / cluster.nodes / nvme_write_bytes_per_s(cluster)
+    between_failures = GPU_HOURS_BETWEEN_FAILURES * HOUR_S / cluster.world_size
+    seldom = max(MOST_LOST_SHARE * training_s, write / MOST_WRITING_SHARE, LEAST_LOST_S)
+    interval = min(young_interval_s(write, between_failures), seldom, training_s)
+    return Saving(size_bytes=size, write_s=write, interval_s=interval, count=max(1, round(training_s / interval)))
+
+
+def young_interval_s(write_s: float, between_failures_s: float) -> float:
+    """sqrt(2 write failures): the time between checkpoints at which writing them and what failures undo lose least
+    together (J. W. Young, 1974, doi:10.1145/361147.361115).
+
+    write_s: seconds that one checkpoint takes. between_failures_s: mean seconds between two failures.
+    """
+    return sqrt(2 * write_s * between_failures_s)
+
+
+START_UP_S = 20.0
+"""Imports of torch, transformers and DeepSpeed (8.5 s measured on a Xeon of 2.5 GHz), CUDA contexts, NCCL's first
+connections and the engine; an assumption that only short runs feel."""
+
+_SAVED_WEIGHT_BYTES = 2
+"""Models are published in bf16 or fp16; 4-bit bases are made of such files while they load."""
+
+
+class JobDuration(NamedTuple):
+    """A job under one plan: seconds by part, steps, tokens."""
+
+    cluster: Cluster
+    steps: int
+    step_s: float
+    """Seconds of the average optimizer step of this job, whose samples may be shorter than the sequence length."""
+    tokens: float
+    """Tokens trained in all, padding not counted."""
+    computed_tokens: float
+    """Tokens computed in all, with padding to the longest sample of each micro batch."""
+    mean_len: float
+    """Tokens of the average sample."""
+    timed_len: int
+    """Tokens of a sample whose time every sample of a micro batch takes: of the longest that is waited for."""
+    loading_s: float
+    """Start of the processes, and the weights from each node's drive."""
+    evaluation_s: float
+    """All evaluations together."""
+    saving: Saving
+    spread: Spread | None = None
+    """The 80 % interval of the speed, as factors."""
+
+    @property
+    def training_s(self) -> float:
+        return self.steps * self.step_s
+
+    @property
+    def duration_s(self) -> float:
+        return self._duration_s(1.0)
+
+    @property
+    def duration_s_range(self) -> tuple[float, float] | None:
+        """The 80 % interval of `duration_s`: that of the step's time, which evaluation shares."""
+        return self.spread and (self._duration_s(self.spread.high), self._duration_s(self.spread.low))
+
+    def _duration_s(self, speed: float) -> float:
+        return (self.training_s + self.evaluation_s) / speed + self.loading_s + self.saving.total_s
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.cluster.world_size * self.duration_s / HOUR_S
+
+    @property
+    def padding(self) -> float:
+        """Share of the computed tokens that is padding."""
+        return 1 - self.tokens / self.computed_tokens
+
+    def cost(self, price: Price) -> float:
+        return price.cost(self.cluster, self.duration_s)
+
+    def cost_range(self, price: Price) -> tuple[float, float] | None:
+        """The 80 % interval of `cost`."""
+        ends = self.duration_s_range
+        return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
+
+
+def evaluation_plan(plan: Plan, job: Job) -> Plan:
+    """The plan with the batches that an evaluation has."""
+    if job.evaluation_batch is None:
+        return plan
+    return replace(plan, micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
+
+
+def job_duration(
+    model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate, job: Job
+) -> JobDuration:
+    """The whole run of a job under a plan.
+
+        duration = loading + steps step(length) + checkpoints x writing + evaluations x forward passes
+        step(length) = step of `time` x predicted(length) / predicted(seq_len)
+
+    time: of the plan at the workload's sequence length, predicted or as a probe corrected it. length: the expected
+    longest sample of those that are padded and waited for together (`Job.waited_len`).
+
+    Not covered: data that arrive late, queues for machines, failures and what they undo; the first steps, in which
+    libraries choose their kernels.
+    """
+    ranks, seq_len = cluster.world_size, workload.seq_len
+    samples, multiple = plan.samples_per_step(ranks), length_multiple(plan)
+    waited = job.waited_len(seq_len, plan, ranks)
+    computed = job.padded_len(seq_len, plan.micro_batch_size, multiple)
+    shorter = replace(workload, seq_len=min(seq_len, max(multiple, round(waited / multiple) * multiple)))
+    step_s, steps = time.step_s, job.steps(samples, seq_len)
+    if shorter.seq_len != seq_len:
+        at_length = {length: estimate_time(model, length, cluster, plan).step_s for length in (workload, shorter)}
+        step_s *= at_length[shorter] / at_length[workload]
+    saved = saving(model, workload, cluster, steps * step_s)
+    evaluation_s = 0.0
+    if job.evaluation_samples:
+        evaluated = evaluation_plan(plan, job)
+        batches = ceil(job.evaluation_samples / evaluated.samples_per_step(ranks))
+        evaluation_s = saved.count * batches * estimate_forward_s(model, shorter, cluster, evaluated)
+    in_all = job.samples_in_all(seq_len)
+    return JobDuration(
+        cluster=cluster,
+        steps=steps,
+        step_s=step_s,
+        tokens=job.tokens_in_all(seq_len),
+        computed_tokens=in_all * computed,
+        mean_len=job.mean_len(seq_len),
+        timed_len=shorter.seq_len,
+        loading_s=START_UP_S + _SAVED_WEIGHT_BYTES * model.parameters / nvme_read_bytes_per_s(cluster),
+        evaluation_s=evaluation_s,
+        saving=saved,
+        spread=time.spread,
+    )

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from ..memory.activations.loss import mlp_tiles
 from ..memory.trainable import TensorSet
-from ..models.four_bits import quantized
+from ..models.lora import quantized
 from ..models.model_shape import Attention, Block, ModelShape
 from ..plan import Plan
-from ..tiles import mlp_tiles
 from ..workload import Workload
 
 LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8), "in-place": (4, 8), "chunked": (14, 22), "tiled": (14, 36)}

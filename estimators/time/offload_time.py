@@ -39,8 +39,8 @@ off by default.
 
 from __future__ import annotations
 
-from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import (
+from ..hardware.cluster import (
+    Cluster,
     cpu_cores,
     dram_bytes_per_s,
     nvme_read_bytes_per_s,

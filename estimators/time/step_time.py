@@ -8,20 +8,45 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 
 from __future__ import annotations
 
-from ..estimate import TimeEstimate, TimeTerm
-from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import HOST_CORE, assumed_of_host
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
+from ..hardware.cluster import HOST_CORE, Cluster, assumed_of_host
 from ..memory.activations.layer_variants import with_offered_attention
+from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
+from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
-from . import activations, gradients, weights
-from .passes import Passes
-from .speed_spread import speed_spread
+from . import collective_time as collective
+from . import offload_time as offload
+from .compute_time import Passes
+from .memory_bound import (
+    BF16_MASTERS_SAVE_BYTES,
+    KEPT_BF16_STEP_BYTES,
+    KEPT_STEP_BYTES,
+    LOOP_PASSES_BYTES,
+    OPTIMIZER_PASSES_BYTES,
+    STEPPED_BYTES,
+)
+from .roofline import KERNEL_S
 from .step import Step
-from .transfers import Transfers
-from .update import update
+from .transfers import (
+    Transfers,
+    exchanges,
+    expert_gradient_reduction,
+    gather_backward,
+    gather_forward,
+    gradient_reduction,
+    gradients_to_host,
+    layer_inputs,
+    reduced_last,
+    split_layers,
+)
 
 
 def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:
@@ -62,27 +87,27 @@ def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
     """What is carried beside forward passes, and all that is exchanged between layers."""
     transfers = Transfers()
     transfers.shown += [
-        *activations.exchanges(step),
-        *activations.split_layers(step),
-        *activations.layer_inputs(step, _INPUTS_TO_HOST),
+        *exchanges(step),
+        *split_layers(step),
+        *layer_inputs(step, _INPUTS_TO_HOST),
     ]
     if step.plan.zero_stage == 3:
-        weights.gather_forward(step, transfers)
+        gather_forward(step, transfers)
     return transfers.terms(passes.forward_s, hidden_share=step.hidden_share, idle_s=passes.forward_idle_s)
 
 
 def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
-    stage, last = step.plan.zero_stage, gradients.reduced_last(step)
+    stage, last = step.plan.zero_stage, reduced_last(step)
     transfers = Transfers(before=0.0 if stage == 3 else 1 / step.reduce_calls.shared)
-    transfers.shown += activations.layer_inputs(step, "layer inputs to GPU")
+    transfers.shown += layer_inputs(step, "layer inputs to GPU")
     if stage == 3:
-        weights.gather_backward(step, transfers)
+        gather_backward(step, transfers)
     if step.ring.ranks > 1:
-        transfers.carry([gradients.reduction(step)], last)
+        transfers.carry([gradient_reduction(step)], last)
     if step.spread and step.expert_ring.ranks > 1:
-        transfers.carry([gradients.reduction_of_experts(step)], last)
+        transfers.carry([expert_gradient_reduction(step)], last)
     if step.plan.offload_optimizer != "none":
-        to_host = gradients.to_host(step)
+        to_host = gradients_to_host(step)
         if step.zero3:  # it waits for each copy (`partition_grads`)
             transfers.shown.append(to_host)
         else:
@@ -102,3 +127,182 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
         core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
     return (*cluster.assumptions, *assumed_of_host(cluster), *core, "data loading that keeps up")
+
+
+STEP_REDUCTIONS = (0, 2, 2, 1)
+"""All-reduces of one number in a step, by stage: whether a rank overflowed, and the gradient's norm, which stage 3 puts
+together otherwise."""
+
+
+def update(step: Step, passes: Passes) -> list[TimeTerm]:
+    """All terms of it."""
+    if step.plan.offload_optimizer == "none":
+        on_gpu = _on_gpu(step)
+        launches = _launches(step, passes, on_gpu.seconds * (1 - _stepped_share(step)))
+        return [on_gpu, launches, *_weights_moved(step), *_collectives(step)]
+    stepped = [*_on_host(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
+    return [*stepped, _launches(step, passes, 0.0), *_weights_moved(step), *_collectives(step)]
+
+
+def _state_bytes(step: Step) -> float:
+    return optimizer(step.workload.optimizer, bf16_states=step.plan.bf16_optimizer_states).state_bytes
+
+
+def _passes_bytes(step: Step) -> float:
+    """Bytes that cross GPU memory for each trained parameter, its states apart."""
+    passes = OPTIMIZER_PASSES_BYTES[step.plan.zero_stage] if step.engine else LOOP_PASSES_BYTES
+    return passes - (BF16_MASTERS_SAVE_BYTES if step.plan.bf16_master_weights_and_grads else 0)
+
+
+def _on_gpu(step: Step) -> TimeTerm:
+    states, passes = _state_bytes(step), _passes_bytes(step)
+    kernels = step.host.step_kernels(step.plan, step.replicas) if step.engine and not step.cluster.gpu.is_cpu else 0
+    seconds = (passes + 2 * states) * step.trained_per_rank / step.values["W"] + kernels * KERNEL_S
+    formula, own = f"({passes:g} + 2 states) Pr / W + kernels k", {"states": states, "kernels": kernels, "k": KERNEL_S}
+    return step.term("optimizer", "gpu memory", seconds, formula, "states Pr W kernels k", **own)
+
+
+def _stepped_share(step: Step) -> float:
+    """Of the bytes of a step, those of the optimizer and what follows: until the norm is known, the host has launched
+    nearly all, and waits. Stage 0 waits earlier."""
+    states = 2 * _state_bytes(step)
+    return (STEPPED_BYTES + states) / (_passes_bytes(step) + states) if step.plan.zero_stage else 0.0
+
+
+def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
+    """What the GPU waits for the host.
+
+    on_gpu_s: what runs on the GPU meanwhile. A CPU computes what it launches itself, and the optimizer on the host
+        waits for its own thread. Stage 0 waits for every check, the others for the norm: what follows has no launches
+        beside it.
+    """
+    host_s = checks_s = 0.0
+    if step.engine:
+        # Stage 0's host is ahead with the step's bookkeeping while the GPU still computes the backward pass.
+        ahead_s = min(step.costs.engine_step_s, passes.host_ahead_s)
+        host_s = step.host.step_s(step.costs, step.plan, step.replicas) - ahead_s
+        checks_s = step.host.checks_s(step.costs, step.plan.zero_stage)
+    hidden = 0.0 if step.cluster.gpu.is_cpu else min(host_s - checks_s, on_gpu_s)
+    term = step.term("launches of the step", "launch", host_s - hidden, "what the GPU waits for", "")
+    return term._replace(hidden_s=hidden)
+
+
+def _on_host(step: Step) -> list[TimeTerm]:
+    """The step on the host, with the optimizer's states read from and written to NVMe where they are there."""
+    cluster, node = step.cluster, step.trained_per_node
+    if not step.hosted:
+        return []
+    states = optimizer(step.workload.optimizer, bf16_states=step.plan.bf16_optimizer_states).cpu_state_bytes or 0.0
+    rate = offload.cpu_step_bytes_per_s(cluster)
+    seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.hosted / rate
+    own, symbols, formula = {"states": states, "host": rate}, "m states Pn host", "(6 m + 2 + 2 states) Pn / host"
+    if step.kept:
+        formula, symbols, own = f"hosted {formula}", f"{symbols} hosted", own | {"hosted": step.hosted}
+    terms = [step.term("optimizer on the host", "cpu", seconds, formula, symbols, **own)]
+    if step.plan.offload_optimizer == "nvme":
+        seconds = offload.nvme_step_s(cluster, step.workload, node)
+        formula = "(8 + states) Pn (1 / read + 1 / write)"
+        terms.append(
+            step.term("states from and to NVMe", "nvme", seconds, formula, "states Pn read write", states=states)
+        )
+    return terms
+
+
+def _weights_to_gpu(step: Step) -> list[TimeTerm]:
+    """Of an optimizer on the host, where the weights are on the GPU."""
+    if step.plan.offload_param != "none":
+        return []
+    size = step.element * step.trained_per_rank * step.hosted
+    formula, symbols = ("w hosted Pr / PCIe", "w hosted Pr") if step.kept else ("w Pr / PCIe", "w Pr")
+    own = {"hosted": step.hosted} if step.kept else {}
+    return [step.host_link_term("updated weights to GPU", size, formula, symbols, **own)]
+
+
+def _kept_on_gpu(step: Step) -> list[TimeTerm]:
+    """The sub-groups of an offloaded optimizer that are stepped on the GPU, one after the other and before those on the
+    host; where their weights are on the host, each waits for its copy."""
+    kept = step.kept
+    if not kept:
+        return []
+    moved = KEPT_BF16_STEP_BYTES if step.plan.bf16_master_weights_and_grads else KEPT_STEP_BYTES
+    seconds, formula = moved * kept / step.values["W"], f"{moved} kept / W"
+    terms = [step.term("optimizer", "gpu memory", seconds, formula, "kept W", kept=kept)]
+    if step.plan.offload_param != "none":
+        size = step.element * kept
+        terms.append(step.host_link_term("updated weights to host", size, "w kept / PCIe", "w kept", kept=kept))
+    return terms
+
+
+def _weights_moved(step: Step) -> list[TimeTerm]:
+    """Updated weights, to where they are kept between steps."""
+    plan, terms = step.plan, list[TimeTerm]()
+    if plan.offload_param != "none" and plan.offload_optimizer == "none":
+        size = step.element * step.trained_per_rank
+        terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe", "w Pr"))
+    if collective.weights_on_nvme(step.tensors, plan, step.replicas) and step.workload.method == "full":
+        seconds = offload.nvme_write_s(step.cluster, step.element * step.trained_per_node)
+        terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write", "w Pn write"))
+    return terms
+
+
+def _collectives(step: Step) -> list[TimeTerm]:
+    """Checks of all ranks' gradients, and what each rank has updated of what all keep whole."""
+    stage, ring, terms = step.plan.zero_stage, step.ring, list[TimeTerm]()
+    if not stage:
+        return []
+    alone = ring.ranks == 1
+    if step.engine and not alone:
+        calls = STEP_REDUCTIONS[stage]
+        seconds, own = 2 * calls * ring.call_s, {"calls": calls}
+        terms.append(step.term("all-reduces of a number", ring.resource, seconds, "2 calls t", "calls t", **own))
+    if stage < 3 and not alone:
+        shared = step.trained - step.spread
+        size = step.element * shared
+        terms.append(step.gather_term("updated weights gathered", 1, size, 1, "w Pt", "w Pt", Pt=shared))
+    if stage < 3 and step.spread and step.expert_ring.ranks > 1:
+        own = {"experts": step.spread}
+        size, among, what = step.element * step.spread, step.expert_ring, "w experts"
+        terms.append(step.gather_term("updated experts gathered", 1, size, 1, what, what, among=among, **own))
+    if step.zero3 and not alone and step.host.kept:
+        whole = step.tensors.numel * (1 - step.gathers[0] / step.micro_batches) - step.tensors.unread
+        whole *= step.element
+        calls = step.host.kept
+        terms.append(step.gather_term("updated weights gathered", 1, whole, calls, "whole", "whole", whole=whole))
+    return terms
+
+
+DATA = Path(__file__).parents[1] / "data" / "speed_spread.csv"
+
+Kind = Literal["one GPU", "several GPUs", "offload", "ratio", "ratio with offload"]
+
+
+def speed_kind(world_size: int, plan: Plan) -> Kind:
+    """The kind of a plan, by what its speed depends on."""
+    if plan.offloads:
+        return "offload"
+    return "several GPUs" if world_size > 1 else "one GPU"
+
+
+def speed_spread(cluster: Cluster, plan: Plan) -> Spread:
+    """The interval of a predicted speed."""
+    return _spreads()[speed_kind(cluster.world_size, plan)]
+
+
+def ratio_spread(one: Plan, other: Plan) -> Spread:
+    """The interval of the ratio of two plans' speeds on one machine."""
+    return _spreads()["ratio with offload" if one.offloads or other.offloads else "ratio"]
+
+
+@cache
+def _spreads() -> dict[str, Spread]:
+    with DATA.open(newline="", encoding="utf-8") as file:
+        return {row["kind"]: Spread(float(row["low"]), float(row["high"])) for row in csv.DictReader(file)}
+
+
+def estimate_plan(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
+    """The closed forms for one plan; raises what `estimate_memory` and `estimate_time` raise."""
+    return Estimate(
+        plan=plan,
+        memory=estimate_memory(model, workload, cluster, plan),
+        time=estimate_time(model, workload, cluster, plan),
+    )

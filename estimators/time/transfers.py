@@ -6,6 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..estimate import TimeTerm
+from . import collective_time as collective
+from . import offload_time as offload
+from .memory_bound import (
+    COPIED_PASSES,
+    FSDP_COPIED_PASSES,
+    QUANTIZED_GRADIENT_BYTES,
+    RECAST_FP32_BYTES,
+    SUMMED_PASSES,
+    reduced_passes,
+)
+from .step import Step
 
 
 @dataclass(slots=True)
@@ -40,3 +51,297 @@ class Transfers:
         return self.shown + [
             term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
+
+
+def gradient_copies(step: Step) -> float:
+    """Times that a gradient is read or written on its way to the reduction and back."""
+    if step.replicas == 1:
+        return 0
+    if step.quantized is not None:
+        return (QUANTIZED_GRADIENT_BYTES + step.recast) / step.element
+    passes: float = COPIED_PASSES if step.engine else FSDP_COPIED_PASSES
+    if step.zero3:
+        passes = reduced_passes(step.tensors, step.plan, step.replicas)
+    if _reduced_element(step) > step.element:
+        passes += RECAST_FP32_BYTES / step.element
+    return passes
+
+
+def gradient_copies_s(step: Step, copied: float) -> float:
+    """Those, and summing up over micro batches, where from stage 2 on a rank sums up its own part alone."""
+    summed = step.trained_per_rank if step.plan.zero_stage >= 2 else step.trained
+    moved = copied * step.reductions * step.trained + SUMMED_PASSES * (step.micro_batches - 1) * summed
+    return step.element * moved / step.values["W"]
+
+
+def _reduced_element(step: Step) -> int:
+    """Bytes of an element while it is reduced: ZeRO 1 and 2 cast it under sequence parallelism (deepspeed 0.19.8
+    stage_1_and_2.py `allreduce_bucket`)."""
+    return 4 if step.plan.sequence_parallel_size > 1 and step.plan.zero_stage in (1, 2) else step.element
+
+
+def reduced_last(step: Step) -> float:
+    """The share of the gradients that is reduced when the backward pass is over: the last bucket, in which the
+    embedding is, whose gradient comes last."""
+    embedding = step.tensors.embedding if step.tensors.trains_embedding else 0
+    return max(1 / step.reduce_calls.shared, embedding / max(1, step.trained))
+
+
+def gradient_reduction(step: Step) -> TimeTerm:
+    """Of what all ranks keep or share."""
+    ring, times, calls = step.ring, step.reductions, step.reduce_calls.shared
+    if step.quantized is not None:
+        return _quantized_reduction(step, step.quantized)
+    shared, element = step.trained - step.spread, _reduced_element(step)
+    size = shared * element
+    if step.plan.zero_stage == 3:
+        return step.gather_term("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times, Pt=shared)
+    return step.term(
+        "gradient reduction",
+        ring.resource,
+        times * ring.all_reduce_s(size, calls),
+        "2 reductions w Pt (N - 1) / N / link + calls t",
+        "reductions w Pt N link calls t",
+        w=element,
+        Pt=shared,
+        link=ring.all_reduce_bytes_per_s,
+        calls=2 * times * calls,
+    )
+
+
+def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -> TimeTerm:
+    times = step.reductions
+    return step.term(
+        "gradient reduction",
+        "network",
+        times * quantized.seconds,
+        "reductions sent ((G - 1) / G / near + (M - 1) / M / link) + calls t",
+        "reductions sent G M near link calls t",
+        sent=quantized.size_bytes,
+        G=quantized.local,
+        near=quantized.link_bytes_per_s,
+        link=quantized.network_bytes_per_s,
+        calls=times * quantized.calls,
+        t=quantized.call_s,
+    )
+
+
+def expert_gradient_reduction(step: Step) -> TimeTerm:
+    """Over the ranks that keep the same experts."""
+    ring, times, size = step.expert_ring, step.reductions, step.spread * step.element
+    name, calls, own = "gradient reduction of experts", step.reduce_calls.spread, {"experts": step.spread}
+    if step.zero3:
+        return step.gather_term(name, times, size, calls, "n w experts", "n w experts", among=ring, n=times, **own)
+    return step.term(
+        name,
+        ring.resource,
+        times * ring.all_reduce_s(size, calls),
+        "2 reductions w experts (N - 1) / N / link + calls t",
+        "reductions w experts N link calls t",
+        N=ring.ranks,
+        link=ring.all_reduce_bytes_per_s,
+        calls=2 * times * calls,
+        t=ring.call_s,
+        **own,
+    )
+
+
+def gradients_to_host(step: Step) -> TimeTerm:
+    """Gradients of an offloaded optimizer."""
+    plan, n, w, master = step.plan, step.micro_batches, step.element, step.plan.master_bytes
+    if plan.zero_stage == 3:
+        per_rank = (master * step.hosted + 2 * w * n) * step.trained_per_rank
+        formula, symbols = ("(m hosted + 2 w n)", "m w n Pr hosted") if step.kept else ("(m + 2 w n)", "m w n Pr")
+        own = {"hosted": step.hosted} if step.kept else {}
+        return step.host_link_term("gradients to host", per_rank, f"{formula} Pr / PCIe", symbols, **own)
+    per_parameter, formula = master, "m Pt min(1, Pr / bucket) / PCIe"
+    if plan.zero_stage == 2 and n > 1:
+        per_parameter, formula = master + w * (2 * n - 1), "(m + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
+    bucket = min(plan.reduce_bucket_size, step.trained)
+    alone = min(1.0, step.trained_per_rank / bucket)
+    in_turn = per_parameter * step.trained * alone
+    seconds = offload.host_link_s(step.cluster, in_turn, pinned=plan.pin_memory, alone=alone)
+    own = {"PCIe": in_turn / seconds, "bucket": bucket}
+    return step.term("gradients to host", "pcie", seconds, formula, "m w n Pt Pr bucket PCIe", **own)
+
+
+def exchanges(step: Step) -> list[TimeTerm]:
+    """All-to-alls of every layer, in all passes: of heads, or of tokens to their experts."""
+    exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
+    if exchange is None:
+        return []
+    passes = 3 if step.plan.gradient_checkpointing else 2
+    what = "tokens" if step.spread else "heads"
+    return [
+        step.term(
+            f"all-to-all of {what}",
+            exchange.resource,
+            passes * step.micro_batches * exchange.pass_s,
+            f"{passes} n ({what} (P - 1) / P / link + calls t)",
+            f"n {what} P link calls t",
+            **{what: exchange.size_bytes},
+            P=exchange.ranks,
+            link=exchange.bytes_per_s,
+            calls=exchange.calls,
+            t=exchange.call_s,
+        )
+    ]
+
+
+def split_layers(step: Step) -> list[TimeTerm]:
+    """All-reduces of the activations of split layers, in all passes.
+
+    Forward, and again where a layer runs again, the results of attention and feed-forward (the latter's result not
+    again: recomputation ends before it); backward the input's gradient of each layer that is split by columns:
+    queries, keys, values, gate, up. An untied head gathers its logits, and its input's gradient is reduced.
+    Source: deepspeed 0.19.8 module_inject/layers.py RowParallel, ColumnParallel, GatherFromTensorParallelRegion.
+    """
+    plan, model, n = step.plan, step.model, step.micro_batches
+    if plan.autotp_size == 1:
+        return []
+    ring = collective.ring_of_neighbours(step.cluster, plan.autotp_size)
+    again = (2 if step.workload.software.reentrant else 1) if plan.gradient_checkpointing else 0
+    backward = sum(block.count * (4 + block.feed_forward.gated) for block in model.blocks)
+    reduced = (2 + again) * model.num_layers + backward + (not model.tied)
+    size = step.element * plan.micro_batch_size * step.workload.seq_len * model.hidden_size
+    terms = [
+        step.term(
+            "all-reduces of split layers",
+            ring.resource,
+            n * reduced * ring.all_reduce_s(size, 1),
+            "2 calls (hidden (T - 1) / T / link + t)",
+            "hidden T link calls t",
+            hidden=size,
+            T=plan.autotp_size,
+            link=ring.all_reduce_bytes_per_s,
+            calls=n * reduced,
+            t=ring.call_s,
+        )
+    ]
+    if not model.tied:
+        logits = step.element * plan.micro_batch_size * step.workload.seq_len * model.vocab_size
+        terms.append(
+            step.term(
+                "logits gathered",
+                ring.resource,
+                n * ring.gather_s(logits, 1),
+                "n (logits (T - 1) / T / link + t)",
+                "n logits T link t",
+                logits=logits,
+                T=plan.autotp_size,
+                link=ring.bytes_per_s,
+                t=ring.call_s,
+            )
+        )
+    return terms
+
+
+def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
+    """What checkpointing keeps, copied by the stream that computes (transformers, `offload`)."""
+    if not step.plan.cpu_checkpointing:
+        return []
+    n, model = step.micro_batches, step.model
+    elements = sum(
+        block.count * model.stream_len(block, step.workload.seq_len) * model.stream_width(block)
+        for block in model.blocks
+    )
+    kept = step.element * step.plan.micro_batch_size * elements
+    seconds = offload.host_link_s(step.cluster, n * kept, pinned=step.workload.software.pinned_inputs)
+    own = {"inputs": kept, "PCIe": n * kept / seconds}
+    return [step.term(name, "pcie", seconds, "n inputs / PCIe", "n inputs PCIe", **own)]
+
+
+def gather_forward(step: Step, transfers: Transfers) -> None:
+    """What forward passes gather: the embedding first, beside nothing."""
+    n, tensors = step.micro_batches, step.tensors
+    trained = step.trained * step.element / collective.gathered_bytes(tensors, step.workload)
+    first = tensors.embedding / tensors.numel
+    # What is the head too is read once more for it.
+    again = first if tensors.tied else 0.0
+    _gather(step, transfers, step.gathers[0], near=1 - trained / n, reads=step.gathers[0] + n * again, first=first)
+
+
+def gather_backward(step: Step, transfers: Transfers) -> None:
+    """What backward passes gather. What a layer runs again with is in host memory when its backward pass comes."""
+    passes = step.gathers[1]
+    _gather(step, transfers, passes, near=_near_backward(step), reads=min(step.micro_batches, passes))
+
+
+def _near_backward(step: Step) -> float:
+    """The share of what backward passes gather that hpZ's second copy serves. Before 0.13 it served hooks of the
+    backward pass alone; what those of a recomputation launch is as much as is gathered twice (deepspeed 0.10
+    partition_parameters.py `all_gather_coalesced`, `forward`)."""
+    if step.workload.software.deepspeed >= (0, 13) or not step.gathers[1]:
+        return 1.0
+    return 1 - step.gathered_twice / step.gathers[1]
+
+
+def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
+    """All weights `passes` times, of which those on NVMe are read `reads` times; with hpZ a share `near` comes from the
+    second copy of the group. At least the share `first` comes before there is anything to compute."""
+    plan, cluster, tensors = step.plan, step.cluster, step.tensors
+    size, (calls, of_experts) = step.gathered_bytes, collective.gather_calls(tensors, plan)
+    sent, apart = collective.travelling_bytes(tensors, step.workload, plan), step.spread * step.element
+    if not passes:
+        return
+    carried, own = list[TimeTerm](), {"passes": passes, "weights": size}
+    if step.spread and step.expert_ring.ranks > 1:
+        carried.append(_experts(step, passes, apart, of_experts))
+    if step.ring.ranks > 1:
+        sent -= apart
+        far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
+        if far:
+            formula = "passes weights"
+            carried.append(
+                step.gather_term("weight gathering", far, sent, calls, formula, formula, passes=far, weights=sent)
+            )
+        if passes - far:
+            carried.append(_nearby(step, passes - far, sent, calls))
+    if plan.offload_param != "none":
+        ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
+        per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
+        # DeepSpeed's host waits for each copy before it launches what runs beside it (`_all_gather_dtype`); FSDP's goes
+        # on (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
+        from_host = step.host_link_term("weights from host", per_rank, formula, "passes weights N", **own)
+        (transfers.shown if step.zero3 else carried).append(from_host)
+    transfers.carry(carried, max(first, 1 / calls))
+    on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
+    if on_nvme:
+        reads *= on_nvme
+        seconds, formula = reads * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
+        own = {"passes": reads, "weights": size}
+        transfers.shown.append(step.term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))
+
+
+def _experts(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
+    """What ranks that keep the same experts gather of them."""
+    return step.gather_term(
+        "experts gathered",
+        passes,
+        size,
+        calls,
+        "passes w experts",
+        "passes w experts",
+        among=step.expert_ring,
+        passes=passes,
+        experts=step.spread,
+    )
+
+
+def _nearby(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
+    """What comes from the second copy that neighbours keep."""
+    group = step.plan.zero_hpz_partition_size
+    ring = collective.ring_of_neighbours(step.cluster, group)
+    return step.term(
+        "weight gathering nearby",
+        ring.resource,
+        passes * ring.gather_s(size, calls),
+        "passes weights (h - 1) / h / link + calls t",
+        "passes weights h link calls t",
+        passes=passes,
+        weights=size,
+        h=group,
+        link=ring.bytes_per_s,
+        calls=passes * calls,
+        t=ring.call_s,
+    )

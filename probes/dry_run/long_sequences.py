@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
+from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
-from ...estimators.tiles import loss_tiles, mlp_tiles
 from ..recording.request import Request
 from .models import TrainableModel
 

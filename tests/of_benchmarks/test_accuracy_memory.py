@@ -19,8 +19,7 @@ from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.software import Software
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 
 from benchmarks.accuracy import memory_spread, questions, spread, whole_runs
 from benchmarks.accuracy.__main__ import DOCUMENT, README, TABLE, all_questions, readme, sections, table

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.time.step_time import estimate_plan
 from ds_advise.probes.machine import Machine
 
 from benchmarks.gpu import chapter

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...estimators.units import gib
+from ...estimators.phrase import gib
 from ...probes.kernel_files import read_number, read_text
 from .findings import Findings, note, ok, problem, warning
 

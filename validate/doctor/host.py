@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...estimators.units import gib
+from ...estimators.phrase import gib
 from ...probes.cgroup import MemoryGroup, cpu_quota, memory_groups
 from ...probes.kernel_files import read_pairs, read_text
 from .building import Toolchain, install

@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...estimate import MEMORY_SYMBOLS, Formula, total_bytes
+from ...estimate import MEMORY_SYMBOLS, Formula, Terms, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
-from ..terms import Terms
-from .embedding_and_head import End, encoder_output_terms, end, input_term, shared_terms
-from .linear_terms import SOURCE, LinearTerm, saved_term, saved_terms
 from .loss import loss_terms
-from .recording import LayerRecorder, Recording
+from .recording import (
+    SOURCE,
+    End,
+    LayerRecorder,
+    LinearTerm,
+    Recording,
+    encoder_output_terms,
+    end,
+    input_term,
+    saved_term,
+    saved_terms,
+    shared_terms,
+)
 from .saved_tensors import ZERO, Size, frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
@@ -74,7 +83,7 @@ def activation_memory(
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
     Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
-    recorded as an autograd graph with torch's rules (`graph/saved_tensors.py`); its bytes are linear in B, so a model
+    recorded as an autograd graph with torch's rules (`saved_tensors.py`); its bytes are linear in B, so a model
     and workload cost one recording and every micro batch size a multiplication.
 
     Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from ...models.model_shape import FeedForward
 from .layer_variants import LayerVariant
-from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
-from .saved_tensors import AutogradGraph, Value
+from .saved_tensors import AutogradGraph, Value, backward_bytes, forward_bytes
 
 INDEX = 8
 """Bytes of an index."""

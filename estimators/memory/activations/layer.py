@@ -9,8 +9,7 @@ from ...models.model_shape import Attention, Block, FeedForward
 from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
 from .kernels import Kernel, attend, delta_rule
 from .layer_variants import LayerVariant
-from .norms import norm
-from .ops import Ops
+from .ops import Ops, norm
 from .saved_tensors import Value
 
 

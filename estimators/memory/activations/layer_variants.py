@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
-from .norms import NormVariant
+from .ops import NormVariant
 
 
 class LayerVariant(NamedTuple):

@@ -21,7 +21,7 @@ from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.time.price import Price
+from ds_advise.estimators.time.job import Price
 
 CONFIG = {
     "model_type": "qwen2",

@@ -28,7 +28,7 @@ from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
-from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
+from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run

@@ -35,8 +35,8 @@ from ds_advise.advisor.train.train import check_disk
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
-from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload
 
 from tests.advisor.schemas.validator import wrong

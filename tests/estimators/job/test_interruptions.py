@@ -6,7 +6,7 @@ import random
 
 import pytest
 from ds_advise.estimators.time.interruptions import interrupted_run
-from ds_advise.estimators.time.saving import young_interval_s
+from ds_advise.estimators.time.job import young_interval_s
 
 HOUR = 3600.0
 

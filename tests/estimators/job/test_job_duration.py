@@ -12,12 +12,18 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.time.duration import JobDuration, job_duration
-from ds_advise.estimators.time.job import Job, SamplesOfLength
-from ds_advise.estimators.time.price import Price
-from ds_advise.estimators.time.saving import MOST_WRITING_SHARE, saving, young_interval_s
+from ds_advise.estimators.time.flops import model_flops_utilization, peak_flops_per_s
+from ds_advise.estimators.time.job import (
+    MOST_WRITING_SHARE,
+    Job,
+    JobDuration,
+    Price,
+    SamplesOfLength,
+    job_duration,
+    saving,
+    young_interval_s,
+)
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
-from ds_advise.estimators.time.utilization import model_flops_utilization, peak_flops_per_s
 from ds_advise.estimators.workload import Workload
 
 MODEL = find("Qwen2.5-1.5B")

@@ -24,11 +24,9 @@ import torch
 import torch.nn.functional as F
 import transformers as T
 from ds_advise.estimators.memory.activations import kernels, saved_tensors
-from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory
-from ds_advise.estimators.memory.activations.activation_memory import layout_of
+from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory, layout_of
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.software import Software
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 

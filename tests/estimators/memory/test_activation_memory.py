@@ -10,8 +10,7 @@ from ds_advise.estimators.memory.activations.kernels import attention_kernel
 from ds_advise.estimators.memory.activations.saved_tensors import AutogradGraph, total
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Attention, ModelShape
-from ds_advise.estimators.software import Software
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

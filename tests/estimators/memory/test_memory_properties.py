@@ -15,7 +15,7 @@ from ds_advise.estimators.memory.host_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.four_bits import int8_bytes, nf4_bytes
+from ds_advise.estimators.models.lora import int8_bytes, nf4_bytes
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import Plan

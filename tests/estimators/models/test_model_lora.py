@@ -10,8 +10,7 @@ from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.four_bits import quantized
-from ds_advise.estimators.models.lora import adapters, trained_copies
+from ds_advise.estimators.models.lora import adapters, quantized, trained_copies
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.workload import Workload
 

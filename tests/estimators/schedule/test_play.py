@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.schedule.durations import KERNEL_S, duration_s
 from ds_advise.estimators.schedule.recorded import ALL_STREAMS, Code, Entry, RecordedOperation, Schedule
-from ds_advise.estimators.schedule.simulate import PlayedStep, play
+from ds_advise.estimators.schedule.simulate import KERNEL_S, PlayedStep, duration_s, play
 from ds_advise.estimators.schedule.streams import Streams
 
 CLUSTER = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))

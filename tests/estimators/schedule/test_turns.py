@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.schedule.recorded import Code, Entry, RecordedOperation, Schedule
+from ds_advise.estimators.schedule.recorded import Code, Entry, RecordedOperation, Schedule, in_turn
 from ds_advise.estimators.schedule.simulate import play
-from ds_advise.estimators.schedule.turns import in_turn
 
 RANKS, BUCKETS = 4, 8
 LINKS, COPIES = 1, 2

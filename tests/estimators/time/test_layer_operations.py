@@ -11,7 +11,7 @@ from deepspeed.utils import z3_leaf_module
 from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.lora import adapters
-from ds_advise.estimators.time.layer_operations import layer_operations
+from ds_advise.estimators.time.host_time import layer_operations
 from ds_advise.estimators.workload import Workload
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM

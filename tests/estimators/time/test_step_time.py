@@ -14,21 +14,19 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware.cluster import AttentionSpeed, Cluster
+from ds_advise.estimators.hardware.cluster import AttentionSpeed, Cluster, dram_bytes_per_s
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.hardware.host_defaults import dram_bytes_per_s
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan
-from ds_advise.estimators.software import Software
 from ds_advise.estimators.time import roofline
 from ds_advise.estimators.time.collective_time import gathered_shares, reduce_calls, ring
 from ds_advise.estimators.time.compute_time import compute_time
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.offload_time import DRAM_SHARE, cpu_step_bytes
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
-from ds_advise.estimators.workload import AttentionKernel, Workload
+from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -39,7 +39,7 @@ import torch
 import transformers
 from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-from ds_advise.estimators import tiles
+from ds_advise.estimators.memory.activations import loss as tiles
 from ds_advise.probes.dry_run import training, worker
 from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
 from ds_advise.probes.recording.ledger import Ledger

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.cluster import HOST_SCORE_S, Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.hardware.host_defaults import HOST_SCORE_S
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.host_costs import REFERENCE, host_costs

@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...errors import ModelConfigError
-from ..model_shape import ModelShape
-from . import encoder, encoder_decoder, experts, gpt, hybrid, llama, llama4, vision_language
+from ..errors import ModelConfigError
+from . import dense_decoders as gpt
+from . import dense_decoders as llama
+from . import encoders as encoder
+from . import encoders as encoder_decoder
+from . import expert_decoders as experts
+from . import expert_decoders as hybrid
+from . import expert_decoders as llama4
+from . import vision_language
 from .body import Body
-from .fields import Fields
+from .config_fields import Fields
+from .model_shape import ModelShape
 
 # Hundreds of times the largest published model (1 T): beyond it the dimensions of the file are not a model's.
 MAX_PARAMETERS = 10**15

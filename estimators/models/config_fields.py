@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from ...errors import ModelConfigError
+from ..errors import ModelConfigError
 
 # Far above any published model (Llama 405B: 16,384 wide, 126 layers); beyond them the file is not a model's config.
 MAX_WIDTH = 1 << 20

@@ -1,14 +1,148 @@
-"""The one builder of decoders: an embedding, layers, a final norm and a head; a `Style` says how a family differs."""
+"""The tensors of single modules, named and shaped as torch and transformers do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-from ..model_shape import Attention, Block, FeedForward, NormKind
-from .body import Body, decoder_heads, norms, stack
-from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
-from .parts import Tensors, attention_linears, embedding, feed_forward_linears, norm
+from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .model_shape import Attention, Block, FeedForward, NormKind, Role, Tensor
+
+Tensors = tuple[Tensor, ...]
+
+
+def linear(
+    name: str, wide_in: int, wide_out: int, role: Role, *, bias: bool = False, transposed: bool = False
+) -> Tensors:
+    """`nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` is the same with the weight transposed."""
+    shape = (wide_in, wide_out) if transposed else (wide_out, wide_in)
+    weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True, transposed=transposed)
+    return (weight, Tensor(name=f"{name}.bias", shape=(wide_out,), role=role)) if bias else (weight,)
+
+
+def norm(name: str, width: int, *, bias: bool = False) -> Tensors:
+    """A norm with a learned scale, and with a learned shift as most LayerNorms have."""
+    weight = Tensor(name=f"{name}.weight", shape=(width,), role="norm")
+    return (weight, Tensor(name=f"{name}.bias", shape=(width,), role="norm")) if bias else (weight,)
+
+
+def embedding(name: str, rows: int, width: int, role: Role = "embedding") -> Tensors:
+    return (Tensor(name=f"{name}.weight", shape=(rows, width), role=role),)
+
+
+def parameter(name: str, *shape: int, role: Role) -> Tensors:
+    """A tensor that a module holds itself, such as fused expert weights."""
+    return (Tensor(name=name, shape=shape, role=role),)
+
+
+def attention_linears(
+    dims: Attention,
+    hidden: int,
+    names: tuple[str, ...],
+    *,
+    bias: bool = False,
+    output_bias: bool | None = None,
+    transposed: bool = False,
+) -> Tensors:
+    """The projections of one attention: query, key, value (one name for all three: fused), and the output.
+
+    The output has a bias where the others have one, unless `output_bias` says otherwise.
+    """
+    *inputs, output = names
+    widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim]
+    if len(inputs) == 1:
+        widths = [sum(widths)]
+    tensors: Tensors = ()
+    for name, width in zip(inputs, widths, strict=True):
+        tensors += linear(name, hidden, width, "attention", bias=bias, transposed=transposed)
+    last = bias if output_bias is None else output_bias
+    return tensors + linear(output, dims.heads * dims.v_head_dim, hidden, "attention", bias=last, transposed=transposed)
+
+
+def feed_forward_linears(
+    dims: FeedForward, hidden: int, names: tuple[str, ...], *, bias: bool = False, transposed: bool = False
+) -> Tensors:
+    """The projections of one dense feed-forward: gate and up (one name: fused) or a plain one, and the output."""
+    *inputs, output = names
+    width = dims.hidden * 2 if dims.gated and len(inputs) == 1 else dims.hidden
+    tensors: Tensors = ()
+    for name in inputs:
+        tensors += linear(name, hidden, width, "feed_forward", bias=bias, transposed=transposed)
+    return tensors + linear(output, dims.hidden, hidden, "feed_forward", bias=bias, transposed=transposed)
+
+
+class Head(NamedTuple):
+    """What one transformers class adds to the base model."""
+
+    tensors: Tensors = ()
+    """The tensors on top of the base model, with their full names."""
+    base_tensors: Tensors = ()
+    """The tensors that it adds inside the base model (BERT's pooler)."""
+    bare: bool = False
+    """The class is the base model itself, whose tensors have no prefix."""
+    logits: bool = False
+    """The head predicts tokens."""
+    tied: bool = False
+    """The head's weight is the input embedding's."""
+    labels: int = 0
+    """The head predicts one of so many classes, 0: it predicts none."""
+
+
+class Body(NamedTuple):
+    """A base model. Names are relative to `base`, the attribute under which the classes with a head keep it."""
+
+    base: str
+    hidden_size: int
+    vocab_size: int
+    blocks: tuple[Block, ...]
+    outside: Tensors
+    heads: Mapping[str, Head]
+    """The heads by the suffix of the class name (`ForCausalLM`); the first is meant where a config names no class."""
+    max_positions: int | None = None
+    encoder_len_fixed: int | None = None
+    logit_softcap: bool = False
+    idle_tower: bool = False
+    """As in `ModelShape`."""
+
+
+def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
+    """The runs of identical layers; equal layers must be the same object.
+
+    Layers with equal tensors that differ in their dimensions only (a window in every other layer) are gathered although
+    they alternate: no name or size depends on their order, and two blocks are cheaper to estimate than sixty.
+    """
+    kinds = {id(layer): layer for layer in layers}
+    order = [id(layer) for layer in layers]
+    if all(kind.tensors == layers[0].tensors for kind in kinds.values()):
+        order.sort(key=list(kinds).index)
+    return tuple(replace(kinds[kind], count=len(list(run))) for kind, run in groupby(order))
+
+
+def norms(names: Sequence[str], width: int, kind: NormKind, *, bias: bool = True) -> Tensors:
+    """The norms over the hidden size; an RMSNorm has no shift."""
+    return tuple(tensor for name in names for tensor in norm(name, width, bias=bias and kind == "layer"))
+
+
+def decoder_heads(
+    hidden: int,
+    vocab: int,
+    *,
+    tied: bool,
+    labels: int,
+    name: str = "lm_head",
+    bias: bool = False,
+    suffix: str = "ForCausalLM",
+) -> dict[str, Head]:
+    """The classes that transformers has for nearly every decoder."""
+    output = linear(name, hidden, vocab, "head", bias=bias)
+    return {
+        suffix: Head(tensors=output[1:] if tied else output, logits=True, tied=tied),
+        "ForSequenceClassification": Head(tensors=linear("score", hidden, labels, "head"), labels=labels),
+        "Model": Head(bare=True),
+    }
+
 
 AttentionPart = tuple[Attention, Tensors]
 FeedForwardPart = tuple[FeedForward, Tensors]

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model_shape import Attention, Block, FeedForward
-from .body import Body, Head, decoder_heads, norms, stack
-from .encoder import Sizes, patch_grid
-from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
-from .llama import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
-from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, norm, parameter
+from .body import (
+    Body,
+    Head,
+    Tensors,
+    attention_linears,
+    decoder_heads,
+    embedding,
+    feed_forward_linears,
+    linear,
+    norm,
+    norms,
+    parameter,
+    stack,
+)
+from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
+from .encoders import Sizes, patch_grid
+from .model_shape import Attention, Block, FeedForward
 
 
 def gemma3(c: Fields) -> Body:

@@ -1,0 +1,417 @@
+"""Mixtures of experts, and DeepSeek's latent attention.
+
+The experts of a layer are fused into three-dimensional tensors, as transformers 5 holds them: no `nn.Linear`, so LoRA's
+"all-linear" passes them by, and ZeRO-3 gathers all experts of a layer at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .body import (
+    AttentionPart,
+    Body,
+    Dims,
+    FeedForwardPart,
+    Style,
+    Tensors,
+    build,
+    decoder_heads,
+    feed_forward_linears,
+    grouped_query,
+    linear,
+    norm,
+    norms,
+    parameter,
+    window_size,
+    windows,
+)
+from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, Fields
+from .dense_decoders import biased
+from .encoders import patch_grid
+from .model_shape import Attention, FeedForward
+from .vision_language import deep_tower, idle, idle_tensors, part
+
+
+def mixture(
+    hidden: int,
+    experts: FeedForward,
+    *,
+    at: str = "mlp",
+    router: str = "gate",
+    shared: str = "shared_experts",
+    shared_bias: bool = False,
+) -> FeedForwardPart:
+    """A router, E fused experts and, where `shared_hidden` says so, a dense one that every token passes."""
+    count, width = experts.experts, experts.hidden
+    tensors = (
+        parameter(f"{at}.{router}.weight", count, hidden, role="router")
+        + parameter(f"{at}.experts.gate_up_proj", count, 2 * width, hidden, role="expert")
+        + parameter(f"{at}.experts.down_proj", count, hidden, width, role="expert")
+    )
+    if experts.shared_hidden:
+        everyone = FeedForward(hidden=experts.shared_hidden, gated=True, activation=experts.activation)
+        names = tuple(f"{at}.{shared}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+        tensors += feed_forward_linears(everyone, hidden, names, bias=shared_bias)
+    return experts, tensors
+
+
+def routed(
+    c: Fields, width: int, *count_names: str, count: int, chosen: int | None, shared_hidden: int = 0
+) -> FeedForward:
+    """Experts of a width, as many as a field of one of these names says; `count` and `chosen` are the defaults."""
+    feed_forward = FeedForward(
+        hidden=width,
+        gated=True,
+        activation=c.text("hidden_act", default="silu"),
+        experts=c.size(*count_names, default=count),
+        experts_per_token=c.size("num_experts_per_tok", default=chosen),
+        shared_hidden=shared_hidden,
+    )
+    if (per_token := feed_forward.experts_per_token) > feed_forward.experts:
+        raise c.error(f"num_experts_per_tok {per_token} is more than the {feed_forward.experts} experts")
+    return feed_forward
+
+
+def mixtral(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=8)
+    experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=8, chosen=2)
+    return build(c, dims, Style(), sparse=mixture(dims.hidden, experts), window=(window_size(c),) * dims.layers)
+
+
+def granitemoe(c: Fields) -> Body:
+    dims = Dims.read(c)
+    experts = routed(c, dims.feed_forward, "num_local_experts", count=8, chosen=2)
+    sparse = mixture(dims.hidden, experts, at="block_sparse_moe", router="router")
+    return build(c, dims, biased(c), sparse=sparse)
+
+
+def olmoe(c: Fields) -> Body:
+    dims = Dims.read(c)
+    experts = routed(c, dims.feed_forward, "num_experts", "num_local_experts", count=64, chosen=8)
+    return build(c, dims, biased(c, Style(qk_norm="all")), sparse=mixture(dims.hidden, experts))
+
+
+def qwen2_moe(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=16)
+    width, shared = (
+        c.size("moe_intermediate_size", default=1408),
+        c.size("shared_expert_intermediate_size", default=5632),
+    )
+    experts = routed(c, width, "num_experts", count=60, chosen=4, shared_hidden=shared)
+    feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
+    tensors += linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
+    slides = c.flag("use_sliding_window", default=False)
+    last = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
+    window = window_size(c, default=4096) if slides else None
+    return build(
+        c,
+        dims,
+        Style(biases=(c.flag("qkv_bias", default=True), False, False)),
+        sparse=(feed_forward, tensors),
+        is_sparse=qwen_sparse(c, dims),
+        window=windows(c, dims.layers, window, lambda layer: layer % 2 == 0 and layer < last),
+    )
+
+
+def qwen3_moe(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=4)
+    width = c.size("moe_intermediate_size", default=768)
+    experts = routed(c, width, "num_experts", "num_local_experts", count=128, chosen=8)
+    window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
+    return build(
+        c,
+        dims,
+        biased(c, Style(qk_norm="head")),
+        sparse=mixture(dims.hidden, experts),
+        is_sparse=qwen_sparse(c, dims),
+        window=(window,) * dims.layers,
+    )
+
+
+def qwen_sparse(c: Fields, dims: Dims) -> list[bool]:
+    """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it."""
+    step, plain = c.size("decoder_sparse_step", default=1, limit=MAX_LAYERS), c.items("mlp_only_layers") or []
+    return [(layer + 1) % step == 0 and layer not in plain for layer in range(dims.layers)]
+
+
+def gpt_oss(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=8, head_dim=64)
+    style = biased(c, default=True)
+    attention, projections = grouped_query(dims, style)
+    sinks = parameter("self_attn.sinks", dims.heads, role="attention")
+    experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=128, chosen=4)
+    # Its experts are stored transposed, as (experts, in, out), and have biases.
+    count, hidden, width = experts.experts, dims.hidden, experts.hidden
+    weights = (
+        parameter("mlp.router.weight", count, hidden, role="router")
+        + parameter("mlp.router.bias", count, role="router")
+        + parameter("mlp.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
+        + parameter("mlp.experts.gate_up_proj_bias", count, 2 * width, role="expert")
+        + parameter("mlp.experts.down_proj", count, width, hidden, role="expert")
+        + parameter("mlp.experts.down_proj_bias", count, hidden, role="expert")
+    )
+    window = windows(c, dims.layers, window_size(c, default=128), lambda layer: layer % 2 == 0)
+    return build(c, dims, style, attention=(attention, projections + sinks), sparse=(experts, weights), window=window)
+
+
+def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
+    """DeepSeek's multi-head latent attention: queries, keys and values pass through low-rank bottlenecks.
+
+    A query or key head is `qk_nope_head_dim` plain and `qk_rope_head_dim` rotary dimensions wide; all heads share the
+    rotary part of the key. A `q_lora_rank` of null leaves the queries' bottleneck out.
+    """
+    rope, value = c.size("qk_rope_head_dim", default=64), c.size("v_head_dim", default=128)
+    plain, rank = c.size("qk_nope_head_dim", default=128), c.size("kv_lora_rank", default=512)
+    query_rank = (c.size_or_none("q_lora_rank") or 0) if c.given("q_lora_rank") else 1536
+    attention = Attention(
+        heads=dims.heads,
+        kv_heads=dims.heads,
+        head_dim=plain + rope,
+        v_head_dim=value,
+        q_lora_rank=query_rank,
+        kv_lora_rank=rank,
+        rope_head_dim=rope,
+    )
+    at, queries = "self_attn", dims.heads * (plain + rope)
+    tensors: Tensors
+    if query_rank:
+        tensors = (
+            linear(f"{at}.q_a_proj", dims.hidden, query_rank, "attention", bias=bias)
+            + norm(f"{at}.q_a_layernorm", query_rank)
+            + linear(f"{at}.q_b_proj", query_rank, queries, "attention")
+        )
+    else:
+        tensors = linear(f"{at}.q_proj", dims.hidden, queries, "attention")
+    tensors += (
+        linear(f"{at}.kv_a_proj_with_mqa", dims.hidden, rank + rope, "attention", bias=bias)
+        + norm(f"{at}.kv_a_layernorm", rank)
+        + linear(f"{at}.kv_b_proj", rank, dims.heads * (plain + value), "attention")
+        + linear(f"{at}.o_proj", dims.heads * value, dims.hidden, "attention", bias=bias)
+    )
+    return attention, tensors
+
+
+def deepseek_v2(c: Fields) -> Body:
+    return deepseek(c, mlp_bias=c.flag("mlp_bias", default=False), width=1407, count=64, shared=2, first=0)
+
+
+def deepseek_v3(c: Fields) -> Body:
+    return deepseek(c, mlp_bias=False, width=2048, count=256, shared=1, first=3)
+
+
+def deepseek(c: Fields, *, mlp_bias: bool, width: int, count: int, shared: int, first: int) -> Body:
+    """Dense layers first, then experts; the arguments are the class's defaults.
+
+    Multi-token prediction layers (`num_nextn_predict_layers`) are not built by transformers and not counted.
+    """
+    dims = Dims.read(c)
+    width = c.size("moe_intermediate_size", default=width)
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    shared_hidden = width * c.size("n_shared_experts", default=shared)
+    experts = routed(c, width, *names, count=count, chosen=None, shared_hidden=shared_hidden)
+    first = c.count("first_k_dense_replace", default=first, limit=MAX_LAYERS)
+    return build(
+        c,
+        dims,
+        Style(biases=(False, False, mlp_bias)),
+        attention=latent_attention(c, dims, bias=c.flag("attention_bias", default=False)),
+        sparse=mixture(dims.hidden, experts, shared_bias=mlp_bias),
+        is_sparse=[layer >= first for layer in range(dims.layers)],
+    )
+
+
+_LLAMA4_AT = "feed_forward"
+_LLAMA4_DENSE = (f"{_LLAMA4_AT}.gate_proj", f"{_LLAMA4_AT}.up_proj", f"{_LLAMA4_AT}.down_proj")
+
+
+def llama4_text(c: Fields) -> Body:
+    # A file without `num_key_value_heads` means the class's default.
+    dims = Dims.read(c, num_key_value_heads=8, head_dim=128, intermediate_size=8192)
+    style = biased(c)._replace(feed_forward=_LLAMA4_DENSE)
+    wide = dims._replace(feed_forward=c.size("intermediate_size_mlp", default=16384))
+    experts = c.items("moe_layers")
+    step = c.size("interleave_moe_layer_step", default=1, limit=MAX_LAYERS)
+    listed = range(step - 1, dims.layers, step) if experts is None else experts
+    sparse = [layer in listed for layer in range(dims.layers)]
+    return build(
+        c, wide, style, attentions=_llama4_layers(c, dims, style), sparse=_llama4_experts(c, dims), is_sparse=sparse
+    )
+
+
+def _llama4_layers(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
+    """Rotated queries and keys, normed without a weight, within chunks; in each fourth layer neither."""
+    every = c.size("no_rope_layer_interval", default=4, limit=MAX_LAYERS)
+    rotates = c.items("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(dims.layers)]
+    if len(rotates) < dims.layers:
+        raise c.error(f"no_rope_layers has {len(rotates)} entries for {dims.layers} layers")
+    reach = c.positive("attention_chunk_size", limit=MAX_POSITIONS) if c.given("attention_chunk_size") else 8192
+    kinds = c.per_layer("layer_types", dims.layers, ("full_attention", "chunked_attention"))
+    attention, tensors = grouped_query(dims, style)
+    parts: dict[tuple[bool, bool], AttentionPart] = {}
+    chosen = []
+    for layer in range(dims.layers):
+        turns = bool(rotates[layer])
+        chunked = turns if kinds is None else kinds[layer] == "chunked_attention"
+        own = attention._replace(
+            rotary=turns,
+            qk_norm=turns and c.flag("use_qk_norm", default=True),
+            window=reach if chunked else None,
+        )
+        chosen.append(parts.setdefault((turns, chunked), (own, tensors)))
+    return chosen
+
+
+def _llama4_experts(c: Fields, dims: Dims) -> FeedForwardPart:
+    """transformers hands every token to every expert, times a score that is 0 but for the chosen ones."""
+    count, width, hidden = c.size("num_local_experts", default=16), dims.feed_forward, dims.hidden
+    feed_forward = FeedForward(
+        hidden=width,
+        gated=True,
+        activation=c.text("hidden_act", default="silu"),
+        experts=count,
+        experts_per_token=count,
+        shared_hidden=width,
+    )
+    everyone = FeedForward(hidden=width, gated=True, activation=feed_forward.activation)
+    shared = tuple(f"{_LLAMA4_AT}.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+    return feed_forward, (
+        parameter(f"{_LLAMA4_AT}.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
+        + parameter(f"{_LLAMA4_AT}.experts.down_proj", count, width, hidden, role="expert")
+        + linear(f"{_LLAMA4_AT}.router", hidden, count, "router")
+        + feed_forward_linears(everyone, hidden, shared)
+    )
+
+
+def llama4(c: Fields) -> Body:
+    """The language model, and a tower of which samples of text use nothing."""
+    text = llama4_text(part(c, "text_config", "llama4_text"))
+    at = "language_model."
+    heads = decoder_heads(
+        text.hidden_size,
+        text.vocab_size,
+        tied=c.flag("tie_word_embeddings", default=False),
+        labels=c.labels(),
+        name=f"{at}lm_head",
+        suffix="ForConditionalGeneration",
+    )
+    return text._replace(
+        base="",
+        blocks=tuple(replace(block, prefix=f"{at}model.{block.prefix}") for block in text.blocks),
+        outside=idle_tensors(_llama4_tower(c, text.hidden_size))
+        + tuple(tensor._replace(name=f"{at}model.{tensor.name}") for tensor in text.outside),
+        heads={"ForConditionalGeneration": heads["ForConditionalGeneration"]},
+        idle_tower=True,
+    )
+
+
+def _llama4_tower(c: Fields, text_hidden: int) -> Tensors:
+    vision, at = part(c, "vision_config", "llama4_vision_model"), "vision_model."
+    hidden, inner = vision.size("hidden_size", default=768), vision.size("intermediate_size", default=5632)
+    patches, kernel = patch_grid(vision, image=448, patch=14)
+    tower = (
+        parameter(f"{at}class_embedding", hidden, role="embedding")
+        + parameter(f"{at}positional_embedding_vlm", patches + 1, hidden, role="other")
+        + linear(f"{at}patch_embedding.linear", kernel[0] * kernel[1] * kernel[2], hidden, "other")
+        + norms((f"{at}layernorm_pre", f"{at}layernorm_post"), hidden, "layer")
+    )
+    for layer in range(vision.size("num_hidden_layers", default=34, limit=MAX_LAYERS)):
+        block = f"{at}model.layers.{layer}."
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            tower += linear(f"{block}self_attn.{name}", hidden, hidden, "other", bias=True)
+        tower += linear(f"{block}mlp.fc1", hidden, inner, "other", bias=True)
+        tower += linear(f"{block}mlp.fc2", inner, hidden, "other", bias=True)
+        tower += norms((f"{block}input_layernorm", f"{block}post_attention_layernorm"), hidden, "layer")
+    middle, wide = (vision.size(f"projector_{name}_dim", default=4096) for name in ("input", "output"))
+    output = vision.size("vision_output_dim", default=7680)
+    tower += linear(f"{at}vision_adapter.mlp.fc1", inner, middle, "other")
+    tower += linear(f"{at}vision_adapter.mlp.fc2", wide, wide, "other")
+    return tower + linear("multi_modal_projector.linear_1", output, text_hidden, "other")
+
+
+CHUNK = 64
+"""Tokens that linear attention takes at a time (transformers 5.23 `torch_chunk_gated_delta_rule`)."""
+
+
+def qwen3_5_text(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
+    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    return build(c, dims, biased(c), attentions=_hybrid_layers(c, dims, projections))
+
+
+def qwen3_5_moe_text(c: Fields) -> Body:
+    # The class has no dense layer, and so needs no width for one.
+    dims = Dims.read(c, num_key_value_heads=2, head_dim=256, intermediate_size=1)
+    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    sparse = _hybrid_experts(c, dims, count=256, chosen=8)
+    return build(c, dims, biased(c), attentions=_hybrid_layers(c, dims, projections), sparse=sparse)
+
+
+def qwen3_next(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=2, head_dim=256)
+    attentions = _hybrid_layers(c, dims, ("in_proj_qkvz", "in_proj_ba"))
+    sparse = _hybrid_experts(c, dims, count=512, chosen=10)
+    return build(c, dims, biased(c), attentions=attentions, sparse=sparse, is_sparse=qwen_sparse(c, dims))
+
+
+def qwen3_5(c: Fields) -> Body:
+    text = qwen3_5_text(part(c, "text_config", "qwen3_5_text"))
+    return idle(c, text, deep_tower(c, text), tied=False)
+
+
+def qwen3_5_moe(c: Fields) -> Body:
+    text = qwen3_5_moe_text(part(c, "text_config", "qwen3_5_moe_text"))
+    return idle(c, text, deep_tower(c, text), tied=False)
+
+
+def _hybrid_experts(c: Fields, dims: Dims, *, count: int, chosen: int) -> FeedForwardPart:
+    width, shared = (c.size(f"{name}_intermediate_size", default=512) for name in ("moe", "shared_expert"))
+    experts = routed(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
+    feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
+    return feed_forward, tensors + linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
+
+
+def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:
+    """Linear attention, and full attention in each `full_attention_interval`-th layer."""
+    every = c.size("full_attention_interval", default=4, limit=MAX_LAYERS)
+    kinds = c.per_layer("layer_types", dims.layers, ("linear_attention", "full_attention"))
+    full = [
+        (layer + 1) % every == 0 if kinds is None else kinds[layer] == "full_attention" for layer in range(dims.layers)
+    ]
+    parts = {True: _gated(c, dims), False: _delta_net(c, dims.hidden, projections)}
+    return [parts[each] for each in full]
+
+
+def _gated(c: Fields, dims: Dims) -> AttentionPart:
+    """Grouped-query attention whose query projection gives a gate of the output besides."""
+    bias, head_dim = c.flag("attention_bias", default=False), dims.head_dim
+    attention, tensors = grouped_query(dims, Style(biases=(bias, bias, False), qk_norm="head"))
+    wide = linear("self_attn.q_proj", dims.hidden, 2 * dims.heads * head_dim, "attention", bias=bias)
+    return attention._replace(gated=True), wide + tensors[len(wide) :]
+
+
+def _delta_net(c: Fields, hidden: int, projections: tuple[str, ...]) -> AttentionPart:
+    """Gated DeltaNet (arXiv:2412.06464): projections, a convolution over the last tokens, and the delta rule.
+
+    Its query and key heads are `kv_heads`, its value heads `heads`; each projection of the input is as wide as the
+    letters of its name say: query, key, value, output gate z, step beta and decay alpha.
+    """
+    at = "linear_attn"
+    heads = c.size("linear_num_value_heads", default=32, limit=MAX_HEADS)
+    key_heads = c.size("linear_num_key_heads", default=16, limit=MAX_HEADS)
+    c.divide("linear_num_value_heads", heads, "linear_num_key_heads", key_heads)
+    key_dim, value_dim = (c.size(f"linear_{name}_head_dim", default=128) for name in ("key", "value"))
+    widths = {"q": key_heads * key_dim, "k": key_heads * key_dim, "v": heads * value_dim, "z": heads * value_dim}
+    widths |= {"b": heads, "a": heads}
+    mixed = widths["q"] + widths["k"] + widths["v"]
+    tensors = parameter(f"{at}.dt_bias", heads, role="attention") + parameter(f"{at}.A_log", heads, role="attention")
+    kernel = c.size("linear_conv_kernel_dim", default=4)
+    tensors += parameter(f"{at}.conv1d.weight", mixed, 1, kernel, role="attention")
+    for name in projections:
+        width = sum(widths[letter] for letter in name.removeprefix("in_proj_"))
+        tensors += linear(f"{at}.{name}", hidden, width, "attention")
+    tensors += norm(f"{at}.norm", value_dim) + linear(f"{at}.out_proj", widths["v"], hidden, "attention")
+    attention = Attention(
+        heads=heads, kv_heads=key_heads, head_dim=key_dim, v_head_dim=value_dim, rotary=False, chunk=CHUNK
+    )
+    return attention, tensors
