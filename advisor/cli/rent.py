@@ -41,10 +41,9 @@ def rent(question: dict[str, Any], all_offers: bool, output: Output, **limits: A
 
     Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
     """
-    from ..rent.form import rent_json
     from ..rent.rent import rent as rent_advice
     from ..rent.report import render
 
     advice = rent_advice(question.pop("model"), **question, **limits, say=output.say)
-    output.show(lambda: rent_json(advice), lambda console: render(advice, console, all_offers=all_offers))
+    output.show(advice.figures, lambda console: render(advice, console, all_offers=all_offers))
     return 0 if advice.recommended is not None else 1

@@ -20,7 +20,7 @@ from ..importers.answer import ImportJson
 from ..render.history import HistoryJson
 from ..render.launch import SessionJson
 from ..render.lint import LintJson
-from ..rent.form import RentJson
+from ..rent.rent import RentFigures
 from ..train.report import TrainingJson
 from ..verification.probe import ProbeAdditions
 
@@ -38,7 +38,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "history": lambda: schema_of([HistoryJson]),
     "compare": lambda: schema_of([ComparisonJson]),
     "check": lambda: schema_of([CheckJson]),
-    "rent": lambda: schema_of([RentJson]),
+    "rent": lambda: schema_of([RentFigures]),
     "from": lambda: schema_of([ImportJson]),
     "lint": lambda: schema_of([LintJson]),
     "doctor": lambda: schema_of([Checkup]),

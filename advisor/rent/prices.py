@@ -1,4 +1,4 @@
-"""A machine that can be rented, and what it costs."""
+"""The table of prices: `prices.csv`, or the user's own file."""
 
 from __future__ import annotations
 
@@ -13,33 +13,6 @@ from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.time.job import Price
 from ..question.cluster import MOST_NODES, parse_cluster
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """One size of a row of a price table."""
-
-    provider: str
-    name: str
-    """What the provider calls it; "" where it has no name."""
-    cluster: Cluster
-    """One such machine."""
-    most_nodes: int
-    """How many may be joined by their network."""
-    price: Price | None
-    """On demand; None where the table does not say. This and the next are those of a node."""
-    spot: Price | None
-    """Where the provider may take it back."""
-    hours_between_interruptions: float
-    """Of one machine that may be taken back, on average."""
-    date: str
-    """The day of the price, "" where the table does not say."""
-    source: str
-
-    @property
-    def title(self) -> str:
-        return " ".join(part for part in (self.provider, self.name) if part)
-
 
 _SHIPPED = Path(__file__).with_name("prices.csv")
 
@@ -59,81 +32,102 @@ COLUMNS = (
     "date",
     "source",
 )
-"""Columns that are read; of each pair of prices one, by the hour, and empty where it is not known."""
+"""The columns of a table. Prices are per hour, one of each pair; empty cells are unknown."""
 
 HOURS_BETWEEN_INTERRUPTIONS = 4.4
-"""Of one machine that may be taken back, where the table does not say: 802 preemptions in 3,498 machine-hours of AWS
-p3.2xlarge in 2023 (github.com/skypilot-org/spot-traces, preemption/1-node/aws-04-22-2023 and 4-node/aws-08-03-2023, of
-"Can't Be Late", NSDI 2024). Calmer machines and providers are common, hence the column."""
+"""Default for one spot machine: 802 preemptions in 3,498 machine-hours of AWS p3.2xlarge in 2023
+(github.com/skypilot-org/spot-traces, preemption/1-node/aws-04-22-2023 and 4-node/aws-08-03-2023, of "Can't Be Late",
+NSDI 2024). Calmer machines and providers are common, hence the column."""
 
 MOST_PER_HOUR = 10_000.0
-"""A price of a GPU above this is a typing error."""
-
-_MOST_BYTES, _MOST_ROWS = 5_000_000, 10_000
-
-_CURRENCIES = re.compile(
-    "AED|AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HKD|IDR|ILS|INR|JPY|KRW|MXN|MYR|NOK|NZD|PHP|PLN|SAR|SEK|SGD|THB|TRY|TWD|"
-    "USD|VND|ZAR"
-)
+"""The highest plausible price of a GPU."""
 
 _COUNTS = re.compile(r"\s*((?:\d{1,2}\s*/\s*)*\d{1,2})\s*x\s*(.+)", re.IGNORECASE)
+
+_EXAMPLE = "write it like: gpus,price_per_gpu then 8xH100-SXM5,2.49"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine that can be rented: one size of a row of a table."""
+
+    provider: str
+    name: str
+    """The provider's name of it; "" for none."""
+    cluster: Cluster
+    """One such machine."""
+    most_nodes: int
+    """The number that their network may join."""
+    price: Price | None
+    """Of a node, on demand; None if unknown."""
+    spot: Price | None
+    """Of a node that the provider may take back."""
+    hours_between_interruptions: float
+    """Mean of one spot machine."""
+    date: str
+    """The day of the price, "" if unknown."""
+    source: str
+
+    @property
+    def title(self) -> str:
+        return " ".join(part for part in (self.provider, self.name) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """The machines of one file, whose prices are in one currency."""
+    """The machines of one file, with prices in one currency."""
 
     name: str
     machines: tuple[Machine, ...]
     currency: str
     """A code of three letters."""
     is_shipped: bool = False
-    """It comes with this package."""
+    """It is the table of this package."""
 
     @property
     def sign(self) -> str:
-        """What stands before an amount or, of several letters, after it."""
+        """The sign before an amount, or the code after it."""
         return {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}.get(self.currency, self.currency)
 
     @property
     def dates(self) -> tuple[str, str] | None:
-        """The days of the oldest and the newest price; None where no row tells."""
+        """The days of the oldest and the newest price; None if no row has one."""
         dates = sorted(machine.date for machine in self.machines if machine.date)
         return (dates[0], dates[-1]) if dates else None
 
 
 def shipped_prices() -> PriceTable:
-    """The table that comes with this package."""
+    """The table of this package."""
     return replace(read_prices(_SHIPPED), is_shipped=True)
 
 
 def read_prices(path: Path) -> PriceTable:
     """The machines of a table.
 
-    Raises ConfigFileError for a file that cannot be read or is no such table, a price that is none, and several
-    currencies; ClusterError for a GPU, RAM or network that is unknown. Both name the line.
+    Raises ConfigFileError for a file that is not such a table, a bad price, and several currencies; ClusterError for a
+    GPU, RAM or network that is unknown. Both name the line.
     """
     machines: list[Machine] = []
-    currencies: dict[str, int] = {}
+    currency: str | None = None
     for number, row in _rows(path):
         where = f"{path.name} line {number}"
-        currencies.setdefault(_currency(row, where), number)
-        if len(currencies) > 1:
-            listed = " and ".join(currencies)
-            raise ConfigFileError(
-                f"{where}: prices in {listed} cannot be compared", fix="give all of them in one currency"
-            )
+        own = row.get("currency", "").upper() or "USD"
+        if not re.fullmatch("[A-Z]{3}", own):
+            fix = "write its code, such as USD, EUR or CNY"
+            raise ConfigFileError(f"{where}: {own[:20]!r} is no currency", fix=fix)
+        currency = currency or own
+        if own != currency:
+            fix = "give all of them in one currency"
+            raise ConfigFileError(f"{where}: prices in {currency} and {own} cannot be compared", fix=fix)
         machines += _machines(row, where)
-    if not machines:
-        raise ConfigFileError(f"{path.name} has no machine in it", fix=_example())
-    return PriceTable(name=path.name, machines=tuple(machines), currency=next(iter(currencies)))
+    if currency is None:
+        raise ConfigFileError(f"{path.name} has no machine in it", fix=_EXAMPLE)
+    return PriceTable(name=path.name, machines=tuple(machines), currency=currency)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """(line, cells by column) of the rows that are not empty."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigFileError(f"{path.name} is larger than a table of prices", fix=_example())
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigFileError(f"{path}: {error.strerror or error}", fix="give a table of prices (CSV)") from None
@@ -145,31 +139,18 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         unknown = [name for name in header if name not in COLUMNS]
         if "gpus" not in header or unknown or len(set(header)) < len(header):
             what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus, or one twice"
-            raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=_example())
+            raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=_EXAMPLE)
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
-            if len(cells) != len(header) or reader.line_num > _MOST_ROWS:
+            if len(cells) != len(header):
                 raise ConfigFileError(
                     f"{path.name} line {reader.line_num} has {len(cells)} cells, the header {len(header)}",
                     fix="put what holds a comma in quotes",
                 )
             yield reader.line_num, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
     except csv.Error as error:
-        raise ConfigFileError(f"{path.name} line {reader.line_num} is no CSV: {error}", fix=_example()) from None
-
-
-def _example() -> str:
-    return "write it like: gpus,price_per_gpu then 8xH100-SXM5,2.49"
-
-
-def _currency(row: Mapping[str, str], where: str) -> str:
-    code = row.get("currency", "").upper() or "USD"
-    if not _CURRENCIES.fullmatch(code):
-        raise ConfigFileError(
-            f"{where}: {code[:20]!r} is no currency that is known", fix="write its code, such as USD, EUR or CNY"
-        )
-    return code
+        raise ConfigFileError(f"{path.name} line {reader.line_num} is no CSV: {error}", fix=_EXAMPLE) from None
 
 
 def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
@@ -187,7 +168,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
         yield Machine(
             provider=row.get("provider", ""),
             name=row.get("machine", ""),
-            cluster=_cluster(f"{size}x{kind}", row, where, of_each_gpu=size if len(sizes) > 1 else 1),
+            cluster=_cluster(f"{size}x{kind}", row, where, ram_factor=size if len(sizes) > 1 else 1),
             most_nodes=int(nodes),
             price=_price(row, "price", size, where),
             spot=_price(row, "spot", size, where),
@@ -197,8 +178,9 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
         )
 
 
-def _cluster(gpus: str, row: Mapping[str, str], where: str, *, of_each_gpu: int) -> Cluster:
-    """One machine; of a row with several sizes the RAM is that of each GPU. Two of them bring the network in."""
+def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) -> Cluster:
+    """One machine, with the network between two. ram_factor: factor on the row's RAM, which is per GPU in a row of
+    several sizes."""
     try:
         alone = parse_cluster(gpus, ram=row.get("ram") or None)
         network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
@@ -207,7 +189,7 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, of_each_gpu: int)
     ram = alone.host_memory_bytes_per_node
     return replace(
         alone,
-        host_memory_bytes_per_node=None if ram is None else ram * of_each_gpu,
+        host_memory_bytes_per_node=None if ram is None else ram * ram_factor,
         interconnect_bytes_per_s=network.interconnect_bytes_per_s,
         assumptions=(),
     )
@@ -215,23 +197,23 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, of_each_gpu: int)
 
 def _price(row: Mapping[str, str], kind: str, gpus: int, where: str) -> Price | None:
     """The price of a machine; None where the row has none."""
-    of_gpu, of_machine = f"{kind}_per_gpu", f"{kind}_per_machine"
-    if row.get(of_gpu) and row.get(of_machine):
-        raise ConfigFileError(f"{where} has both {of_gpu} and {of_machine}", fix="leave one of them empty")
-    column, scale = (of_gpu, gpus) if row.get(of_gpu) else (of_machine, 1)
-    if not row.get(column):
-        return None
-    most = MOST_PER_HOUR * (gpus if scale == 1 else 1)
-    return Price(per_hour=scale * _number(row, column, where, 0.0, most=most), unit="node")
+    per_gpu, per_machine = f"{kind}_per_gpu", f"{kind}_per_machine"
+    if row.get(per_gpu) and row.get(per_machine):
+        raise ConfigFileError(f"{where} has both {per_gpu} and {per_machine}", fix="leave one of them empty")
+    if row.get(per_gpu):
+        return Price(per_hour=gpus * _number(row, per_gpu, where, 0.0, most=MOST_PER_HOUR), unit="node")
+    if row.get(per_machine):
+        return Price(per_hour=_number(row, per_machine, where, 0.0, most=MOST_PER_HOUR * gpus), unit="node")
+    return None
 
 
-def _number(row: Mapping[str, str], column: str, where: str, otherwise: float, *, most: float) -> float:
-    """The number of a cell, above 0; `otherwise` where it is empty."""
+def _number(row: Mapping[str, str], column: str, where: str, default: float, *, most: float) -> float:
+    """The positive number of a cell; the default where it is empty."""
     text = row.get(column, "")
     if not text:
-        return otherwise
-    known = re.fullmatch(r"\d{1,9}(\.\d{1,20})?", text, re.ASCII)
-    if known is None or not 0 < float(text) <= most:
+        return default
+    is_number = re.fullmatch(r"\d{1,9}(\.\d{1,20})?", text, re.ASCII)
+    if is_number is None or not 0 < float(text) <= most:
         raise ConfigFileError(
             f"{where}: {column} is {text[:40]!r}",
             why=f"a number above 0 and up to {most:,.0f} is needed, without a currency",

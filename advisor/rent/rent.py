@@ -1,17 +1,20 @@
-"""Every machine of a table, in every number, with its best plan and what the job then takes and costs."""
+"""Which machine to rent: every machine of a price table with its best plan, the job's hours and its cost."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.time.interruptions import Interrupted, interrupted_run
-from ...estimators.time.job import HOUR_S, JobDuration, Price
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.plan import PlainPyTorch, Rung
+from ...estimators.time.job import HOUR_S, JobDuration, Price, young_interval_s
+from ..answer.advice import JobFigures, job_figures
 from ..answer.what_if import gpus_argument
 from ..ask import ask
 from ..question.job import batch_of, parse_duration
@@ -21,187 +24,136 @@ from ..search.candidate import Candidate, duration_of
 from ..search.search import SampleBytes, fastest
 from .prices import Machine, PriceTable, read_prices, shipped_prices
 
+TOKENS = "100M"
+"""Default amount of training: a small fine-tuning, long enough for the loading time not to matter."""
+
+MOST_NODES = 4
+"""Default limit on the machines joined by their network."""
+
 BOOT_S = 300.0
-"""From the order of another machine to the start of the training on it: boot, image, drivers; an assumption."""
+"""From the order of a machine to the start of the training on it: boot, image, drivers; an assumption."""
 
 WAIT_S = 2.3 * HOUR_S
-"""From an interruption until such a machine is to be had again: the traces behind `HOURS_BETWEEN_INTERRUPTIONS` lack
-1,853 machine-hours for 802 preemptions. Nothing is paid meanwhile."""
+"""From an interruption until such a machine is available again, unpaid: the traces behind `HOURS_BETWEEN_INTERRUPTIONS`
+lack 1,853 machine-hours for 802 preemptions."""
+
+_HOPELESS = 20.0
+"""Time to the next checkpoint over the time between interruptions at which nothing is ever finished: e^20 attempts for
+each checkpoint."""
+
+_MOST_BUDGET = 1e9
+_AMOUNT = re.compile(r"([$€£₹]|[a-z]{3})?\s*(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]{3})?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A number of machines on which the job can run, and what it takes there."""
+@dataclass(frozen=True, kw_only=True)
+class RentPlan:
+    """The fastest plan that fits on the machines."""
 
-    machine: Machine
-    question: Question
-    """The question about these machines."""
-    candidate: Candidate
-    """The fastest plan that fits on them."""
-    duration: JobDuration
+    rung: Rung | PlainPyTorch
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
+    cpu_checkpointing: bool
+    sequence_parallel_size: int
+    autotp_size: int
+    tokens_per_second: float
+    device_bytes_per_gpu: int
+    host_bytes_per_node: int
+    fit_probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interruptions:
+    """Expected interruptions of the job by the provider."""
+
+    count: float
+    checkpoint_interval_s: float
+    waiting_s: float
+    """Unpaid, between an interruption and the next start."""
+    cost: float
+    """Of repeated work, restarts and checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferFigures:
+    """A number of machines, and the job on them."""
+
+    provider: str
+    machine: str
+    gpus: str
+    """As --gpus takes it."""
+    nodes: int
+    gpus_per_node: int
+    spot: bool
+    """The provider may take the machines back."""
+    price_per_hour: float
+    """All machines together."""
+    price_date: str
+    price_source: str
+    cost: float
+    cost_low: float | None
+    """The interval to cost_high holds four of five true costs, as far as the step's time decides."""
+    cost_high: float | None
+    cost_per_million_tokens: float
+    duration_s: float
+    """From the first start to the end, with interruptions."""
+    duration_s_low: float | None
+    duration_s_high: float | None
+    on_pareto_front: bool = False
+    """No other is both cheaper and faster."""
+    meets_limits: bool = False
+    """It is in time and within the budget."""
+    plan: RentPlan
+    job: JobFigures
     """The job without interruptions."""
-    price: Price
-    interrupted: Interrupted | None
-    """What interruptions make of the job; None where the machines stay."""
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.question.cluster
-
-    @property
-    def is_spot(self) -> bool:
-        return self.interrupted is not None
-
-    @property
-    def paid_s(self) -> float:
-        """Seconds for which the machines are paid."""
-        if self.interrupted is None:
-            return self.duration.duration_s
-        return self.duration.loading_s + self.interrupted.paid_s
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds from the first start to the end."""
-        return self.paid_s + (self.interrupted.waiting_s if self.interrupted is not None else 0.0)
-
-    @property
-    def duration_s_range(self) -> tuple[float, float] | None:
-        """The 80 % interval of `duration_s`, as far as the step's time decides."""
-        ends = self.duration.duration_s_range
-        stretched = self.duration_s / self.duration.duration_s
-        return ends and (ends[0] * stretched, ends[1] * stretched)
-
-    @property
-    def cost(self) -> float:
-        return self.price.cost(self.cluster, self.paid_s)
-
-    @property
-    def cost_range(self) -> tuple[float, float] | None:
-        """The 80 % interval of `cost`, likewise."""
-        ends = self.duration.duration_s_range
-        stretched = self.cost / self.duration.duration_s
-        return ends and (ends[0] * stretched, ends[1] * stretched)
-
-    @property
-    def gpus(self) -> str:
-        """As --gpus takes it."""
-        return gpus_argument(self.cluster)
-
-    @property
-    def cost_of_interruptions(self) -> float:
-        """What of the cost is for work done again, restarts, and the checkpoints that are written for them."""
-        return self.price.cost(self.cluster, self.paid_s - self.duration.duration_s)
-
-    @property
-    def cost_per_million_tokens(self) -> float:
-        return self.cost / (self.duration.tokens / 1e6)
+    interruptions: Interruptions | None
+    """Null on demand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class LeftOut:
     """Machines on which the job cannot run."""
 
-    machine: Machine
-    nodes: int
+    provider: str
+    machine: str
+    gpus: str
     reason: str
 
-    @property
-    def gpus(self) -> str:
-        """As --gpus takes it."""
-        return gpus_argument(replace(self.machine.cluster, nodes=self.nodes))
+
+@dataclass(frozen=True, kw_only=True)
+class RentFigures:
+    """Which machine to rent."""
+
+    schema_version: int
+    currency: str
+    prices: str
+    """The name of the table's file."""
+    oldest_price: str
+    """A date, "" where the table has none."""
+    newest_price: str
+    deadline_s: float | None
+    budget: float | None
+    recommended: OfferFigures | None
+    """The cheapest in time and within the budget; with a budget alone the fastest."""
+    offers: tuple[OfferFigures, ...]
+    """By rising cost."""
+    left_out: tuple[LeftOut, ...]
+    basis: tuple[str, ...]
+    """Sentences on how much is trained."""
 
 
-class Market:
-    """What a job takes on one kind of machine or another; machines that are alike are searched once."""
+class Offer(NamedTuple):
+    """A number of machines with the question about them, its answer, and what the job takes."""
 
-    def __init__(self, question: Question, *, precision: str, global_batch: int | None) -> None:
-        """question: about any machine. precision and global_batch: as they were asked, since what is left open depends
-        on the machine."""
-        assert question.job is not None, "a cost is that of a job"
-        self._question, self._precision, self._global_batch = question, precision, global_batch
-        self._sample_bytes: SampleBytes = {}
-        self._known: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
-
-    def offers(self, machines: tuple[Machine, ...], *, most_nodes: int) -> Iterator[Offer | LeftOut]:
-        """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and what it can be joined to, on demand and spot,
-        as far as it has a price."""
-        for machine in machines:
-            nodes = 1
-            while nodes <= min(most_nodes, machine.most_nodes):
-                yield from self._of(machine, nodes)
-                nodes *= 2
-
-    def _of(self, machine: Machine, nodes: int) -> Iterator[Offer | LeftOut]:
-        found = self._on(_joined(machine.cluster, nodes))
-        if isinstance(found, str):
-            yield LeftOut(machine=machine, nodes=nodes, reason=found)
-            return
-        question, candidate, duration = found
-        for price, is_spot in ((machine.price, False), (machine.spot, True)):
-            if price is None:
-                continue
-            interrupted = _interrupted(duration, machine, nodes) if is_spot else None
-            if is_spot and interrupted is None:
-                yield LeftOut(machine=machine, nodes=nodes, reason="is interrupted more often than it can save")
-                continue
-            yield Offer(
-                machine=machine,
-                question=question,
-                candidate=candidate,
-                duration=duration,
-                price=price,
-                interrupted=interrupted,
-            )
-
-    def _on(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
-        """The best plan on a cluster and the job under it, or why there is none."""
-        if cluster not in self._known:
-            self._known[cluster] = self._searched(cluster)
-        return self._known[cluster]
-
-    def _searched(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
-        try:
-            question = self._about(cluster)
-            candidate = fastest(question, self._sample_bytes)
-        except (ClusterError, WorkloadError) as error:
-            return error.what
-        if candidate is None:
-            return "nothing fits"
-        duration = duration_of(question, candidate)
-        assert duration is not None, "the question has a job"
-        return question, candidate, duration
-
-    def _about(self, cluster: Cluster) -> Question:
-        """The question about other machines."""
-        asked = self._question
-        assert asked.job is not None
-        batch = self._global_batch or batch_of(asked.job, ranks=cluster.world_size, micro_batch=asked.micro_batch_size)
-        precision = resolve_precision(self._precision, cluster.gpu)
-        workload = replace(asked.workload, precision=precision, global_batch_size=batch)
-        return replace(asked, cluster=cluster, workload=workload)
-
-
-def _joined(machine: Cluster, nodes: int) -> Cluster:
-    network = machine.interconnect_bytes_per_s if nodes > 1 else None
-    return replace(machine, nodes=nodes, interconnect_bytes_per_s=network)
-
-
-def _interrupted(duration: JobDuration, machine: Machine, nodes: int) -> Interrupted | None:
-    """The job on machines that may be taken back. A restart boots, loads the model, and reads the checkpoint, which is
-    taken to last as long as writing it."""
-    write_s = duration.saving.write_s
-    return interrupted_run(
-        duration.training_s + duration.evaluation_s,
-        write_s=write_s,
-        restart_s=BOOT_S + duration.loading_s + write_s,
-        between_s=machine.hours_between_interruptions * HOUR_S / nodes,
-        wait_s=WAIT_S,
-    )
+    machine: Machine
+    question: Question
+    candidate: Candidate
+    figures: OfferFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentAdvice:
-    """The answer to "which machine should I rent"."""
+    """The offers, and the choice among them."""
 
     table: PriceTable
     offers: tuple[Offer, ...]
@@ -211,72 +163,54 @@ class RentAdvice:
     budget: float | None
     """In the table's currency."""
     basis: tuple[str, ...]
-    """Sentences on the job: what was counted, what was taken for granted."""
 
     @property
     def front(self) -> tuple[Offer, ...]:
-        """The offers than which none is both cheaper and faster, by rising cost and falling time."""
-        front: list[Offer] = []
-        for offer in self.offers:
-            if not front or offer.duration_s < front[-1].duration_s:
-                front.append(offer)
-        return tuple(front)
+        """The Pareto front, by rising cost and falling time."""
+        return tuple(offer for offer in self.offers if offer.figures.on_pareto_front)
 
     @property
     def cheapest(self) -> Offer | None:
-        return min(self.offers, key=lambda offer: offer.cost, default=None)
+        return next(iter(self.offers), None)
 
     @property
     def fastest(self) -> Offer | None:
-        return min(self.offers, key=lambda offer: offer.duration_s, default=None)
+        return min(self.offers, key=lambda offer: offer.figures.duration_s, default=None)
 
     @property
     def recommended(self) -> Offer | None:
-        """The cheapest that meets the deadline, or without one the fastest that the budget pays; without either the
-        cheapest. None where none is both in time and within the budget."""
-        possible = [offer for offer in self.offers if self.meets(offer)]
+        """The cheapest within the limits; with a budget alone the fastest. None where none is within them."""
+        possible = [offer for offer in self.offers if offer.figures.meets_limits]
         if self.deadline_s is None and self.budget is not None:
-            return min(possible, key=lambda offer: offer.duration_s, default=None)
-        return min(possible, key=lambda offer: offer.cost, default=None)
+            return min(possible, key=lambda offer: offer.figures.duration_s, default=None)
+        return next(iter(possible), None)
 
     @property
     def sure(self) -> Offer | None:
-        """The cheapest whose interval of time ends before the deadline, within the budget; None without a deadline."""
-        if self.deadline_s is None:
-            return None
-        deadline_s = self.deadline_s
-        possible = [
-            offer
-            for offer in self.offers
-            if self.meets(offer) and offer.duration_s_range is not None and offer.duration_s_range[1] <= deadline_s
-        ]
-        return min(possible, key=lambda offer: offer.cost, default=None)
+        """The cheapest within the limits at the slow end of its interval; None without a deadline."""
+        possible = (offer for offer in self.offers if offer.figures.meets_limits and not self.may_be_late(offer))
+        return None if self.deadline_s is None else next(possible, None)
 
-    def meets(self, offer: Offer) -> bool:
-        """Whether an offer is in time and within the budget."""
-        return (self.deadline_s is None or offer.duration_s <= self.deadline_s) and (
-            self.budget is None or offer.cost <= self.budget
+    def may_be_late(self, offer: Offer) -> bool:
+        """Whether the slow end of its interval is after the deadline."""
+        latest_s = offer.figures.duration_s_high
+        return self.deadline_s is not None and (latest_s is None or latest_s > self.deadline_s)
+
+    def figures(self) -> RentFigures:
+        """The advice as JSON."""
+        oldest, newest = self.table.dates or ("", "")
+        chosen = self.recommended
+        return from_attributes(
+            RentFigures,
+            self,
+            self.table,
+            schema_version=SCHEMA_VERSION,
+            prices=self.table.name,
+            oldest_price=oldest,
+            newest_price=newest,
+            recommended=None if chosen is None else chosen.figures,
+            offers=tuple(offer.figures for offer in self.offers),
         )
-
-
-def sorted_offers(found: Iterable[Offer | LeftOut]) -> tuple[tuple[Offer, ...], tuple[LeftOut, ...]]:
-    """The offers by rising cost, of equals the faster first, and what was left out."""
-    listed = list(found)
-    offers = [one for one in listed if isinstance(one, Offer)]
-    return (
-        tuple(sorted(offers, key=lambda offer: (offer.cost, offer.duration_s))),
-        tuple(one for one in listed if isinstance(one, LeftOut)),
-    )
-
-
-TOKENS = "100M"
-"""What is trained where nobody said how much: a small fine-tuning, long enough that loading hardly counts."""
-
-MOST_NODES = 4
-"""Machines that are joined at most where nobody said."""
-
-_MOST_BUDGET = 1e9
-_AMOUNT = re.compile(r"([$€£₹]|[a-z]{3})?\s*(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]{3})?", re.ASCII)
 
 
 def rent(
@@ -288,14 +222,14 @@ def rent(
     most_nodes: int = MOST_NODES,
     **question: Any,
 ) -> RentAdvice:
-    """Every machine of a table of prices with its best plan for a job: hours, cost, and which of them to take.
+    """Every machine of a price table with its best plan for a job, and the one to rent.
 
-    prices: a CSV file (`docs/rent.md`), by default the table that comes along. deadline: `24h`, `90m`, `3d`. budget: an
-    amount in the table's currency. most_nodes: machines that are joined at most. question: the arguments of `advise`
-    but the machines and the price.
+    prices: a CSV file (`docs/rent.md`), by default the table of this package. deadline: `24h`, `90m`, `3d`. budget: an
+    amount in the table's currency. most_nodes: limit on the machines joined by their network. question: the arguments
+    of `advise` except the machines and the price.
 
-    Raises DsAdviseError for what is unknown, impossible or contradictory; that nothing is in time or within the budget
-    is an answer (`recommended` is None).
+    Raises DsAdviseError for what is unknown, impossible or contradictory. Without an offer within the limits
+    `recommended` is None.
     """
     deadline_s = None if deadline is None else parse_duration("--deadline", deadline)
     table = shipped_prices() if prices is None else read_prices(Path(prices).expanduser())
@@ -303,22 +237,37 @@ def rent(
     basis: tuple[str, ...] = ()
     if all(question.get(name) is None for name in ("data", "samples", "tokens")):
         question["tokens"] = TOKENS
-        basis = (f"{TOKENS} tokens are taken for the job (--data, --samples or --tokens say how much is trained).",)
+        basis = (f"{TOKENS} tokens are assumed for the job (--data, --samples or --tokens set the amount).",)
     about = _about_any(model, table, question)
-    market = Market(about, precision=question.get("precision", "auto"), global_batch=question.get("global_batch"))
-    offers, left_out = sorted_offers(market.offers(table.machines, most_nodes=most_nodes))
+    market = _Market(about, precision=question.get("precision", "auto"), global_batch=question.get("global_batch"))
+    found = list(market.offers(table.machines, most_nodes=most_nodes))
     return RentAdvice(
         table=table,
-        offers=offers,
-        left_out=left_out,
+        offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, limit),
+        left_out=tuple(one for one in found if isinstance(one, LeftOut)),
         deadline_s=deadline_s,
         budget=limit,
         basis=(*about.job_basis, *basis),
     )
 
 
+def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:
+    """The offers by rising cost, of equals the faster first, with `on_pareto_front` and `meets_limits` set."""
+    ordered: list[Offer] = []
+    fastest_s = float("inf")
+    for offer in sorted(offers, key=lambda offer: (offer.figures.cost, offer.figures.duration_s)):
+        figures = offer.figures
+        in_time = deadline_s is None or figures.duration_s <= deadline_s
+        affordable = budget is None or figures.cost <= budget
+        on_front = figures.duration_s < fastest_s
+        fastest_s = min(fastest_s, figures.duration_s)
+        figures = replace(figures, on_pareto_front=on_front, meets_limits=in_time and affordable)
+        ordered.append(offer._replace(figures=figures))
+    return tuple(ordered)
+
+
 def _about_any(model: str, table: PriceTable, question: dict[str, Any]) -> Question:
-    """The question about one GPU of the table, or about the first machine on which it can be asked at all.
+    """The question about one GPU of the table, or about the first machine for which it can be asked.
 
     Raises DsAdviseError where it cannot be asked about any.
     """
@@ -340,10 +289,163 @@ def budget_amount(text: str | float, currency: str) -> float:
     amount = float(match[2]) if match else 0.0
     if match is None or not 0 < amount <= _MOST_BUDGET:
         raise WorkloadError(f"--budget {str(text)[:40]!r} is no amount", fix="write it as 50, or 50 USD")
-    said = match[1] or match[3]
-    code = {"$": "usd", "€": "eur", "£": "gbp", "₹": "inr"}.get(said or "", said)
+    sign = match[1] or match[3]
+    code = {"$": "usd", "€": "eur", "£": "gbp", "₹": "inr"}.get(sign or "", sign)
     if code is not None and code != currency.lower():
         raise WorkloadError(
             f"--budget is in {code.upper()}, and the prices are in {currency}", fix=f"give it in {currency}"
         )
     return amount
+
+
+class _Market:
+    """The question asked about machine after machine; each distinct cluster is searched once."""
+
+    def __init__(self, question: Question, *, precision: str, global_batch: int | None) -> None:
+        """question: about any machine. precision, global_batch: as the user gave them, since the defaults depend on the
+        machine."""
+        self._question = question
+        self._precision = precision
+        self._global_batch = global_batch
+        self._sample_bytes: SampleBytes = {}
+        self._found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
+
+    def offers(self, machines: tuple[Machine, ...], *, most_nodes: int) -> Iterator[Offer | LeftOut]:
+        """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and its own limit, at each of its prices."""
+        for machine in machines:
+            nodes = 1
+            while nodes <= min(most_nodes, machine.most_nodes):
+                yield from self._offers_of(machine, nodes)
+                nodes *= 2
+
+    def _offers_of(self, machine: Machine, nodes: int) -> Iterator[Offer | LeftOut]:
+        network = machine.cluster.interconnect_bytes_per_s if nodes > 1 else None
+        cluster = replace(machine.cluster, nodes=nodes, interconnect_bytes_per_s=network)
+        if cluster not in self._found:
+            self._found[cluster] = self._search(cluster)
+        found = self._found[cluster]
+        if isinstance(found, str):
+            yield LeftOut(machine.provider, machine.name, gpus_argument(cluster), reason=found)
+            return
+        for price, is_spot in ((machine.price, False), (machine.spot, True)):
+            if price is not None:
+                yield _offer(machine, price, is_spot, *found)
+
+    def _search(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
+        """The question about a cluster, its best plan and the job under it, or why there is none."""
+        question = self._question
+        assert question.job is not None, "a cost is that of a job"
+        batch = self._global_batch
+        batch = batch or batch_of(question.job, ranks=cluster.world_size, micro_batch=question.micro_batch_size)
+        try:
+            precision = resolve_precision(self._precision, cluster.gpu)
+            workload = replace(question.workload, precision=precision, global_batch_size=batch)
+            question = replace(question, cluster=cluster, workload=workload)
+            candidate = fastest(question, self._sample_bytes)
+        except (ClusterError, WorkloadError) as error:
+            return error.what
+        if candidate is None:
+            return "nothing fits"
+        duration = duration_of(question, candidate)
+        assert duration is not None, "the question has a job"
+        return question, candidate, duration
+
+
+def _offer(
+    machine: Machine, price: Price, is_spot: bool, question: Question, candidate: Candidate, duration: JobDuration
+) -> Offer | LeftOut:
+    """The job at one price. A restart boots, loads the model and reads the checkpoint, which is taken to last as long
+    as writing it."""
+    cluster, write_s = duration.cluster, duration.saving.write_s
+    gpus = gpus_argument(cluster)
+    paid_s, waiting_s, interruptions = duration.duration_s, 0.0, None
+    if is_spot:
+        run = interrupted_run(
+            duration.training_s + duration.evaluation_s,
+            write_s=write_s,
+            restart_s=BOOT_S + duration.loading_s + write_s,
+            between_s=machine.hours_between_interruptions * HOUR_S / cluster.nodes,
+        )
+        if run is None:
+            reason = "is interrupted more often than it can save"
+            return LeftOut(machine.provider, machine.name, gpus, reason)
+        paid_s = duration.loading_s + run.paid_s
+        waiting_s = run.interruptions * WAIT_S
+        interruptions = Interruptions(
+            count=run.interruptions,
+            checkpoint_interval_s=run.interval_s,
+            waiting_s=waiting_s,
+            cost=price.cost(cluster, paid_s - duration.duration_s),
+        )
+    duration_s, cost = paid_s + waiting_s, price.cost(cluster, paid_s)
+    cost_low, cost_high = _interval(cost, duration)
+    duration_s_low, duration_s_high = _interval(duration_s, duration)
+    figures = OfferFigures(
+        provider=machine.provider,
+        machine=machine.name,
+        gpus=gpus,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        spot=is_spot,
+        price_per_hour=price.per_hour * cluster.nodes,
+        price_date=machine.date,
+        price_source=machine.source,
+        cost=cost,
+        cost_low=cost_low,
+        cost_high=cost_high,
+        cost_per_million_tokens=cost / (duration.tokens / 1e6),
+        duration_s=duration_s,
+        duration_s_low=duration_s_low,
+        duration_s_high=duration_s_high,
+        plan=from_attributes(
+            RentPlan,
+            candidate,
+            candidate.plan,
+            tokens_per_second=candidate.tokens_per_s,
+            device_bytes_per_gpu=candidate.device_bytes,
+            host_bytes_per_node=candidate.memory.host_bytes_per_node,
+            fit_probability=candidate.fit.probability,
+        ),
+        job=job_figures(duration, None),
+        interruptions=interruptions,
+    )
+    return Offer(machine, question, candidate, figures)
+
+
+def _interval(value: float, duration: JobDuration) -> tuple[float, float] | tuple[None, None]:
+    """The 80 % interval of a value that is proportional to the job's duration."""
+    if duration.duration_s_range is None:
+        return None, None
+    low, high = duration.duration_s_range
+    return low * value / duration.duration_s, high * value / duration.duration_s
+
+
+class InterruptedRun(NamedTuple):
+    """Expected figures of a run that is interrupted at random."""
+
+    paid_s: float
+    """While all machines run: work, checkpoints, restarts and repeated work."""
+    interruptions: float
+    interval_s: float
+    """Work between two checkpoints."""
+
+
+def interrupted_run(work_s: float, *, write_s: float, restart_s: float, between_s: float) -> InterruptedRun | None:
+    """The expected run of `work_s` seconds of work; None where it would hardly ever reach a checkpoint.
+
+        paid = M exp(R / M) (exp((tau + w) / M) - 1) work / tau
+        tau = sqrt(2 w M), at most the work (Young)
+
+    with M = between_s, w = write_s, R = restart_s. Exact for interruptions at random times (exponentially distributed),
+    also during a checkpoint or a restart, and checkpoints that survive (J. T. Daly, "A higher order estimate of the
+    optimum checkpoint interval for restart dumps", 2006, doi:10.1016/j.future.2004.11.016). An interruption of one
+    machine stops the group: M is that of the group.
+
+    Not covered: warnings minutes before the end, in which a last checkpoint may be written; prices that change.
+    """
+    tau = min(work_s, young_interval_s(write_s, between_s))
+    segment, restart = (tau + write_s) / between_s, restart_s / between_s
+    if max(segment, restart) > _HOPELESS:
+        return None
+    paid_s = between_s * exp(restart) * (exp(segment) - 1) * work_s / tau
+    return InterruptedRun(paid_s=paid_s, interruptions=paid_s / between_s, interval_s=tau)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import predicted
+from ds_advise.advisor.answer.advice import job_figures
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.rent.rent import RentAdvice, rent
+from ds_advise.advisor.rent.rent import Offer, RentAdvice, ranked, rent
 from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.estimators.errors import DsAdviseError
 
@@ -39,75 +41,85 @@ def advice(prices: Path) -> RentAdvice:
 def test_the_plan_of_each_machine_is_that_of_the_advice(advice: RentAdvice) -> None:
     assert len(advice.offers) == 9 and [one.gpus for one in advice.left_out] == ["1x8GB"]
     for offer in advice.offers:
-        answer = predicted(ask("Qwen2.5-7B", gpus=offer.cluster, **JOB))
+        answer = predicted(ask("Qwen2.5-7B", gpus=offer.question.cluster, **JOB))
         assert answer.recommended is not None
         assert offer.candidate.plan == answer.recommended.plan
-        assert duration_of(answer.question, answer.recommended) == offer.duration
+        duration = duration_of(answer.question, answer.recommended)
+        assert duration is not None and job_figures(duration, None) == offer.figures.job
 
 
 def test_the_cost_is_price_times_hours_times_machines(advice: RentAdvice) -> None:
-    joined = next(offer for offer in advice.offers if offer.cluster.nodes == 2)
-    assert joined.gpus == "2x8xH100-SXM5" and not joined.is_spot
+    joined = next(offer.figures for offer in advice.offers if offer.figures.nodes == 2)
+    assert joined.gpus == "2x8xH100-SXM5" and not joined.spot
     assert joined.cost == pytest.approx(2 * 8 * 3.2 * joined.duration_s / 3600)
-    assert joined.cost_per_million_tokens == pytest.approx(joined.cost / (joined.duration.tokens / 1e6))
+    assert joined.cost_per_million_tokens == pytest.approx(joined.cost / (joined.job.tokens / 1e6))
 
 
 def test_a_machine_that_may_be_taken_back_takes_longer_and_is_paid_for_restarts(advice: RentAdvice) -> None:
-    spot = next(offer for offer in advice.offers if offer.is_spot and offer.gpus == "1xA100-SXM4-80GB")
-    assert spot.interrupted is not None
-    assert spot.duration_s > spot.paid_s > spot.duration.duration_s
-    assert spot.cost == pytest.approx(0.8 * spot.paid_s / 3600)
-    assert spot.cost_of_interruptions == pytest.approx(0.8 * (spot.paid_s - spot.duration.duration_s) / 3600)
-    low, high = spot.duration_s_range or (0, 0)
-    assert low < spot.duration_s < high
+    spot = next(each.figures for each in advice.offers if each.figures.spot and each.figures.gpus == "1xA100-SXM4-80GB")
+    assert spot.interruptions is not None
+    paid_s = spot.duration_s - spot.interruptions.waiting_s
+    assert spot.duration_s > paid_s > spot.job.duration_s
+    assert spot.cost == pytest.approx(0.8 * paid_s / 3600)
+    assert spot.interruptions.cost == pytest.approx(0.8 * (paid_s - spot.job.duration_s) / 3600)
+    assert (spot.duration_s_low or 0) < spot.duration_s < (spot.duration_s_high or 0)
 
 
 def test_nothing_beats_what_is_on_the_front(advice: RentAdvice) -> None:
-    front = advice.front
-    for offer in advice.offers:
-        beaten = [other for other in advice.offers if other.cost < offer.cost and other.duration_s < offer.duration_s]
-        assert bool(beaten) != any(offer is one for one in front)
-    assert advice.recommended is front[0]
+    every = [offer.figures for offer in advice.offers]
+    for offer in every:
+        beaten = [other for other in every if other.cost < offer.cost and other.duration_s < offer.duration_s]
+        assert bool(beaten) != offer.on_pareto_front
+    assert advice.recommended is advice.front[0]
 
 
 def _limited(advice: RentAdvice, deadline_s: float | None, budget: float | None) -> RentAdvice:
-    return RentAdvice(
-        table=advice.table, offers=advice.offers, left_out=(), deadline_s=deadline_s, budget=budget, basis=()
-    )
+    offers = ranked(advice.offers, deadline_s, budget)
+    return replace(advice, offers=offers, deadline_s=deadline_s, budget=budget)
+
+
+def _chosen(advice: RentAdvice, deadline_s: float | None, budget: float | None) -> str | None:
+    recommended = _limited(advice, deadline_s, budget).recommended
+    return None if recommended is None else _name(recommended)
+
+
+def _name(offer: Offer) -> str:
+    return f"{offer.machine.title} {offer.figures.gpus} {offer.figures.spot}"
 
 
 def test_the_cheapest_in_time_and_the_fastest_within_the_budget(advice: RentAdvice) -> None:
     for offer in advice.front:
-        assert _limited(advice, offer.duration_s, None).recommended is offer
-        assert _limited(advice, None, offer.cost).recommended is offer
-        assert _limited(advice, offer.duration_s, offer.cost).recommended is offer
-    assert _limited(advice, 1.0, None).recommended is None
-    assert _limited(advice, None, 0.01).recommended is None
+        duration_s, cost = offer.figures.duration_s, offer.figures.cost
+        limits: list[tuple[float | None, float | None]] = [(duration_s, None), (None, cost), (duration_s, cost)]
+        assert [_chosen(advice, *each) for each in limits] == [_name(offer)] * 3
+    assert _chosen(advice, 1.0, None) is None
+    assert _chosen(advice, None, 0.01) is None
 
 
 def test_the_surer_one_ends_in_time_at_its_slow_end(advice: RentAdvice) -> None:
     cheapest = advice.front[0]
-    limited = _limited(advice, cheapest.duration_s * 1.001, None)
-    assert limited.sure is not None and limited.sure is not cheapest
-    assert (limited.sure.duration_s_range or (0, 1e99))[1] <= cheapest.duration_s * 1.001
+    deadline_s = cheapest.figures.duration_s * 1.001
+    sure = _limited(advice, deadline_s, None).sure
+    assert sure is not None and _name(sure) != _name(cheapest)
+    assert (sure.figures.duration_s_high or 1e99) <= deadline_s
 
 
 def test_without_a_job_one_is_taken_and_named(prices: Path) -> None:
     advice = rent("Qwen2.5-7B", prices=prices, method="lora")
-    assert advice.offers[0].duration.tokens == pytest.approx(1e8)
-    assert "100M tokens are taken" in advice.basis[0]
+    assert advice.offers[0].figures.job.tokens == pytest.approx(1e8)
+    assert "100M tokens are assumed" in advice.basis[0]
 
 
 def test_machines_that_the_batch_does_not_divide_over_are_left_out(prices: Path) -> None:
     advice = rent("Qwen2.5-7B", prices=prices, global_batch=12, **JOB)
-    assert 8 not in {offer.cluster.world_size for offer in advice.offers}
+    assert 8 not in {offer.question.cluster.world_size for offer in advice.offers}
     assert any("does not divide over 8" in one.reason for one in advice.left_out)
 
 
 def test_old_cards_train_in_fp16(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("gpus,price_per_gpu\n1xV100-SXM2-32GB,0.5\n1xA100-80GB,1.5\n")
     advice = rent("Qwen2.5-1.5B", prices=tmp_path / "t.csv", **JOB)
-    assert {offer.cluster.gpu.name: offer.question.workload.precision for offer in advice.offers} == {
+    assert {offer.question.cluster.gpu.name: offer.question.workload.precision for offer in advice.offers} == {
         "V100-SXM2-32GB": "fp16",
         "A100-SXM4-80GB": "bf16",
     }
