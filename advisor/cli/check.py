@@ -15,7 +15,7 @@ from .options import compare_options, output_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..answer.requirements import CheckJson
+    from ..answer.requirements import CheckResult
 
 
 @click.command(short_help="Check configurations against requirements, one line each (CI).")
@@ -40,7 +40,7 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
     Exit code: 0 all are met, 1 one is not, 2 a file cannot be read or the question cannot be answered.
     """
     from ..answer.comparison import read_context
-    from ..answer.requirements import Limits, check_file
+    from ..answer.requirements import CheckResult, Limits, check_file
     from ..question.job import JobOptions
 
     model, spec = with_.pop("model"), with_.pop("gpus")
@@ -60,20 +60,16 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
             Path(file), known, limits, gpus=spec, framework=framework if framework == "deepspeed" else None
         )
     ]
-    answer: CheckJson = {
-        "schema_version": SCHEMA_VERSION,
-        "met": all(each["met"] for each in found),
-        "requirements": found,
-    }
-    output.show(lambda: answer, lambda console: _render(answer, console))
-    return int(not answer["met"])
+    result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
+    output.show(lambda: result, lambda console: _render(result, console))
+    return int(not result.met)
 
 
-def _render(answer: CheckJson, console: Console) -> None:
+def _render(result: CheckResult, console: Console) -> None:
     """One line a requirement, whatever the terminal's width: a pipeline's log is searched by line."""
     from ..text.lines import printable
 
-    for each in answer["requirements"]:
-        word = "ok  " if each["met"] else "FAIL"
-        line = printable(f"{word}  {each['file']}: {each['name']}: {each['detail']}")
-        console.print(line, style="green" if each["met"] else "bold red", soft_wrap=True, markup=False)
+    for each in result.requirements:
+        word = "ok  " if each.met else "FAIL"
+        line = printable(f"{word}  {each.file}: {each.name}: {each.detail}")
+        console.print(line, style="green" if each.met else "bold red", soft_wrap=True, markup=False)

@@ -15,7 +15,7 @@ from ..answer.comparison import ComparisonJson
 from ..answer.explanation import ExplanationJson
 from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.recommendation import DryRunAdditions
-from ..answer.requirements import CheckJson
+from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
 from ..render.history import HistoryJson
 from ..render.launch import SessionJson
@@ -37,7 +37,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "bench": lambda: schema_of([RecordJson]),
     "history": lambda: schema_of([HistoryJson]),
     "compare": lambda: schema_of([ComparisonJson]),
-    "check": lambda: schema_of([CheckJson]),
+    "check": lambda: schema_of([CheckResult]),
     "rent": lambda: schema_of([RentFigures]),
     "from": lambda: schema_of([ImportJson]),
     "lint": lambda: schema_of([LintJson]),
