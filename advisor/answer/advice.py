@@ -16,8 +16,8 @@ from ...estimators.time.job import JobDuration, Price
 from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
 from ..question.question import Largest, Question, Risk
 from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
-from .reasons import slower_without_threads
 from .recommendation import Change, Recommendation
+from .start import slower_without_threads
 
 if TYPE_CHECKING:
     from .recommendation import ProbedPlan

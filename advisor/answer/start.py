@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import ds_config
-from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
+from ...ds_configs.launch_commands import (
+    ALLOCATOR_SETTING,
+    PROGRAMS,
+    Launcher,
+    launch_commands,
+    threads_setting,
+    unset_threads,
+)
 from ...ds_configs.training_script import model_lines, python_source, script_arguments, script_lines, trainer_lines
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.phrase import named, phrase
+from ...estimators.time.step_time import estimate_time
+from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import times
-from .reasons import slower_with, slower_without_threads
 from .recommendation import Recommendation, try_first_path
 
 _LEAST_RATIO = 1.05
@@ -78,6 +86,23 @@ def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) 
         sets_threads=sets,
         bind_cores=sets and _binds_cores(cluster),
     )
+
+
+def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
+    """By launcher: the step's time where nobody sets OMP_NUM_THREADS, over the predicted one. Empty where the optimizer
+    steps on the device."""
+    if chosen.plan.offload_optimizer == "none":
+        return {}
+    launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.framework == "hf"]
+    return {name: _slower_with(question, chosen, unset_threads(name, question.cluster)) for name in launchers}
+
+
+def _slower_with(question: Question, chosen: Candidate, threads_per_rank: int) -> float:
+    """The step's time with a number of threads per rank, over the predicted one."""
+    cluster = replace(question.cluster, threads_per_rank=threads_per_rank)
+    model, workload = question.model, question.workload
+    predicted = estimate_time(model, workload, question.cluster, chosen.plan)
+    return estimate_time(model, workload, cluster, chosen.plan).step_s / predicted.step_s
 
 
 def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
@@ -220,6 +245,6 @@ def _position_ids(ranks: int) -> Block:
 def _kept_threads(answer: Recommendation, chosen: Candidate, threads: int) -> str:
     """The threads that the user has set, and the gain of others."""
     cores = cores_per_rank(answer.question.cluster)
-    ratio = 1 / slower_with(answer.question, chosen, cores)
+    ratio = 1 / _slower_with(answer.question, chosen, cores)
     gain = f"; with {cores}, the cores per rank, a step would be {times(ratio)} as fast" if ratio > _LEAST_RATIO else ""
     return f"OMP_NUM_THREADS={threads} is set here and stays{gain}."
