@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, Unpack, cast, get_args, get_type_hints
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
+from .question.options import QuestionOptions, documented
 from .question.question import Question
 from .question.workload import named_values, yes_or_no
 from .search.candidate import LEAST, Candidate
@@ -24,22 +25,27 @@ _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_s
 """Fields of a plan that the rung and the question decide."""
 
 
+@documented
 def estimate(
-    model: str | ModelShape, *, rung: str, settings: str | Mapping[str, Any] | None = None, **question: Any
+    model: str | ModelShape,
+    *,
+    rung: str,
+    settings: str | Mapping[str, Any] | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Estimate:
     """Memory and time of one plan, whether it fits or not.
 
-    rung:     one of the eight rungs; "fsdp" or "torch" for plain PyTorch with FSDP, or without.
-    settings: fields of `Plan` to set apart from the rung's presets: {"reduce_bucket_size": 200_000_000}, or the same as
-        text, "reduce_bucket_size=2e8,overlap_comm=no".
-    question: the other arguments of `advise`. With `micro_batch`, `global_batch` and `gradient_checkpointing` there is
-        one shape, of whole samples and without hpZ unless `sequence_parallel_size` and the settings say
-        otherwise; else the best shape of the rung is
-        taken, as in the table of the advice.
+    With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
+    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the rung, as in the advice.
 
-    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run at all.
+    model: as for `advise`.
+    rung: one of the eight rungs, or "fsdp" or "torch" for plain PyTorch with or without FSDP.
+    settings: fields of `Plan` that replace the rung's presets: {"reduce_bucket_size": 200_000_000}, or the same as
+        text, "reduce_bucket_size=2e8,overlap_comm=no".
+
+    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
-    return plan_of(ask(model, **question), rung, settings).estimate
+    return plan_of(ask(model, **options), rung, settings).estimate
 
 
 def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:

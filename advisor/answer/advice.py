@@ -14,7 +14,8 @@ from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.flops import model_flops_utilization
 from ...estimators.time.job import JobDuration, Price
 from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
-from ..question.question import Largest, Question, Risk
+from ..question.options import Risk
+from ..question.question import Largest, Question
 from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
 from .recommendation import Change, Recommendation
 from .start import slower_without_threads

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
@@ -22,12 +22,13 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
-from ..question.cluster import parse_cluster
-from ..question.job import JobOptions
+from ..question.cluster import cluster_of
+from ..question.job import job_of, price_of
 from ..question.model_source import load_model
-from ..question.question import CheckpointingChoice, Question
+from ..question.options import CheckpointingChoice, QuestionOptions, with_defaults
+from ..question.question import Question
 from ..question.run import read_ds_config
-from ..question.workload import WorkloadOptions
+from ..question.workload import configured_workload, workload_of
 from ..search.candidate import Candidate, predict
 from ..search.search import predict_all
 from .advice import PlanFigures, job_figures, plan_figures
@@ -40,7 +41,7 @@ class ComparisonContext:
 
     model: ModelShape
     cluster: Cluster
-    options: WorkloadOptions
+    options: QuestionOptions
     """Precision and optimizer count where a file leaves them open."""
     micro_batch_size: int | None = None
     """What TrainingArguments says, which fills `auto`; None: 1 for a file, what is fastest for a rung."""
@@ -61,7 +62,7 @@ class ComparisonContext:
     @property
     def workload(self) -> Workload:
         """The workload of rungs, and of a file that leaves everything open."""
-        return self.options.workload(self.model, self.cluster.gpu)
+        return workload_of(self.options, self.model, self.cluster.gpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,38 +166,33 @@ class Comparison:
 def read_context(
     model: str,
     *,
-    gpus: str,
-    ram: str | None = None,
-    nvme: str | None = None,
-    interconnect: str | None = None,
-    micro_batch: int | None = None,
     accumulation: int | None = None,
-    gradient_checkpointing: bool = True,
-    offline: bool = False,
-    job: JobOptions | None = None,
-    seq_len: int | None = None,
     say: Callable[[str], None] = lambda _: None,
-    **workload: Any,
+    **options: Unpack[QuestionOptions],
 ) -> ComparisonContext:
-    """What the command line says, typed; workload: of `WorkloadOptions`; say: progress of counting data.
+    """The context of a comparison. say: receives progress of counting data.
 
-    Raises DsAdviseError for what is unknown, impossible or contradictory.
+    Raises DsAdviseError for unknown, impossible or contradictory options.
     """
-    cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
-    shape = load_model(model, offline=offline)
-    asked = job.asked(model, shape, seq_len=seq_len, say=say) if job is not None and job.is_asked else None
+    given = with_defaults(options)
+    cluster = cluster_of(given)
+    shape = load_model(model, offline=given["offline"])
+    seq_len = cast("int | None", given["seq_len"])
+    asked = job_of(given, model, shape, seq_len=seq_len, say=say)
+    if asked is not None:
+        given = {**given, "seq_len": asked.seq_len or seq_len}
     context = ComparisonContext(
         model=shape,
         cluster=cluster,
-        options=WorkloadOptions(seq_len=seq_len if asked is None else asked.seq_len or seq_len, **workload),
+        options=given,
         job=None if asked is None else asked.job,
-        job_basis=asked.basis if asked else (),
-        price=None if job is None else job.parsed_price(),
-        micro_batch_size=micro_batch,
+        job_basis=() if asked is None else asked.basis,
+        price=price_of(given),
+        micro_batch_size=cast("int | None", given["micro_batch"]),
         gradient_accumulation_steps=accumulation,
-        gradient_checkpointing=gradient_checkpointing,
+        gradient_checkpointing=given["gradient_checkpointing"] != "off",
     )
-    _ = context.workload  # what cannot be is refused before a file is read
+    _ = context.workload  # raises for impossible options before a file is read
     return context
 
 
@@ -259,7 +255,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts))
     model, cluster = context.model, context.cluster
-    workload = context.options.workload_of(config, model, cluster.gpu)
+    workload = configured_workload(config, context.options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(
             f"{name}: the memory of the optimizer {workload.optimizer[:40]!r} is not known",

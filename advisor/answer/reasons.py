@@ -283,12 +283,12 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
 
 ROUNDED = phrase(
     "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare the "
-    "loss with that of --states fp32 before a long training."
+    "loss with that of --optimizer-dtype fp32 before a long training."
 )
 SENT_IN_FEWER_BITS = phrase(
-    "Weights that travel in 8 bits and gradients in 4 change the losses: compare them with those of --collectives "
-    "exact before a long training. DeepSpeed's kernels for it run on NVIDIA's GPUs only; what they allocate and send "
-    "is derived from its sources."
+    "Weights that travel in 8 bits and gradients in 4 change the losses: compare them with those without "
+    "--zeropp before a long training. DeepSpeed's kernels for it run on NVIDIA's GPUs only; what they allocate and "
+    "send is derived from its sources."
 )
 NEEDS_TRANSFORMERS = phrase(
     "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later ones. What transformers "

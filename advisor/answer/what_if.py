@@ -148,8 +148,8 @@ def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[_Ask
 def _states(question: Question) -> Iterator[_Asked]:
     workload = question.workload
     possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
-    if possible and question.states == "fp32":
-        yield "--states bf16", replace(question, states="bf16")
+    if possible and question.optimizer_dtype == "fp32":
+        yield "--optimizer-dtype bf16", replace(question, optimizer_dtype="bf16")
 
 
 def _collectives(question: Question, chosen: Candidate | None) -> Iterator[_Asked]:
@@ -157,8 +157,8 @@ def _collectives(question: Question, chosen: Candidate | None) -> Iterator[_Aske
     cluster = question.cluster
     if chosen is None or chosen.plan.zero_stage < 3 or min(cluster.nodes, cluster.gpus_per_node) == 1:
         return
-    if question.collectives == "exact" and ring(cluster).resource == "network":
-        yield "--collectives quantized", replace(question, collectives="quantized")
+    if not question.zeropp and ring(cluster).resource == "network":
+        yield "--zeropp", replace(question, zeropp=True)
 
 
 def _experts(question: Question) -> Iterator[_Asked]:

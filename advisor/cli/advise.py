@@ -1,4 +1,4 @@
-"""`ds-advise [advise] MODEL --gpus SPEC`: the recommendation, its configuration, and the command that starts it."""
+"""Commands that answer a question: `ds-advise [advise] MODEL`, `explain` and `rent`."""
 
 from __future__ import annotations
 
@@ -7,73 +7,72 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from ..gc_pause import collector_paused
+from ..gc_pause import gc_paused
+from ..question.options import (
+    OPTIONS,
+    AnswerOptions,
+    CpuOptions,
+    JobOptions,
+    MethodOptions,
+    SoftwareOptions,
+    TrainingOptions,
+    names_in,
+)
 from ..text.language import Language, language_of_environment
 from ..text.output import Output
-from .options import CPU_RANKS, device, memory, output_options, question_options, say_without_effect, share_options
-
-
-@click.command(short_help="Recommend the fastest DeepSpeed configuration that fits.")
-@question_options
-@click.option(
-    "-o",
-    "--output",
-    "destination",
-    default="ds_config.json",
-    metavar="FILE",
-    show_default=True,
-    help="Write the configuration to this file; - is stdout.",
+from .options import (
+    COUNT,
+    FORCE,
+    MODEL_ARGUMENT,
+    PATH,
+    given_by_user,
+    output_options,
+    question_options,
+    report_options,
+    warn_ignored,
 )
-@click.option("--no-write", is_flag=True, help="Write no file.")
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+
+
+@click.command()
+@MODEL_ARGUMENT
+@question_options(tuple(OPTIONS), searches=True)
+@click.option(
+    "-o", "--output", "destination", default="ds_config.json", metavar="FILE", help="Output file; - is stdout."
+)
+@click.option("--no-write", is_flag=True, help="Do not write the configuration.")
+@FORCE
 @click.option(
     "--sharding",
     type=click.Choice(["zero", "fsdp"]),
     default="zero",
-    show_default=True,
-    help="With fsdp, also show what plain PyTorch would need (torch's optimizer alone on one GPU), for comparison.",
+    help="fsdp: also predict plain PyTorch (FSDP, on one GPU torch alone) for comparison.",
 )
-@click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only each rung's best.")
+@click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only the best of each rung.")
 @click.option(
     "--details",
     is_flag=True,
-    help="Also show the reasons, DeepSpeed's own estimate, what is assumed, the script's arguments and every launcher.",
+    help="Show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers too.",
 )
 @click.option(
-    "--lang",
-    "language",
-    type=click.Choice(["en", "zh"]),
-    help="Print the answer in English or Chinese; by default as LANGUAGE, LC_ALL, LC_MESSAGES or LANG say.",
+    "--lang", "language", type=click.Choice(["en", "zh"]), help="Language of the answer.  [default: from the locale]"
 )
-@click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead, to paste into an issue.")
+@click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead.")
+@click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's estimator (saves seconds).")
 @click.option(
-    "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
+    "--verify", is_flag=True, help="Dry-run the recommendation through DeepSpeed; if it fails, the next best."
 )
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Dry-run the recommendation through the real DeepSpeed engine, and the next best if it fails.",
-)
-@click.option(
-    "--probe", is_flag=True, help="Settle it by a few real runs on this machine; needs --gpus auto, or --device cpu."
-)
-@click.option(
-    "--budget", metavar="TIME", default="30m", show_default=True, help="Limit the time of the probes: 90s, 5m, 1h."
-)
-@share_options("every plan's memory against the GPU", force=False)
-@device()
-@CPU_RANKS
-@memory()
+@click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
+@click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
+@report_options("every plan's memory", own_force=True)
 @output_options
-@collector_paused()
+@gc_paused()
 def advise(
+    model: str,
     question: dict[str, Any],
     destination: str,
     no_write: bool,
     force: bool,
-    sharding: str,
     all_candidates: bool,
     details: bool,
     language: Language | None,
@@ -95,31 +94,27 @@ def advise(
 
     Exit code: 0 a plan fits, 1 none does, 2 the question could not be answered.
     """
+    # Imported here: `--help` needs none of it.
     from ..advise import answer_with_proofs
     from ..render.deliver import Destination, deliver
 
     if output.mode == "json" and destination == "-":
-        raise click.UsageError("--json and -o - both want stdout; leave one out")
-    if no_write and click.get_current_context().get_parameter_source("destination") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--json and -o - both write to stdout; leave one out")
+    if no_write and "destination" in given_by_user():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if not proofs["probe"]:
-        say_without_effect("budget", "without --probe")
+        warn_ignored("budget", "without --probe")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
-    if markdown and output.mode != "human":
-        raise click.UsageError("--markdown is an answer of its own; leave --json and --quiet out")
-    if markdown and (destination == "-" or details or all_candidates):
-        raise click.UsageError("--markdown prints a summary; leave -o -, --details and --all out")
-    if html or plot:
-        from ..html_report.output_files import check_targets
-
-        check_targets(html, plot, force=force)
+    if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
+        raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None
     answer = answer_with_proofs(
-        {**question, "sharding": sharding},
+        model,
+        deepspeed_estimate=shows_estimate and not no_deepspeed_estimate,
         say=output.say,
-        no_deepspeed_estimate=no_deepspeed_estimate or not shows_estimate,
         **proofs,
+        **question,
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     path, instead = str(place) if isinstance(place, Path) else "ds_config.json", None
@@ -141,3 +136,80 @@ def advise(
         instead=instead,
         language=language or language_of_environment(),
     )
+
+
+@click.command()
+@MODEL_ARGUMENT
+@question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
+@click.option(
+    "--rung", metavar="NAME", help="Rung, or plain PyTorch as fsdp or torch.  [default: of the recommended plan]"
+)
+@click.option(
+    "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."
+)
+@click.option("--component", metavar="NAME", help="Component, such as gradients or matrix products.  [default: all]")
+@output_options
+def explain(
+    model: str,
+    question: dict[str, Any],
+    rung: str | None,
+    settings: str | None,
+    component: str | None,
+    output: Output,
+) -> int:
+    """Show how the memory and the time of a plan are calculated: formulas, values and sources by component.
+
+    \b
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients
+    ds-advise explain Qwen2.5-14B --gpus 2x80GB --rung fsdp --micro-batch 1
+
+    Exit code: 0, or 2 where the question could not be answered.
+    """
+    from ..advise import advise
+    from ..answer.explanation import explain as explain_answer
+    from ..answer.explanation import explain_plan
+    from ..ask import ask
+    from ..estimate import plan_of
+    from ..render.explain import render_explanation
+
+    if settings is not None and rung is None:
+        raise click.UsageError("--set needs --rung: name the plan to change")
+    if settings is not None or rung in ("fsdp", "torch"):
+        asked = ask(model, **question, say=output.say)
+        explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
+    else:
+        answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
+        explanation = explain_answer(answer, rung=rung, component=component)
+    output.show(explanation.to_json, lambda console: render_explanation(explanation, console))
+    return 0
+
+
+@click.command()
+@MODEL_ARGUMENT
+@question_options(
+    names_in(
+        JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price", "model_size")
+    )
+)
+@click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
+@click.option("--budget", metavar="AMOUNT", help="Find the fastest machine for this amount, in the prices' currency.")
+@click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
+@click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
+@click.option("--all", "all_offers", is_flag=True, help="Show every machine, not only the Pareto-optimal ones.")
+@output_options
+def rent(model: str, question: dict[str, Any], all_offers: bool, output: Output, **limits: Any) -> int:
+    """Find the machine to rent: cost and hours of a job on every machine of a price table, each with its best plan.
+
+    \b
+    ds-advise rent Qwen2.5-7B --method lora --samples 20000 --deadline 12h
+    ds-advise rent llama3.1-8b --tokens 1B --budget 500 --prices prices.csv
+
+    Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
+    """
+    from ..rent.rent import rent as rent_advice
+    from ..rent.report import render
+
+    advice = rent_advice(model, **question, **limits, say=output.say)
+    output.show(advice.figures, lambda console: render(advice, console, all_offers=all_offers))
+    return 0 if advice.recommended is not None else 1

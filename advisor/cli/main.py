@@ -12,62 +12,61 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ... import __version__
 from ...estimators.errors import DsAdviseError
-from ..gc_pause import collector_paused
-from .completion import complete_model
+from ..gc_pause import gc_paused
+from .options import complete_model, with_new_names
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "advise": "advise:advise",
-    "explain": "explain:explain",
-    "dry-run": "dry_run:dry_run",
-    "probe": "probe:probe",
-    "launch": "launch:launch",
-    "train": "train:train",
-    "doctor": "doctor:doctor",
-    "lint": "lint:lint",
-    "compare": "compare:compare",
-    "check": "check:check",
-    "rent": "rent:rent",
-    "bench": "bench:bench",
-    "history": "history:history",
-    "schema": "schema:schema",
-    "page": "page:page",
-    "from": "from_file:read_from",
+    "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
+    "explain": ("advise:explain", "Show each figure's formula, values and source."),
+    "dry-run": ("runs:dry_run", "Run a configuration through the real DeepSpeed engine on a simulated GPU."),
+    "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
+    "launch": ("runs:launch", "Launch the training with your own script, and monitor it."),
+    "train": ("runs:train", "Train a model on a data file: advise, check, launch and save."),
+    "doctor": ("machine:doctor", "Find causes of failing or slow DeepSpeed trainings on this machine."),
+    "lint": ("config_files:lint", "Check a ds_config: what is refused, ignored, or slow."),
+    "compare": ("config_files:compare", "Compare two configurations: differences and their effect."),
+    "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
+    "rent": ("advise:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
+    "bench": ("machine:bench", "Measure this machine's own speeds, which answers then use."),
+    "history": ("machine:history", "List, export or remove measurements."),
+    "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
+    "page": ("page:page", "Open the what-if page in the browser, or build it for a web server."),
+    "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
 }
-"""Command name -> module of this folder and function. A module is imported when its command is used."""
+"""Command -> (module of this folder and function, summary). The module is imported when its command runs."""
 
 _LONGEST_TEXT = 300
-"""Characters of a problem, which may quote what was typed."""
+"""Characters of an error message, which may quote the arguments."""
 
 YES, NO, UNANSWERED = 0, 1, 2
-"""Exit codes: the answer is yes; the answer is no (nothing fits); it could not be answered."""
+"""Exit codes: the answer is yes; the answer is no (nothing fits); there is no answer."""
 
 
 class AdviseByDefault(click.Group):
-    """A group of lazily imported commands, in which anything but a command's name is a question to `advise`."""
+    """A group of lazily imported commands; arguments without a command's name are those of `advise`."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        target = COMMANDS.get(name)
-        if target is None:
+        if name not in COMMANDS:
             return None
-        module, function = target.split(":")
-        with collector_paused():
+        module, function = COMMANDS[name][0].split(":")
+        with gc_paused():
             command: click.Command = getattr(import_module(f".{module}", __package__), function)
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and the models of the question that needs no command."""
+        """Commands, and models for `advise`."""
         from click.shell_completion import CompletionItem
 
         found = super().shell_complete(context, incomplete)
@@ -81,24 +80,20 @@ class AdviseByDefault(click.Group):
         return super().parse_args(context, args or ["--help"])
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help of the main command is the help of the program; other commands are listed after it."""
+        """The help of `advise`, followed by the other commands."""
         main_command = self.get_command(context, "advise")
         assert main_command is not None
-        # Named after the program, not "ds-advise advise", and without the program's own context before it.
-        with click.Context(main_command, info_name=context.info_name) as inner:
+        # Without the program's context the usage is that of "ds-advise", not of "ds-advise advise".
+        with click.Context(main_command, info_name=context.info_name, show_default=True) as inner:
             main_command.format_help(inner, formatter)
-        others = [name for name in COMMANDS if name != "advise"]
-        if others:
-            with formatter.section("Other commands"):
-                formatter.write_dl([(name, self._summary(context, name)) for name in others])
-
-    def _summary(self, context: click.Context, name: str) -> str:
-        command = self.get_command(context, name)
-        assert command is not None
-        return command.get_short_help_str()
+        with formatter.section("Other commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items() if name != "advise"])
 
 
-@click.group(cls=AdviseByDefault, context_settings={"help_option_names": ["-h", "--help"]})
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(cls=AdviseByDefault, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="ds-advise")
 def program() -> None:
     """Which DeepSpeed configuration fits, how fast it runs, and the fastest that fits."""
@@ -110,15 +105,15 @@ def main() -> None:
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     code = run(sys.argv[1:])
-    gc.freeze()  # or Python looks for cycles in all that was imported before it ends, for up to 50 ms
+    gc.freeze()  # saves the last search for cycles, which takes up to 50 ms
     sys.exit(code)
 
 
 def run(args: list[str]) -> int:
-    """Run the command line and return its exit code; only `--debug` lets a traceback through."""
+    """Run the command line and return its exit code; only `--debug` shows a traceback."""
     try:
         try:
-            code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
+            code = program.main(args=with_new_names(args), prog_name="ds-advise", standalone_mode=False)
             sys.stdout.flush()
             return int(code or YES)
         except Exception:
@@ -141,11 +136,11 @@ def run(args: list[str]) -> int:
     except click.Abort:
         _report("interrupted", "", "")
     except (BrokenPipeError, SystemExit):
-        # The reader has gone (`| head`), which Click and rich make a SystemExit: what it asked for was delivered.
+        # The reader closed the pipe (`| head`), which Click and rich turn into a SystemExit.
         _discard_output()
         return YES
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None:  # not of a file by name: of stdout
+        if isinstance(error, OSError) and error.filename is None:  # of stdout, which has no file name
             _discard_output()
             _report("the answer cannot be written", error.strerror or str(error), "")
             return UNANSWERED
@@ -158,16 +153,16 @@ def run(args: list[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Send what stdout still holds nowhere; Python would try to write it once more at exit, and complain."""
+    """Discard stdout's buffer, which Python would try to write again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(what: str, why: str, fix: str) -> None:
-    """One line on stderr: what was wrong, why it matters, what to do."""
+    """Print an error in one line on stderr."""
     what = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
     reason = f"{what}: {why}" if why else what
     line = f"{reason}; {fix}" if fix else reason
     printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
-    with contextlib.suppress(OSError):  # nobody can be told that stderr is full
+    with contextlib.suppress(OSError):  # stderr is full
         click.echo(f"ds-advise: {printable}", err=True)

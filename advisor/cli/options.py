@@ -1,4 +1,4 @@
-"""Options that several commands share, each defined once; what differs between commands is its help."""
+"""Click's options: those of a question, derived from `advisor.question.options`, and those that commands share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ..question.options import OPTIONS, RENAMED, MethodOptions, names_in
 from ..text.output import Output
-from .completion import complete_gpus, complete_model
 
 Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
+
+PATH = click.Path(path_type=Path)
+
+_MOST_COMPLETIONS = 200
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
@@ -22,52 +26,13 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
     name = "N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int):
             return value
         text = str(value)
         if not (text.isascii() and text.isdigit() and 0 < len(text) <= 9 and int(text) > 0):
             self.fail(f"{text[:40]!r} is not a whole number from 1 to 999999999", param, ctx)
         return int(text)
-
-
-COUNT = _Count()
-
-DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-"""The program's error handler reads it from the arguments."""
-
-IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
-"""The formats of `advisor.importers`, in the order in which they are looked for; its readers are imported when used."""
-
-OFFLINE = click.option("--offline", is_flag=True, help="Do not use the network.")
-RAM = click.option(
-    "--ram",
-    metavar="SIZE",
-    help="Set the host RAM per node: 256GB as sold, 200GiB as usable; this machine's is detected.",
-)
-CPU_RANKS = click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
-
-
-def _choice(name: str, words: str, text: str) -> Decorator:
-    """An option that is one of a few words; the first is the default."""
-    choices = words.split()
-    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
-
-
-def gpus(
-    text: str = "Name the GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
-) -> Decorator:
-    return click.option(
-        "--gpus", default="auto", metavar="SPEC", show_default=True, help=text, shell_complete=complete_gpus
-    )
-
-
-def device(text: str = "Train on GPUs, or with processes on this machine's CPU in their place.") -> Decorator:
-    return _choice("--device", "cuda cpu", text)
-
-
-def memory(text: str = "Limit what each rank takes with --device cpu, such as 2GB.") -> Decorator:
-    return click.option("--memory", metavar="SIZE", help=text)
 
 
 class _CountOrMax(_Count):
@@ -79,444 +44,212 @@ class _CountOrMax(_Count):
         return value if value == "max" else super().convert(value, param, ctx)
 
 
-COUNT_OR_MAX = _CountOrMax()
+COUNT = _Count()
+_TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
+
+LORA = names_in(MethodOptions, without=("method", "quantization"))
 
 
-def _seq_len(default: str = "2048, or the model's positions if those are fewer", *, longest: bool = False) -> Decorator:
-    """longest: the command can look for the longest that fits."""
-    text = f"Set the tokens per sample{', max for the longest that fits' if longest else ''}; by default {default}."
-    return click.option("--seq-len", type=COUNT_OR_MAX if longest else COUNT, help=text)
+def complete_model(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Catalogue names with this prefix, without their owner unless one is typed; none for a path."""
+    from ...estimators.models import catalogue
+
+    if incomplete.startswith((".", "~", "/")):
+        return []
+    names = catalogue.names() if "/" in incomplete else [name.rpartition("/")[2] for name in catalogue.names()]
+    return _with_prefix(names, incomplete)
 
 
-def _micro_batch(
-    text: str = "Fix the samples per GPU and forward pass; by default the fastest number is searched.",
-    *,
-    largest: bool = False,
-) -> Decorator:
-    """largest: the command can look for the largest that fits."""
-    if largest:
-        text = text.replace(";", ", max for the most that fit;")
-    return click.option("--micro-batch", type=COUNT_OR_MAX if largest else COUNT, help=text)
+def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """GPU kinds after the typed counts: `8xA1` becomes `8xA100-SXM4-80GB`."""
+    from ...estimators.hardware.gpus import gpus
+
+    *counts, kind = incomplete.split("x")
+    numbers = next((index for index, count in enumerate(counts) if not count.isdigit()), len(counts))
+    typed = "".join(f"{count}x" for count in counts[:numbers])
+    names = [gpu.name.replace(" ", "-") for gpu in gpus()]
+    found = _with_prefix(names if typed else ["auto", *names], "x".join([*counts[numbers:], kind]))
+    return [typed + name for name in found]
 
 
-_MODEL_SIZE = click.option(
-    "--model-size",
-    type=click.Choice(["max"]),
-    help="Take MODEL as a family, such as Qwen2.5, and of it the largest model that fits.",
-)
+def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
+    """The names with this prefix, in any case, each once."""
+    return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
 
-def _precision(text: str = "Choose the precision; auto is bf16 where the GPU has it, else fp16.") -> Decorator:
-    return _choice("--precision", "auto bf16 fp16 fp32", text)
+def question_option(name: str, *, searches: bool = False, **changes: Any) -> Decorator:
+    """The Click option of a declared option.
 
-
-def _optimizer(text: str = "Choose the optimizer: adamw, adamw_8bit, adafactor, lion, muon, sgd, ...") -> Decorator:
-    return click.option("--optimizer", default="adamw", metavar="NAME", show_default=True, help=text)
-
-
-_AS_BOOL = {"on": True, "off": False}
-
-
-def _checkpointing(*choices: str) -> Decorator:
-    """Without "auto" the command gets a bool, or "offload"."""
-    as_bool = (lambda _context, _option, value: _AS_BOOL.get(value, value)) if "auto" not in choices else None
+    searches: the command accepts "max".
+    changes: fields of the declaration that differ for the command.
+    """
+    option = OPTIONS[name]
+    if option.kind == "count or max" and not searches:
+        option = option._replace(kind="count", help=f"{option.help.partition('; max')[0]}.")
+    option = option._replace(**changes)
+    text = f"{option.help}  [default: {option.default_text}]" if option.default_text else option.help
+    if option.kind == "switch":
+        return click.option(option.flag, is_flag=True, help=text)
     return click.option(
-        "--gradient-checkpointing",
-        type=click.Choice(choices),
-        default=choices[0],
-        show_default=True,
-        callback=as_bool,
-        help="Recompute each layer in the backward pass, which saves memory; with offload its input waits in host RAM.",
+        option.flag,
+        type=click.Choice(option.choices) if option.choices else _TYPES[option.kind],
+        default=option.default,
+        metavar=option.metavar or None,
+        help=text,
+        shell_complete=complete_gpus if name == "gpus" else None,
     )
 
 
-_SEQUENCE_PARALLEL = click.option(
-    "--sequence-parallel-size",
-    type=COUNT,
-    help="Let so many GPUs share each sample (Ulysses); by default as many as its tokens need.",
-)
-
-
-def _framework(text: str) -> Decorator:
-    return _choice("--framework", "hf deepspeed", text)
-
-
-def _method(
-    choices: str = "full lora qlora", text: str = "Train all weights, LoRA adapters, or LoRA on a quantized base."
+def question_options(
+    names: Sequence[str],
+    *,
+    into: str = "question",
+    searches: bool = False,
+    extra: Mapping[str, Decorator] | None = None,
+    **changes: Mapping[str, Any],
 ) -> Decorator:
-    return _choice("--method", choices, text)
+    """Gives a command the declared options with these names, and hands it their values as one dictionary.
+
+    into: the parameter that receives the dictionary.
+    extra: further options by the names of their parameters, whose values the dictionary has too.
+    changes: fields of the declarations that differ for the command, by name.
+    """
+    own = {name: question_option(name, searches=searches, **changes.get(name, {})) for name in names}
+    options = {**own, **(extra or {})}
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def grouped(**values: Any) -> int:
+            group = {name: values.pop(name) for name in options}
+            warn_ignored_options(group)
+            return command(**{into: group}, **values)
+
+        return _decorated(grouped, list(options.values()))
+
+    return decorate
 
 
-_LORA = (
-    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Set the rank of the adapters."),
-    click.option(
-        "--lora-dropout",
-        type=float,
-        default=0.0,
-        metavar="P",
-        show_default=True,
-        help="Drop inputs of each adapter with this probability, from 0 to below 1.",
-    ),
-    click.option(
-        "--lora-targets",
-        metavar="NAMES",
-        help="Adapt these modules, such as q_proj,v_proj; by default all linear ones.",
-    ),
-    click.option(
-        "--modules-to-save",
-        metavar="NAMES",
-        help="Train these embeddings and heads whole beside the adapters, such as embed_tokens,lm_head.",
-    ),
-)
-_STATES = _choice(
-    "--states",
-    "fp32 bf16",
-    "Choose the type of master weights and optimizer states; bf16 halves them and rounds small updates away.",
-)
-_COLLECTIVES = _choice(
-    "--collectives",
-    "exact quantized",
-    "Choose how ZeRO-3 sends; quantized may take 8 bits for weights and, between nodes, 4 for gradients (ZeRO++).",
-)
-_EXPERTS = _choice(
-    "--experts",
-    "zero autoep",
-    "Choose who divides a mixture's experts; with autoep each GPU may keep whole ones, which transformers 5.23 "
-    "cannot do.",
-)
-_ATTENTION = click.option(
-    "--attention",
-    type=click.Choice(["flash", "sdpa", "eager", "triton"]),
-    default="sdpa",
-    show_default=True,
-    help="Choose the attention implementation; triton is FlashAttention's of 2023, brought by the model's code.",
-)
-_LOSS = _choice(
-    "--loss",
-    "standard fused in-place chunked tiled",
-    "Choose the loss; fused never holds all logits (Liger), in-place writes the gradient over them (unsloth), "
-    "chunked upcasts a part at a time (litgpt), tiled never holds all logits (DeepSpeed).",
-)
-_MLP = _choice(
-    "--mlp",
-    "whole tiled",
-    "Let the feed-forward work on all tokens at once, or on a tile at a time (DeepSpeed's TiledMLP).",
-)
-_SOFTWARE = (
-    _choice(
-        "--quantization",
-        "nf4 int8 gptq",
-        "Choose the format of weights with --method qlora: bitsandbytes' NF4 or int8, or a 4-bit GPTQ checkpoint.",
-    ),
-    _choice(
-        "--kernels",
-        "torch liger unsloth",
-        "Choose the kernels of norms, rotary embedding and gated activation; Liger's and unsloth's are fused.",
-    ),
-    click.option(
-        "--document-len",
-        type=COUNT,
-        help="Set the mean length of the documents packed into a sample; by default a sample is one.",
-    ),
-    click.option(
-        "--software",
-        metavar="NAME[=VALUE],...",
-        help="Say what differs from today's software as the printed commands run it: transformers=4.45, "
-        "deepspeed=0.18, torch=1.13, reentrant, autocast, fp32-adapters, fp32-norms, optimizer-step=fused, "
-        "expandable-segments=no, pinned-inputs=no.",
-    ),
-)
-_RISK = _choice(
-    "--risk",
-    "safe balanced bold",
-    "Recommend what fits with 97.5 % (safe), 80 % (balanced) or 50 % (bold).",
-)
-_JOB = (
-    click.option(
-        "--data",
-        metavar="FILE",
-        help="Count the rows of this file as train would: duration and cost of training on it are told.",
-    ),
-    click.option("--samples", metavar="N", help="Set the samples of an epoch, such as 52k, in place of --data."),
-    click.option("--tokens", metavar="N", help="Set the tokens trained in all, such as 1B, in place of --data."),
-    click.option("--epochs", type=float, metavar="N", help="Train so many times on all samples.  [default: 3]"),
-    click.option("--packing", is_flag=True, help="Fill each sample with several rows of --data."),
-    click.option(
-        "--eval-split",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="Hold out this share of the samples, and evaluate it at every checkpoint.",
-    ),
-)
-_JOB_AND_PRICE = (
-    *_JOB,
-    click.option("--price", metavar="RATE", help="Set what the machines cost: 2.49/h for each GPU, or $20/node/h."),
-)
-_MACHINES = (
-    RAM,
-    click.option(
-        "--nvme", metavar="PATH:SIZE", help="Name a folder on an NVMe drive and its free space, such as /nvme:2TB."
-    ),
-    click.option(
-        "--interconnect", metavar="RATE", help="Set the speed between nodes, one way per node, such as 200Gb/s."
-    ),
-)
+def warn_ignored_options(values: Mapping[str, Any], *further: str) -> None:
+    """Warn about options without effect under the training method. further: undeclared options of LoRA."""
+    method = values.get("method")
+    methods = {name: OPTIONS[name].methods for name in values if name in OPTIONS}
+    methods |= dict.fromkeys(further, OPTIONS["lora_rank"].methods)
+    for name, effective in methods.items():
+        if method is not None and effective and method not in effective:
+            warn_ignored(name, f"with --method {method}")
 
 
-def _question(seq_len: Decorator, global_batch: str, micro_batch: Decorator | None = None) -> tuple[Decorator, ...]:
-    return (gpus(), *_MACHINES, *_training(seq_len, global_batch, micro_batch))
+def warn_ignored(name: str, where: str) -> None:
+    """Warn on stderr that an option has no effect, if the user passed it."""
+    if name in given_by_user():
+        click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect {where}", err=True)
 
 
-def _training(seq_len: Decorator, global_batch: str, micro_batch: Decorator | None = None) -> tuple[Decorator, ...]:
-    """What is asked whatever the machines."""
-    return (
-        _method(),
-        *_LORA,
-        seq_len,
-        click.option("--global-batch", type=COUNT, help=global_batch),
-        micro_batch or _micro_batch(),
-        _precision(),
-        _optimizer(),
-        _checkpointing("auto", "on", "off", "offload"),
-        _SEQUENCE_PARALLEL,
-        _EXPERTS,
-        _STATES,
-        _COLLECTIVES,
-        _ATTENTION,
-        _LOSS,
-        _MLP,
-        _RISK,
-    )
+def given_by_user() -> set[str]:
+    """The parameters of the current command that the user passed."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
-_TRAINING_QUESTION = (
-    *_question(
-        _seq_len("the longest sample of the data, within the model's limit"),
-        "Set the samples per optimizer step; by default 32, fewer for little data.",
-    ),
-    OFFLINE,
-)
+def model_option(text: str, *, required: bool = False) -> Decorator:
+    return click.option("--model", required=required, metavar="MODEL", shell_complete=complete_model, help=text)
+
+
+MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complete_model)
+
+DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+"""`main.run` reads it from the arguments."""
+
+FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
 ACCUMULATION = click.option(
-    "--accumulation", type=COUNT, help="Fill an `auto` gradient_accumulation_steps.  [default: 1]"
+    "--accumulation", type=COUNT, help="Replaces an `auto` gradient_accumulation_steps.  [default: 1]"
 )
 
+FALLBACK = click.option("--fallback", is_flag=True, help="When memory runs out, continue with the next plan that fits.")
 
-def _run(model: Decorator) -> tuple[Decorator, ...]:
-    return (
-        click.argument("config_file", metavar="DS_CONFIG", type=click.Path(path_type=Path)),
-        model,
-        _seq_len(),
-        _micro_batch("Fill an `auto` micro batch.  [default: 1]"),
-        ACCUMULATION,
-        _method("full lora", "Train all weights, or LoRA adapters through peft."),
-        *_LORA,
-        _precision("Fill an `auto` in bf16 or fp16."),
-        _checkpointing("on", "off", "offload"),
-        _ATTENTION,
-        click.option(
-            "--software",
-            metavar="NAME[=VALUE],...",
-            help="Say what the script changes of the software, as for the advice: pinned-inputs=no.",
-        ),
-        _framework("Say who fills `auto` and builds a ZeRO-3 model in shards: the HF Trainer (hf), or nobody."),
-        click.option(
-            "--input-shape", metavar="SIZES", help="Set the shape of one sample for FILE.py:FACTORY, such as 3,32,32."
-        ),
-        OFFLINE,
+
+def run_options(*, model_required: bool = True) -> Decorator:
+    """Gives a command the options of a run, and hands it their values as `run`: the arguments of `read_run` but the
+    cluster. Without model_required, `run["model"]` can be None."""
+    model = "Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module."
+    shape = "Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
+    names = ("seq_len", "micro_batch", "method", *LORA, "precision", "gradient_checkpointing", "attention", "software")
+    return question_options(
+        (*names, "framework", "offline"),
+        into="run",
+        extra={
+            "config_file": click.argument("config_file", metavar="DS_CONFIG", type=PATH),
+            "model": model_option(
+                model if model_required else "Model name.  [default: from the script's arguments]",
+                required=model_required,
+            ),
+            "accumulation": ACCUMULATION,
+            "input_shape": click.option("--input-shape", metavar="SIZES", help=shape),
+        },
+        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1"},
+        method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
+        precision={"help": "Replaces an `auto` in bf16 or fp16."},
+        gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
     )
-
-
-def run_options(command: Command, *, model_required: bool = True) -> Command:
-    """Gives a command the options that say what is run, and hands it their values as `run`: the arguments of `read_run`
-    but the cluster.
-
-    model_required: without it `run["model"]` may be None.
-    """
-    model = click.option(
-        "--model",
-        required=model_required,
-        metavar="MODEL",
-        shell_complete=complete_model,
-        help="Name the model as for the advice; or FILE.py:FACTORY, a function of yours that returns a module."
-        if model_required
-        else "Name the model as for the advice; by default the script's arguments name it.",
-    )
-    return _handed("run", command, _run(model))
 
 
 def compare_options(command: Command) -> Command:
-    """Gives a command the options that a comparison of files and rungs is made with, and hands them over as `with_`."""
-    model = click.option(
-        "--model",
-        metavar="MODEL",
-        help="Name a model, as for the advice: then memory and speed are compared too.",
-        shell_complete=complete_model,
+    """Gives a command the options of a comparison of files and rungs, and hands it their values as `question`."""
+    machines = ("gpus", "ram", "nvme", "interconnect")
+    training = (
+        "seq_len",
+        "micro_batch",
+        "precision",
+        "optimizer",
+        "gradient_checkpointing",
+        "attention",
+        "loss",
+        "mlp",
     )
-    spec = click.option(
-        "--gpus",
-        metavar="SPEC",
-        help="Name the GPUs, as for the advice; by default auto.",
-        shell_complete=complete_gpus,
+    job = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
+    decorate = question_options(
+        (*machines, "method", *LORA, *training, "framework", *job, "offline"),
+        extra={"model": model_option("Model: compare memory and speed too."), "accumulation": ACCUMULATION},
+        gpus={"default": None, "default_text": "auto"},
+        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for a rung the fastest"},
+        precision={"help": "Replaces an `auto`; precision of rungs."},
+        optimizer={"help": "Optimizer of rungs, and of files without one."},
+        gradient_checkpointing={"choices": ("on", "off"), "default": "on"},
     )
-    return _handed(
-        "with_",
-        command,
-        (
-            model,
-            spec,
-            *_MACHINES,
-            _method(),
-            *_LORA,
-            _seq_len(),
-            _micro_batch("Fill an `auto` micro batch.  [default: 1; for a rung the fastest]"),
-            ACCUMULATION,
-            _precision("Fill an `auto`, and choose the precision of rungs."),
-            _optimizer("Choose the optimizer of rungs, and of a file that names none."),
-            _checkpointing("on", "off"),
-            _ATTENTION,
-            _LOSS,
-            _MLP,
-            _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
-            *_JOB_AND_PRICE,
-            OFFLINE,
-        ),
-    )
+    compared: Command = decorate(command)
+    return compared
 
 
-def import_options(command: Command) -> Command:
-    """Gives a command what may be said beside a file of another tool, and hands it over as `with_`: arguments of
-    `advisor.importers.answer.import_file`; what is unset is the file's."""
+def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
+    """Gives a command --html, --plot and --force, and checks that their files can be written before it runs.
 
-    def choice(name: str, *choices: str, text: str) -> Decorator:
-        as_bool = (lambda _context, _option, value: _AS_BOOL.get(value, value)) if "on" in choices else None
-        return click.option(name, type=click.Choice(choices), callback=as_bool, help=text)
-
-    unset = "by default as the file says"
-    return _handed(
-        "with_",
-        command,
-        (
-            choice("--format", *IMPORT_FORMATS, text="Name the file's format; by default its content tells it."),
-            click.option("--model", metavar="MODEL", help=f"Name the model; {unset}.", shell_complete=complete_model),
-            click.option(
-                "--gpus",
-                metavar="SPEC",
-                help="Name the GPUs, as for the advice; how many may be left to the file. By default auto.",
-                shell_complete=complete_gpus,
-            ),
-            *_MACHINES,
-            choice("--method", "full", "lora", "qlora", text=f"Choose what is trained; {unset}."),
-            click.option("--lora-rank", type=COUNT, help=f"Set the rank of the adapters; {unset}."),
-            click.option("--seq-len", type=COUNT, help=f"Set the tokens per sample; {unset}."),
-            click.option("--micro-batch", type=COUNT, help=f"Set the samples per GPU and forward pass; {unset}."),
-            choice(
-                "--gradient-checkpointing",
-                "on",
-                "off",
-                "offload",
-                text=f"Recompute layers in the backward pass; {unset}.",
-            ),
-            click.option(
-                "--ds-config",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="Read this file in the place of the DeepSpeed configuration that is named.",
-            ),
-            _RISK,
-            OFFLINE,
-        ),
-    )
-
-
-def question_options(command: Command) -> Command:
-    """Gives a command the options that make up a question, and hands it their values as `question`: keyword arguments
-    of `advisor.advise.advise`."""
-    options = (
-        click.argument("model", metavar="MODEL", shell_complete=complete_model),
-        *_question(
-            _seq_len(longest=True),
-            "Keep exactly so many samples per optimizer step; by default the fastest number is searched.",
-            _micro_batch(largest=True),
-        ),
-        _MODEL_SIZE,
-        _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
-        *_SOFTWARE,
-        *_JOB_AND_PRICE,
-        click.option(
-            "--threads", type=COUNT, help="Set the host threads of each rank; by default those of the command."
-        ),
-        OFFLINE,
-    )
-    return _handed("question", command, options)
-
-
-def rent_options(command: Command) -> Command:
-    """Gives a command the options that make up a question but for the machines, and hands it their values as
-    `question`."""
-    options = (
-        click.argument("model", metavar="MODEL", shell_complete=complete_model),
-        *_JOB,
-        *_training(
-            _seq_len(), "Keep exactly so many samples per optimizer step; machines that do not divide it are out."
-        ),
-        _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
-        *_SOFTWARE,
-        OFFLINE,
-    )
-    return _handed("question", command, options)
-
-
-def training_question_options(command: Command) -> Command:
-    """The options of `question_options` for a training with data: MODEL is an option, and what is unset follows from
-    the data. They reach the command under their own names, so that they can be kept with the training."""
-    return _decorated(
-        command,
-        (
-            click.option(
-                "--model",
-                metavar="MODEL",
-                help="Name the model: a folder with config.json, tokenizer and safetensors, or a hub id.",
-            ),
-            click.option(
-                "--data", metavar="FILE", help="Train on the rows of this file: .jsonl, .json, .csv, .tsv or .parquet."
-            ),
-            *_TRAINING_QUESTION,
-        ),
-    )
-
-
-def training_question(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `advise` among a training's options, but for the model."""
-    _say_what_has_no_effect(options["method"], "lora_alpha", "merge")
-    return {name: options[name] for name in _names(_TRAINING_QUESTION)}
-
-
-def share_options(picture: str = "", *, force: bool = True) -> Decorator:
-    """Gives a command --html, and --plot and --force.
-
-    picture: what --plot draws, "" for no such option; force: False for a command that has the option already.
+    picture: what --plot shows; "" for no --plot.
+    own_force: the command has --force itself.
     """
+    options = [click.option("--html", type=PATH, metavar="FILE", help="Write a report as one HTML file.")]
+    if picture:
+        options.append(click.option("--plot", type=PATH, metavar="FILE.svg|png", help=f"Write a plot of {picture}."))
+    if not own_force:
+        options.append(FORCE)
 
-    report = click.option(
-        "--html",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Also write a report: one HTML file with pictures, to be opened and shared.",
-    )
-    plot = click.option(
-        "--plot",
-        type=click.Path(path_type=Path),
-        metavar="FILE.svg|png",
-        help=f"Also write a picture of {picture}.",
-    )
-    over = click.option("--force", is_flag=True, help="Overwrite files that are there.")
-    return lambda command: _decorated(command, [report] + [plot] * bool(picture) + [over] * force)
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def checked(**values: Any) -> int:
+            force = values["force"] if own_force else values.pop("force")
+            if values["html"] or values.get("plot"):
+                from ..html_report.output_files import check_targets
+
+                check_targets(values["html"], values.get("plot"), force=force)
+            return command(**values)
+
+        return _decorated(checked, options)
+
+    return decorate
 
 
 def output_options(command: Command) -> Command:
-    """Gives a command --json, --quiet and --debug, and hands it the `Output` that follows as `output`."""
+    """Gives a command --json, --quiet and --debug, and hands it their `Output` as `output`."""
 
     @functools.wraps(command)
     def with_output(as_json: bool, quiet: bool, **values: Any) -> int:
@@ -524,33 +257,9 @@ def output_options(command: Command) -> Command:
             raise click.UsageError("--json and --quiet contradict each other; leave one out")
         return command(output=Output("json" if as_json else "quiet" if quiet else "human"), **values)
 
-    return _decorated(
-        with_output,
-        (
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-            click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer."),
-            DEBUG,
-        ),
-    )
-
-
-def _handed(name: str, command: Command, options: Sequence[Decorator]) -> Command:
-    """The command with these options, whose values it gets together as one argument."""
-    names = _names(options)
-
-    @functools.wraps(command)
-    def grouped(**values: Any) -> int:
-        group = {option: values.pop(option) for option in names}
-        _say_what_has_no_effect(group["method"])
-        return command(**{name: group}, **values)
-
-    return _decorated(grouped, options)
-
-
-def _names(options: Sequence[Decorator]) -> list[str]:
-    """The names under which Click passes these options."""
-    bare: Any = _decorated(lambda: 0, options)
-    return [parameter.name for parameter in bare.__click_params__]
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
+    return _decorated(with_output, [as_json, quiet, DEBUG])
 
 
 def _decorated(command: Command, options: Sequence[Decorator]) -> Command:
@@ -559,15 +268,26 @@ def _decorated(command: Command, options: Sequence[Decorator]) -> Command:
     return command
 
 
-def _say_what_has_no_effect(method: str, *further: str) -> None:
-    """Tell on stderr which of LoRA's options, and `further` ones, were given although nothing is adapted, and a format
-    of weights that stay as they are."""
-    adapters = ("lora_rank", "lora_dropout", "lora_targets", "modules_to_save", *further) if method == "full" else ()
-    for name in (*adapters, *(("quantization",) if method != "qlora" else ())):
-        say_without_effect(name, f"with --method {method}")
-
-
-def say_without_effect(name: str, where: str) -> None:
-    """Tell on stderr that an option has no effect there, if it was given."""
-    if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
-        click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect {where}", err=True)
+def with_new_names(arguments: Sequence[str]) -> list[str]:
+    """The arguments with renamed options (`RENAMED`) under their new names."""
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    found: list[str] = []
+    at = 0
+    while at < end:
+        flag, equals, value = words[at].partition("=")
+        old = flag.removeprefix("--").replace("-", "_")
+        at += 1
+        if not flag.startswith("--") or old not in RENAMED:
+            found.append(words[at - 1])
+            continue
+        if not equals and at < end:
+            value = words[at]
+            at += 1
+        name, values = RENAMED[old]
+        option, new = OPTIONS[name], values.get(value, value)
+        if option.kind != "switch":
+            found += [option.flag, new]
+        elif new:
+            found.append(option.flag)
+    return found + words[end:]

@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 
 import click
 
+from ...estimators.errors import WorkloadError
+from ...estimators.json_form import SCHEMA_VERSION
+from ...probes.dry_run import DryRunResult
+from ...probes.real_run import ProbeResult
+from ...probes.store import RecordJson
+from ...validate.doctor.examine import Checkup
+from ..answer.advice import Advice
+from ..answer.comparison import ComparisonJson
+from ..answer.explanation import ExplanationJson
+from ..answer.json_schema import DIALECT, Schema, schema_of
+from ..answer.recommendation import DryRunAdditions
+from ..answer.requirements import CheckResult
+from ..importers.answer import ImportJson
+from ..render.history import HistoryJson
+from ..render.launch import SessionJson
+from ..render.lint import LintJson
+from ..rent.rent import RentFigures
+from ..train.report import TrainingJson
+from ..verification.probe import ProbeAdditions
 from .options import DEBUG
 
+_LEFT_OUT = ("timeline", "schedule")
+"""Fields of a dry run that only `--timeline` writes."""
 
-@click.command(short_help="Print the JSON Schema of a command's --json.")
+_SCHEMAS: Mapping[str, Callable[[], Schema]] = {
+    "advise": lambda: schema_of([Advice]),
+    "explain": lambda: schema_of([ExplanationJson]),
+    "dry-run": lambda: schema_of([DryRunResult, DryRunAdditions], without=_LEFT_OUT),
+    "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
+    "launch": lambda: schema_of([SessionJson]),
+    "train": lambda: schema_of([TrainingJson]),
+    "bench": lambda: schema_of([RecordJson]),
+    "history": lambda: schema_of([HistoryJson]),
+    "compare": lambda: schema_of([ComparisonJson]),
+    "check": lambda: schema_of([CheckResult]),
+    "rent": lambda: schema_of([RentFigures]),
+    "from": lambda: schema_of([ImportJson]),
+    "lint": lambda: schema_of([LintJson]),
+    "doctor": lambda: schema_of([Checkup]),
+}
+
+NAMES = tuple(_SCHEMAS)
+
+
+@click.command()
 @click.argument("command", metavar="COMMAND")
 @DEBUG
 def schema(command: str) -> int:
@@ -20,10 +62,20 @@ def schema(command: str) -> int:
     ds-advise schema advise
     ds-advise schema dry-run > dry_run.schema.json
 
-    Its $id ends in the version, which rises when a field changes its meaning or goes away. Exit code: 0, or 2 for a
-    command without a schema.
+    Its $id ends in the version, which increases when a field changes its meaning or is removed. Exit code: 0, or 2 for
+    a command without a schema.
     """
-    from .schema_catalogue import schema as schema_of_command
-
     print(json.dumps(schema_of_command(command), indent=1))
     return 0
+
+
+def schema_of_command(command: str) -> Schema:
+    """The JSON Schema of what a command prints with --json. Raises WorkloadError for a command without one."""
+    if command not in _SCHEMAS:
+        raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:ds-advise:{command}:{SCHEMA_VERSION}",
+        "title": f"ds-advise {command} --json",
+        **_SCHEMAS[command](),
+    }

@@ -17,7 +17,7 @@ from ...validate.lint.document import Document, read_document
 from ..answer.advice import PlanFigures, plan_figures
 from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
-from ..question.question import Risk
+from ..question.options import Risk
 from ..render.lint import LintFindingJson, finding_json
 from .figures import ImportFigures, figures_of
 from .formats import Format, launched, recognised
@@ -79,7 +79,7 @@ def import_file(
 
     format: its name; None recognises it. ds_config: replaces the DeepSpeed configuration that the file names.
     destination: path of the changed file. overrides: replace values of the file: micro_batch, gradient_checkpointing,
-    and arguments of `WorkloadOptions`; None leaves the file's.
+    and other `QuestionOptions`; None leaves the file's.
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
@@ -154,7 +154,9 @@ def _with_options(
         model=model or run.model,
         training={**run.training, **given},
         micro_batch_size=micro or run.micro_batch_size,
-        gradient_checkpointing=run.gradient_checkpointing if checkpointing is None else checkpointing,
+        gradient_checkpointing=run.gradient_checkpointing
+        if checkpointing is None
+        else {"on": True, "off": False}.get(checkpointing, checkpointing),
         deepspeed=part,
         sharding="zero" if part is not None else run.sharding,
         remarks=tuple(remarks),

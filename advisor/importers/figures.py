@@ -19,8 +19,9 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted
 from ..estimate import plan_of
-from ..question.question import CheckpointingChoice, Question, Risk, script_constraints
-from ..question.workload import WorkloadOptions
+from ..question.options import CheckpointingChoice, Risk
+from ..question.question import Question, script_constraints
+from ..question.workload import configured_workload
 from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import as_fast
 from ..text.units import times
@@ -66,7 +67,7 @@ def figures_of(
     config, equal_parts = _config(run), cluster
     cluster = _with_threads(run, cluster)
     options, remarks = _options(run, model)
-    workload = options.workload_of(config, model, cluster.gpu)
+    workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(
             f"there are no figures here of the optimizer {workload.optimizer[:40]}", why="its states are not known"
@@ -157,15 +158,15 @@ def _on_threads(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster)
     )
 
 
-def _options(run: ImportedRun, model: ModelShape) -> tuple[WorkloadOptions, tuple[str, ...]]:
+def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(what is trained, what was left out of it)."""
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     training = {**run.training, "software": software}
     liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
     if liger and model.model_type not in FUSED_LOSS_MODEL_TYPES:
         training = {name: value for name, value in training.items() if name not in ("kernels", "loss")}
-        return WorkloadOptions(**training), (f"Liger has no kernels for {model.model_type} models: counted without",)
-    return WorkloadOptions(**training), ()
+        return training, (f"Liger has no kernels for {model.model_type} models: counted without",)
+    return training, ()
 
 
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:

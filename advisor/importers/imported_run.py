@@ -38,7 +38,7 @@ class ImportedRun:
     """As its users call it."""
     model: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `WorkloadOptions`."""
+    """Of `QuestionOptions`."""
     micro_batch_size: int | None = None
     """None where the script decides it."""
     gradient_accumulation_steps: int | None = 1

@@ -12,7 +12,7 @@ from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostf
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...probes.real_run.job import Device
-from ..question.cluster import ClusterOptions, counts_in, join_nodes
+from ..question.cluster import cluster_here, cluster_of, counts_in, join_nodes
 
 
 def equal_nodes(hostfile: Path) -> tuple[int, int]:
@@ -106,9 +106,9 @@ class Place:
                 why="they contradict each other",
                 fix="pass one of them",
             )
-        options = ClusterOptions(gpus=self.gpus, device=self.device, ranks=self.ranks)
+        options = {"gpus": self.gpus, "device": self.device, "ranks": self.ranks}
         here = self.starts and self.hostfile is None and not self.slurm  # else this may be a node without GPUs
-        cluster = options.cluster_here() if here else options.cluster()
+        cluster = cluster_here(options) if here else cluster_of(options)
         rendezvous: Rendezvous | None = None
         if self.hostfile is not None:
             count, gpus_per_node = equal_nodes(self.hostfile)

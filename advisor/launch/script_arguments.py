@@ -108,7 +108,7 @@ class ScriptArguments:
 
     @property
     def lora(self) -> dict[str, Any]:
-        """What is said of the adapters, under the names of `WorkloadOptions`."""
+        """What is said of the adapters, under the names of `QuestionOptions`."""
         targets, dropout = self.texts("lora_target_modules", "lora_target", "target_modules"), self.text("lora_dropout")
         saved = self.texts("lora_modules_to_save", "modules_to_save", "additional_target")
         said = {

@@ -20,8 +20,8 @@ from ..answer.recommendation import Change, Recommendation
 from ..answer.what_if import changes_tried
 from ..html_report.palette import dark_rules
 from ..question.cluster import parse_cluster
-from ..question.workload import WorkloadOptions
-from .options import OPTIONS, State, command_of, model_of, options_in, question_of
+from ..question.workload import configured_workload
+from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 from .view import COLUMNS, PICTURES, answer_view, json_text, picture
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def choices() -> str:
             "version": __version__,
             "models": catalogue.names(),
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
-            "options": {name: list(option.words) for name, option in OPTIONS.items()},
-            "defaults": {name: option.default for name, option in OPTIONS.items()},
+            "options": {name: list(words_of(option)) for name, option in OPTIONS.items()},
+            "defaults": {name: default_of(option) for name, option in OPTIONS.items()},
             "columns": list(COLUMNS),
             "dark_rules": dark_rules(),
         }
@@ -89,8 +89,8 @@ def _linted(text: str, state: State | None) -> LintReport:
     if state is not None:
         shape, cluster = model_of(state), parse_cluster(state["gpus"], ram=state.get("ram") or None)
         length = state.get("seq-len", "")
-        options = WorkloadOptions(seq_len=int(length) if length.isdigit() else None)
-        workload = options.workload_of(document.root.value, shape, cluster.gpu)
+        options = {"seq_len": int(length) if length.isdigit() else None}
+        workload = configured_workload(document.root.value, options, shape, cluster.gpu)
         known = workload.optimizer in OPTIMIZERS
         settings = {"model": shape, "cluster": cluster, "workload": workload if known else None}
     return lint(document, facts=load_facts(), **settings)

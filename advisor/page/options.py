@@ -1,79 +1,53 @@
-"""The page's options: those of `ds-advise MODEL`, as texts by the names that they have on the command line."""
+"""The options of the page: those of `ds-advise MODEL`, as texts by their names on the command line."""
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import Precision
-from ..advise import advise
 from ..ask import ask
 from ..question.model_source import parse_json_object
+from ..question.options import OPTIONS as QUESTION_OPTIONS
+from ..question.options import CpuOptions, Option, names_in
 from ..question.question import Question
 
 PASTED = "./config.json"
-"""A model whose `config.json` was pasted: its name, and the file that the command line reads it from."""
+"""The name of a model with a pasted `config.json`, and the file that the command line reads."""
 
 _LONGEST_TEXT = 200
-"""Characters of an option; longer ones are no answer to anything."""
+"""Characters of an option."""
 
 _LONGEST_CONFIG = 2**20
 """Characters of a pasted configuration of a model."""
 
-_LEFT_OUT = ("model", "model_size", "offline", "sharding", "deepspeed_estimate", "data", "packing", "eval_split", "say")
-"""Arguments of `advise` that are no option here: the model is chosen beside them, the others want what no browser has
-or change no recommendation."""
+_LEFT_OUT = (*names_in(CpuOptions), "data", "packing", "eval_split", "model_size", "offline")
+"""Options that need files or this machine, or do not change the recommendation."""
 
-_WORDS = {"precision": ("auto", *get_args(Precision)), "optimizer": tuple(OPTIMIZERS)}
-"""Words of arguments whose type does not list them."""
-
-_MAY_BE_MAX = ("seq-len", "micro-batch")
-"""Counts that the search makes as large as they may be."""
+OPTIONS: Mapping[str, Option] = {
+    name.replace("_", "-"): option for name, option in QUESTION_OPTIONS.items() if name not in _LEFT_OUT
+}
+"""The options by name."""
 
 State = Mapping[str, str]
 """`model`, `config` (a pasted `config.json`, which then is the model) and options by name; an empty text is none."""
 
 
-class Option(NamedTuple):
-    """An option of the command line."""
-
-    kind: Literal["words", "switch", "count", "number", "text"]
-    """A switch stands on the command line without a value, and is "yes" here."""
-    words: tuple[str, ...]
-    """What it may be; empty where it is no choice."""
-    default: str
-    """What it is where nobody names it; empty for none."""
+def words_of(option: Option) -> tuple[str, ...]:
+    """The values to choose from; () for an option that takes a text or a number."""
+    if option.name == "optimizer":
+        return tuple(OPTIMIZERS)
+    return ("", "yes") if option.kind == "switch" else option.choices
 
 
-def _option(name: str, hint: Any, default: Any) -> Option:
-    members = get_args(hint) or (hint,)
-    said = "" if default is None or default is False else str(default)
-    words = _WORDS.get(name, ()) or (members if get_origin(hint) is Literal else ())
-    if words:
-        return Option("words", words, said)
-    if bool in members:
-        return Option("switch", ("", "yes"), said)
-    return Option("count" if int in members else "number" if float in members else "text", (), said)
-
-
-def _options() -> dict[str, Option]:
-    hints = get_type_hints(advise)
-    return {
-        name.replace("_", "-"): _option(name, hints[name], argument.default)
-        for name, argument in inspect.signature(advise).parameters.items()
-        if name not in _LEFT_OUT
-    }
-
-
-OPTIONS = _options()
-"""The options by name, as `advise` takes them."""
+def default_of(option: Option) -> str:
+    """The default as a text; "" for none."""
+    return "" if option.default is None or option.default is False else str(option.default)
 
 
 def question_of(state: State) -> Question:
@@ -141,26 +115,21 @@ def options_in(flags: str) -> dict[str, str]:
 def _value(name: str, text: str) -> Any:
     option = OPTIONS.get(name)
     if option is None:
-        raise DsAdviseError(
-            f"the page has no option {name[:40]!r}", fix="open the page without what stands after the #"
-        )
+        raise DsAdviseError(f"the page has no option {name[:40]!r}", fix="open the page without the part after the #")
     if len(text) > _LONGEST_TEXT:
         raise WorkloadError(f"{name} is a text of {len(text):,} characters", fix="shorten it")
-    if option.words and text not in option.words:
-        raise WorkloadError(f"{text!r} is no {name}", fix=f"choose one of {', '.join(filter(None, option.words))}")
+    words = words_of(option)
+    if words and text not in words:
+        raise WorkloadError(f"{text!r} is not a known {name}", fix=f"choose one of {', '.join(filter(None, words))}")
     if option.kind == "switch":
         return True
-    if option.kind == "count":
-        return text if text == "max" and name in _MAY_BE_MAX else _count(name, text)
+    if option.kind.startswith("count") and not (text == "max" and option.kind == "count or max"):
+        if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+            raise WorkloadError(f"{text!r} is not a whole number from 1 to 999999999", fix=f"give {name} such a number")
+        return int(text)
     if option.kind == "number":
         try:
             return float(text)
         except ValueError:
-            raise WorkloadError(f"{text!r} is no number", fix=f"give {name} a number, such as 0.1") from None
+            raise WorkloadError(f"{text!r} is not a number", fix=f"give {name} a number, such as 0.1") from None
     return text
-
-
-def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise WorkloadError(f"{text!r} is not a whole number from 1 to 999999999", fix=f"give {name} such a number")
-    return int(text)

@@ -1,18 +1,19 @@
-"""What a user says of the whole training: `--data`, `--samples`, `--tokens`, `--epochs`, `--price`."""
+"""From `--data`, `--samples`, `--tokens`, `--epochs` and `--price` to the whole training; amounts, durations and prices
+in texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.time.job import Job, Price
-from ..data.counting import EPOCHS, global_batch
+from ..data.counting import EPOCHS, count_data, global_batch
+from .options import JobOptions, QuestionOptions, names_in
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -32,107 +33,105 @@ class AskedJob(NamedTuple):
 
     job: Job
     seq_len: int | None
-    """The sequence length that the data need; None where they do not say."""
+    """The sequence length that the data need; None if there are no data."""
     basis: tuple[str, ...] = ()
-    """Sentences on what was counted or taken for granted."""
+    """Sentences on what was counted or assumed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """The options as they were given; one of `data`, `samples` and `tokens` makes a job."""
+def has_amount(options: Mapping[str, Any]) -> bool:
+    """Whether the options give the amount of training."""
+    return any(options.get(name) is not None for name in ("data", "samples", "tokens"))
 
-    data: str | Path | None = None
-    samples: int | str | None = None
-    tokens: int | str | None = None
-    epochs: float | None = None
-    packing: bool = False
-    eval_split: float = 0.0
-    price: str | None = None
 
-    def __post_init__(self) -> None:
-        named = [f"--{name}" for name in ("data", "samples", "tokens") if getattr(self, name) is not None]
-        if len(named) > 1:
-            raise WorkloadError(f"{' and '.join(named)} both say how much is trained", fix="leave all but one out")
-        for name in ("epochs", "price", "eval_split"):
-            if getattr(self, name) and not named:
-                raise WorkloadError(
-                    f"--{name.replace('_', '-')} needs the amount that is trained",
-                    why="a duration and a cost are those of a whole job",
-                    fix="add --data FILE, --samples N or --tokens 1B",
-                )
-        if self.packing and self.data is None:
+def check_job(options: Mapping[str, Any]) -> None:
+    """Raises WorkloadError for options of the job that contradict each other or are out of range."""
+    given = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
+    amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in given]
+    if len(amounts) > 1:
+        raise WorkloadError(f"{' and '.join(amounts)} both give the amount of training", fix="leave all but one out")
+    for name in ("epochs", "price", "eval_split"):
+        if given.get(name) and not amounts:
             raise WorkloadError(
-                "--packing needs --data",
-                why="how many rows fill a sample is counted",
-                fix="add --data FILE; of packed samples, give their number with --samples",
+                f"--{name.replace('_', '-')} needs the amount of training",
+                why="duration and cost are those of a whole job",
+                fix="add --data FILE, --samples N or --tokens 1B",
             )
-        if self.tokens is not None and self.epochs is not None:
-            raise WorkloadError("--tokens counts all epochs", fix="leave --epochs out, or give --samples")
-        if self.tokens is not None and self.eval_split:
-            raise WorkloadError("--eval-split is a share of samples", fix="give --samples in place of --tokens")
-        if not 0 <= self.eval_split < 1:
-            fix = "pass one such as --eval-split 0.05"
-            raise WorkloadError(f"--eval-split is {self.eval_split:g}", why="it is a share below 1", fix=fix)
-        if self.epochs is not None and not 0 < self.epochs <= _MOST_EPOCHS:
-            fix = "pass one such as --epochs 3"
-            raise WorkloadError(f"--epochs is {self.epochs:g}", why=f"from above 0 to {_MOST_EPOCHS}", fix=fix)
-
-    @property
-    def is_asked(self) -> bool:
-        return self.data is not None or self.samples is not None or self.tokens is not None
-
-    def asked(
-        self, model: str, shape: ModelShape, *, seq_len: int | None, say: Callable[[str], None] = lambda _: None
-    ) -> AskedJob:
-        """The job for a model; the data are counted for it. seq_len: None leaves it to the data. say: progress.
-
-        Raises DsAdviseError for amounts that are no numbers, and data that cannot be trained on.
-        """
-        if self.tokens is not None:
-            return AskedJob(job=Job(tokens=parse_amount("tokens", self.tokens)), seq_len=None)
-        epochs = self.epochs if self.epochs is not None else EPOCHS
-        assumed = (
-            () if self.epochs is not None else (phrase("{epochs} epochs are taken (--epochs).", epochs=f"{EPOCHS:g}"),)
+    if given.get("packing") and "data" not in given:
+        raise WorkloadError(
+            "--packing needs --data",
+            why="the rows that fill a sample are counted",
+            fix="add --data FILE, or give the number of packed samples with --samples",
         )
-        if self.samples is not None:
-            samples = parse_amount("samples", self.samples)
-            held_out = round(samples * self.eval_split)
-            job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
-            return AskedJob(job=job, seq_len=None, basis=assumed)
-        # Imported here: it loads numpy, which an answer without data never needs.
-        from ..data.counting import count_data
+    if "tokens" in given and "epochs" in given:
+        raise WorkloadError("--tokens counts all epochs", fix="leave --epochs out, or give --samples")
+    if "tokens" in given and given.get("eval_split"):
+        raise WorkloadError("--eval-split is a share of samples", fix="give --samples instead of --tokens")
+    share, epochs = given.get("eval_split", 0.0), given.get("epochs")
+    if not 0 <= share < 1:
+        fix = "pass a share such as --eval-split 0.05"
+        raise WorkloadError(f"--eval-split is {share:g}", why="it is a share below 1", fix=fix)
+    if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
+        fix = "pass a number such as --epochs 3"
+        raise WorkloadError(f"--epochs is {epochs:g}", why=f"it must be above 0 and at most {_MOST_EPOCHS}", fix=fix)
 
-        assert self.data is not None
-        counted = count_data(
-            Path(self.data).expanduser(),
-            model,
-            shape,
-            seq_len=seq_len,
-            packing=self.packing,
-            epochs=epochs,
-            evaluation_share=self.eval_split,
-            say=say,
-        )
-        return AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *assumed))
 
-    def parsed_price(self) -> Price | None:
-        """The price. Raises WorkloadError for a text that is none."""
-        return None if self.price is None else parse_price(self.price)
+def job_of(
+    options: QuestionOptions,
+    model: str,
+    shape: ModelShape,
+    *,
+    seq_len: int | None,
+    say: Callable[[str], None] = lambda _: None,
+) -> AskedJob | None:
+    """The job of a question; its data are counted for the model. None if the options give no amount of training.
+
+    seq_len: None to take that of the data.
+    say: receives progress.
+
+    Raises DsAdviseError for invalid options, and for data that cannot be trained on.
+    """
+    check_job(options)
+    if not has_amount(options):
+        return None
+    if options["tokens"] is not None:
+        return AskedJob(job=Job(tokens=parse_amount("tokens", options["tokens"])), seq_len=None)
+    epochs = options["epochs"]
+    basis: tuple[str, ...] = ()
+    if epochs is None:
+        epochs = EPOCHS
+        basis = (phrase("{epochs} epochs are taken (--epochs).", epochs=f"{EPOCHS:g}"),)
+    if options["samples"] is not None:
+        samples = parse_amount("samples", options["samples"])
+        held_out = round(samples * options["eval_split"])
+        job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
+        return AskedJob(job=job, seq_len=None, basis=basis)
+    assert options["data"] is not None
+    counted = count_data(
+        Path(options["data"]).expanduser(),
+        model,
+        shape,
+        seq_len=seq_len,
+        packing=options["packing"],
+        epochs=epochs,
+        evaluation_share=options["eval_split"],
+        say=say,
+    )
+    return AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *basis))
 
 
 def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
-    """The global batch where the user leaves it open: that of `train` for samples, the search's for tokens."""
+    """The default global batch of a job: as in `train` for samples, None (left to the search) for tokens."""
     return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)
 
 
 def parse_amount(of: str, text: int | str) -> int:
-    """How many of `samples` or `tokens`: `1B`, `500M`, `1.5T`, `20,000` or `20000`. Raises WorkloadError for others."""
+    """The number in `1B`, `500M`, `1.5T`, `20,000` or `20000`. Raises WorkloadError for any other text."""
     plain = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", str(text).strip())
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbgt]?)", plain, re.IGNORECASE | re.ASCII)
     number = round(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
     if not 0 < number <= _MOST:
         raise WorkloadError(
-            f"--{of} {str(text)[:40]!r} is no number of {of}",
+            f"--{of} {str(text)[:40]!r} is not a number of {of}",
             why=f"from 1 to {_MOST // 10**12:,}T are accepted",
             fix=f"write it as --{of} 20000, 500k or 1B",
         )
@@ -140,23 +139,28 @@ def parse_amount(of: str, text: int | str) -> int:
 
 
 def parse_duration(option: str, text: str) -> float:
-    """Seconds of `24h`, `90m` or `3d`. Raises WorkloadError for anything else."""
+    """Seconds of `24h`, `90m` or `3d`. Raises WorkloadError for any other text."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)", text.strip().lower(), re.ASCII)
     duration_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not duration_s:
         fix = f"write it as {option} 24h, 90m or 3d"
-        raise WorkloadError(f"{option} {text[:40]!r} is no time", why="a number and a unit are needed", fix=fix)
+        raise WorkloadError(f"{option} {text[:40]!r} is not a duration", why="a number and a unit are needed", fix=fix)
     return duration_s
 
 
+def price_of(options: QuestionOptions) -> Price | None:
+    """The price of a question. Raises WorkloadError for a text that is not a price."""
+    return None if options["price"] is None else parse_price(options["price"])
+
+
 def parse_price(text: str) -> Price:
-    """`2.49/h` of each GPU, `$20/node/h` of each node. Raises WorkloadError for anything else."""
+    """`2.49/h` per GPU, `$20/node/h` per node. Raises WorkloadError for any other text."""
     match = _PRICE.fullmatch(text.strip().lower())
     figure = float(match["figure"]) if match else 0.0
     if match is None or not 0 < figure <= _MOST_PER_HOUR:
         raise WorkloadError(
-            f"--price {text[:40]!r} is no price",
-            why="a figure by the hour is needed, of each GPU unless it says /node",
+            f"--price {text[:40]!r} is not a price",
+            why="an hourly price is needed, per GPU unless /node is given",
             fix="write it as --price 2.49/h or --price $20/node/h",
         )
     is_node = match["unit"] in ("node", "machine")

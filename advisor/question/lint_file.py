@@ -14,7 +14,7 @@ from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import STANDARD_INPUT, correct, read_config_file, read_standard_input
 from .cluster import parse_cluster
 from .model_source import load_model
-from .workload import WorkloadOptions
+from .workload import configured_workload
 
 
 def lint_settings(
@@ -38,8 +38,8 @@ def lint_settings(
     shape = load_model(model, offline=offline) if model is not None else None
     workload = None
     if shape is not None:
-        options = WorkloadOptions(seq_len=seq_len, framework=framework or "hf")
-        workload = options.workload_of(config, shape, cluster.gpu if cluster is not None else None)
+        options = {"seq_len": seq_len, "framework": framework or "hf"}
+        workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None
     return {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}

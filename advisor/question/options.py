@@ -25,6 +25,9 @@ OptimizerDtype = Literal["fp32", "bf16"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "fp32"]
 Risk = Literal["safe", "balanced", "bold"]
 
+LARGEST_COUNT = 10**9
+"""Larger counts are typing errors."""
+
 _LORA: tuple[Method, ...] = ("lora", "qlora")
 _QLORA: tuple[Method, ...] = ("qlora",)
 
@@ -260,21 +263,35 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
 def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     """All options, with defaults for those that are left out.
 
-    Raises TypeError for an unknown name, and WorkloadError for a value that is none of an option's choices.
+    Raises TypeError for an unknown name, and WorkloadError for a value that is no choice of its option, or a count
+    outside 1 to `LARGEST_COUNT`.
     """
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     for given, value in options.items():
         name, values = RENAMED.get(given, (given, {}))
         if name not in OPTIONS:
             raise TypeError(f"there is no option {given!r}")
-        value = values.get(value, value)
+        if values:
+            value = values.get(value, value)
         if name == "gradient_checkpointing" and isinstance(value, bool):
             value = "on" if value else "off"
-        choices = OPTIONS[name].choices
-        if choices and value is not None and value not in choices:
-            raise WorkloadError(f"unknown {name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(choices)}")
+        if value is not None:
+            _check(OPTIONS[name], value)
         filled[name] = value
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
+
+
+def _check(option: Option, value: Any) -> None:
+    if option.choices and value not in option.choices:
+        raise WorkloadError(
+            f"unknown {option.name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(option.choices)}"
+        )
+    if option.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
+        raise WorkloadError(
+            f"{option.name} is {value}",
+            why=f"it must be between 1 and {LARGEST_COUNT}",
+            fix=f"pass another {option.flag}",
+        )
 
 
 def documented(function: _Function) -> _Function:

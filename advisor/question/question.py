@@ -1,9 +1,9 @@
-"""The question: a model, a workload, a cluster, and what the user has already decided about the plan."""
+"""A `Question`: a model, a workload, a cluster, and the constraints on the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypedDict
 
@@ -17,125 +17,128 @@ from ...estimators.plan import Plan
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import undividable, unsupported
 from ...estimators.workload import Workload
+from .options import CheckpointingChoice, Experts, OptimizerDtype, Risk
 
-CheckpointingChoice = Literal["auto", "on", "off", "offload"]
-Risk = Literal["safe", "balanced", "bold"]
-States = Literal["fp32", "bf16"]
-Experts = Literal["zero", "autoep"]
-Collectives = Literal["exact", "quantized"]
+MAX_TOKENS_PER_STEP = 4 * 2**20
+"""The largest batch that the search tries, in tokens per optimizer step: about that of the largest published
+pre-training runs (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section 3.4).
+Larger batches slow convergence, which tokens per second do not show."""
+
+LEAST_STEPS = 100
+"""The fewest optimizer steps of a job; the search does not raise the batch beyond."""
+
+MAX_MICRO_BATCH = 1024
+"""Bounds the search; a GPU's efficiency saturates long before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """What was asked to be as large as it may be (`--seq-len max`), and what was found."""
+    """The result of an option that was "max", such as `--seq-len max`."""
 
     option: Literal["seq_len", "micro_batch", "model_size"]
     value: int | str | None
-    """The largest with which some plan may be recommended, a model by its name; None: not even the smallest tried."""
+    """The largest value with which a plan can be recommended, a model by its name; None if even the smallest fails."""
     too_large: int | str | None
-    """The smallest that was found too large; None: there is none larger."""
-
-
-def quantized(plan: Plan, cluster: Cluster) -> Plan:
-    """The plan with all collectives quantized that DeepSpeed can: gradients on several nodes only."""
-    return replace(plan, zero_quantized_weights=True, zero_quantized_gradients=cluster.nodes > 1)
+    """The smallest value found too large; None if there is no larger one."""
 
 
 class ScriptConstraints(TypedDict):
-    """Fields of a `Question` that the script, or what the training promised, decides."""
+    """Fields of a `Question` that another plan for the same training must keep."""
 
     sequence_parallel_size: int
     experts: Experts
-    states: States
-    collectives: Collectives
+    optimizer_dtype: OptimizerDtype
+    zeropp: bool
 
 
 def script_constraints(plan: Plan) -> ScriptConstraints:
-    """What another plan for the same training keeps: the groups that its data loader knows, and what is rounded."""
+    """The sequence-parallel groups, which the script's data loader knows, and the numerics of a plan."""
     return {
         "sequence_parallel_size": plan.sequence_parallel_size,
         "experts": "autoep" if plan.autoep_size > 1 else "zero",
-        "states": "bf16" if plan.bf16_optimizer_states else "fp32",
-        "collectives": "quantized" if plan.quantizes_collectives else "exact",
+        "optimizer_dtype": "bf16" if plan.bf16_optimizer_states else "fp32",
+        "zeropp": plan.quantizes_collectives,
     }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Everything that the answer depends on."""
+    """All inputs of an answer. `advisor.question.options` declares the options that its fields come from."""
 
     model: ModelShape
     workload: Workload
     cluster: Cluster
     micro_batch_size: int | None = None
-    """Samples per GPU and forward pass when the user fixes them, None leaves them to the search."""
+    """Samples per GPU and forward pass; None leaves it to the search."""
     gradient_checkpointing: CheckpointingChoice = "auto"
-    """"offload" also holds on the host what checkpointing keeps; "auto" tries off and on, and offload where neither
-    fits."""
+    """"auto" tries off and on, and offload if neither fits."""
     sequence_parallel_size: int | None = None
-    """GPUs that share a sample when the user fixes them; None leaves them to the search."""
+    """None leaves it to the search."""
     experts: Experts = "zero"
-    """Who divides a mixture's experts: ZeRO, like all weights, or, where it is faster, AutoEP: each GPU keeps whole
-    ones, and tokens travel to them."""
-    states: States = "fp32"
-    """The type of master weights and optimizer states; bf16 is for training in bf16 with AdamW or Adam."""
-    collectives: Collectives = "exact"
-    """Whether ZeRO-3 may also send weights in 8 bits and, between nodes, gradients in 4, where that is faster."""
+    """"autoep" also tries expert parallelism (DeepSpeed's AutoEP)."""
+    optimizer_dtype: OptimizerDtype = "fp32"
+    """bf16 needs training in bf16 with AdamW or Adam."""
+    zeropp: bool = False
+    """Whether ZeRO-3 with quantized collectives is tried too."""
     risk: Risk = "safe"
-    """How sure it must be that a plan fits for it to be recommended."""
     largest: Largest | None = None
-    """What was found for the option that was "max"; None where none was."""
+    """The result of an option that was "max"; None if none was."""
     job: Job | None = None
-    """How much is trained; None where nobody said."""
+    """The amount of training; None if not given."""
     price: Price | None = None
-    """What the machines cost; None where nobody said."""
     job_basis: tuple[str, ...] = ()
-    """Sentences on what was counted in the job's data, and what was taken for granted."""
+    """Sentences on what was counted in the job's data, and what was assumed."""
     job_is_packed: bool = False
-    """Several rows of the data fill a sample."""
+    """Whether several rows of the data fill a sample."""
 
     def __post_init__(self) -> None:
-        ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size
-        shared = self.sequence_parallel_size
-        if shared is not None:
-            obstacle = undividable(self.model, self.workload, shared)
-            obstacle = obstacle or (f"{ranks} GPUs do not divide into groups of {shared}" if ranks % shared else None)
-            if obstacle is not None:
-                raise WorkloadError(
-                    f"{shared} GPUs cannot share a sample",
-                    why=obstacle,
-                    fix="pass another --sequence-parallel-size, or leave it out",
-                )
+        workload, model = self.workload, self.model
+        if self.sequence_parallel_size is not None:
+            self._check_sequence_parallel_size(self.sequence_parallel_size)
         if self.experts == "autoep":
             self._check_experts()
-        if self.states == "bf16":
-            self._check_states()
-        if wanted is not None and not self.sequence_parallel_sizes():
-            raise self._indivisible(wanted, micro or 1)
-        if self.workload.document_len is not None and self.workload.attention not in ("flash", "triton"):
+        if self.optimizer_dtype == "bf16" and (
+            workload.precision != "bf16" or not optimizer(workload.optimizer).is_adam
+        ):
             raise WorkloadError(
-                "--document-len wants --attention flash",
-                why="other kernels compute the whole sample's scores and mask those between documents",
+                "optimizer states in bf16 are not possible with "
+                f"{workload.optimizer if workload.precision == 'bf16' else workload.precision}",
+                why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",
+                fix="leave --optimizer-dtype out",
+            )
+        if workload.global_batch_size is not None and not self.sequence_parallel_sizes():
+            raise self._indivisible(workload.global_batch_size)
+        if workload.document_len is not None and workload.attention not in ("flash", "triton"):
+            raise WorkloadError(
+                "--document-len needs --attention flash",
+                why="other kernels compute the scores of the whole sample and mask those between documents",
                 fix="pass --attention flash, or leave --document-len out",
             )
-        obstacle = untileable(self.model, self.workload)
+        obstacle = untileable(model, workload)
         if obstacle is not None:
-            raise WorkloadError("this cannot be tiled", why=obstacle, fix="leave --mlp and --loss tiled out")
-        if self.workload.kernels == "liger" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
+            raise WorkloadError("tiles are not possible here", why=obstacle, fix="leave --mlp and --loss tiled out")
+        if model.model_type not in FUSED_LOSS_MODEL_TYPES:
+            for option, needs_liger in (("kernels", workload.kernels == "liger"), ("loss", workload.loss == "fused")):
+                if needs_liger:
+                    raise WorkloadError(
+                        f"Liger has no {'kernels' if option == 'kernels' else 'fused loss'} for {model.name}",
+                        why=f"it does not patch {model.model_type} models",
+                        fix=f"leave --{option} out",
+                    )
+
+    def _check_sequence_parallel_size(self, size: int) -> None:
+        ranks = self.cluster.world_size
+        obstacle = undividable(self.model, self.workload, size)
+        obstacle = obstacle or (f"{ranks} GPUs do not divide into groups of {size}" if ranks % size else None)
+        if obstacle is not None:
             raise WorkloadError(
-                f"Liger has no kernels for {self.model.name}",
-                why=f"it does not patch {self.model.model_type} models",
-                fix="leave --kernels out",
-            )
-        if self.workload.loss == "fused" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
-            raise WorkloadError(
-                f"Liger has no fused loss for {self.model.name}",
-                why=f"it does not patch {self.model.model_type} models",
-                fix="leave --loss out",
+                f"{size} GPUs cannot share a sample",
+                why=obstacle,
+                fix="pass another --sequence-parallel-size, or leave it out",
             )
 
     def _check_experts(self) -> None:
-        in_bf16 = self.states == "bf16"
+        in_bf16 = self.optimizer_dtype == "bf16"
         smallest = Plan(
             zero_stage=1,
             micro_batch_size=1,
@@ -145,32 +148,23 @@ class Question:
         )
         obstacle = unsupported(self.model, self.workload, smallest)
         if obstacle is not None:
-            raise WorkloadError("AutoEP cannot divide the experts", why=obstacle, fix="leave --experts out")
+            raise WorkloadError("AutoEP is not possible here", why=obstacle, fix="leave --experts out")
 
-    def _check_states(self) -> None:
-        precision, kind = self.workload.precision, self.workload.optimizer
-        if precision != "bf16" or not optimizer(kind).is_adam:
-            raise WorkloadError(
-                f"states in bf16 do not go with {kind if precision == 'bf16' else precision}",
-                why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",
-                fix="leave --states out",
-            )
-
-    def _indivisible(self, wanted: int, micro: int) -> WorkloadError:
-        """Why a global batch cannot be had on these GPUs."""
+    def _indivisible(self, global_batch: int) -> WorkloadError:
+        """Why a global batch is not possible on these GPUs."""
         ranks = self.cluster.world_size // (self.sequence_parallel_size or 1)
-        if wanted % ranks:
-            lower = wanted // ranks * ranks
+        if global_batch % ranks:
+            lower = global_batch // ranks * ranks
             return WorkloadError(
-                f"a global batch of {wanted} does not divide over {ranks} GPUs",
+                f"a global batch of {global_batch} does not divide over {ranks} GPUs",
                 why="every GPU takes the same number of samples per optimizer step",
                 fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""),
             )
         return WorkloadError(
-            f"a global batch of {wanted} over {ranks} GPUs is {wanted // ranks} samples per GPU, "
-            f"which micro batches of {micro} do not divide",
+            f"a global batch of {global_batch} over {ranks} GPUs is {global_batch // ranks} samples per GPU, "
+            f"which micro batches of {self.micro_batch_size or 1} do not divide",
             why="global batch = micro batch x accumulation steps x GPUs",
-            fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch",
+            fix=f"pass a --micro-batch that divides {global_batch // ranks}, or another --global-batch",
         )
 
     @property
@@ -179,44 +173,48 @@ class Question:
         return tensor_set(self.model, self.workload).trainable_numel
 
     @cached_property
-    def obstacle_to_quantized(self) -> str | None:
-        """Why ZeRO-3's collectives cannot be quantized; None where they can."""
-        plan = quantized(Plan(zero_stage=3, micro_batch_size=1), self.cluster)
+    def obstacle_to_zeropp(self) -> str | None:
+        """Why ZeRO-3's collectives cannot be quantized; None if they can."""
+        plan = Plan(
+            zero_stage=3,
+            micro_batch_size=1,
+            zero_quantized_weights=True,
+            zero_quantized_gradients=self.cluster.nodes > 1,
+        )
         return unsupported(self.model, self.workload, plan, self.cluster)
 
     @property
     def is_batch_free(self) -> bool:
-        """Whether the search may take any number of samples per GPU."""
+        """Whether the search chooses the number of samples per GPU."""
         return self.micro_batch_size is None and self.workload.global_batch_size is None
 
     def sequence_parallel_sizes(self) -> tuple[int, ...]:
-        """How many GPUs may share a sample, by rising number: those that model, sequence and batch divide among."""
-        wanted, ranks = self.workload.global_batch_size, self.cluster.world_size
+        """Possible sequence-parallel sizes in ascending order: model, sequence and batch are divisible by them."""
+        global_batch, ranks = self.workload.global_batch_size, self.cluster.world_size
         if self.sequence_parallel_size is not None:
             sizes: Iterable[int] = (self.sequence_parallel_size,)
-        elif wanted is not None and wanted >= ranks and not self._divides_batch(ranks):
-            return ()  # more likely a slip than a wish to share samples
+        elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
+            return ()  # a typing error is likelier than a request for sequence parallelism
         else:
-            sizes = (size for size in _divisors(ranks) if self._can_share(size))
+            sizes = (size for size in _divisors(ranks) if undividable(self.model, self.workload, size) is None)
         return tuple(size for size in sizes if self._divides_batch(ranks // size))
 
-    def _can_share(self, size: int) -> bool:
-        return undividable(self.model, self.workload, size) is None
-
     def _divides_batch(self, replicas: int) -> bool:
-        wanted = self.workload.global_batch_size
-        return wanted is None or (wanted % replicas == 0 and (wanted // replicas) % (self.micro_batch_size or 1) == 0)
+        global_batch = self.workload.global_batch_size
+        return global_batch is None or (
+            global_batch % replicas == 0 and (global_batch // replicas) % (self.micro_batch_size or 1) == 0
+        )
 
     def batch_shapes(self, sequence_parallel_size: int = 1) -> tuple[tuple[int, int], ...]:
-        """(micro batch, accumulation steps) pairs to try, by rising micro batch, where so many GPUs share a sample.
+        """(micro batch, accumulation steps) pairs to try, by ascending micro batch.
 
-        With a global batch they are all its exact factorisations. Without one there is no accumulation, and the micro
+        With a global batch they are its exact factorisations. Without one there is no accumulation, and the micro
         batch doubles up to the largest within `MAX_TOKENS_PER_STEP`.
         """
-        wanted, fixed = self.workload.global_batch_size, self.micro_batch_size
+        global_batch, fixed = self.workload.global_batch_size, self.micro_batch_size
         ranks = self.cluster.world_size // sequence_parallel_size
-        if wanted is not None:
-            per_gpu = wanted // ranks
+        if global_batch is not None:
+            per_gpu = global_batch // ranks
             if fixed is not None:
                 return ((fixed, per_gpu // fixed),)
             return tuple((micro, per_gpu // micro) for micro in _divisors(per_gpu) if micro <= MAX_MICRO_BATCH)
@@ -227,23 +225,9 @@ class Question:
         return tuple((micro, 1) for micro in dict.fromkeys([*(doubled or [1]), max(1, largest)]))
 
     def _most_tokens_per_step(self) -> float:
-        """Where the search stops raising an unspecified batch: of a job there are to be enough steps."""
         if self.job is None:
             return MAX_TOKENS_PER_STEP
         return min(MAX_TOKENS_PER_STEP, self.job.tokens_in_all(self.workload.seq_len) / LEAST_STEPS)
-
-
-MAX_TOKENS_PER_STEP = 4 * 2**20
-"""Tokens per optimizer step above which the search stops raising an unspecified batch: about what the largest published
-pre-training runs use (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section
-3.4). Beyond that a larger batch costs convergence, which tokens per second do not show."""
-
-LEAST_STEPS = 100
-"""Optimizer steps of a job below which the search does not raise an unspecified batch: with fewer there is hardly any
-training."""
-
-MAX_MICRO_BATCH = 1024
-"""Bounds the search; a GPU's efficiency has levelled off long before."""
 
 
 def _divisors(number: int) -> list[int]:

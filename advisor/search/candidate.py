@@ -16,7 +16,8 @@ from ...estimators.plan import PlainPyTorch, Plan, Rung
 from ...estimators.time.job import JobDuration, job_duration
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.workload import Workload
-from ..question.question import Question, Risk
+from ..question.options import Risk
+from ..question.question import Question
 from ..text.units import percent, times
 
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]

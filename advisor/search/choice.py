@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from ...estimators.plan import Plan
-from ..question.question import Risk
+from ..question.options import Risk
 from .candidate import LEAST, LIKELY, Candidate, LadderStep
 
 SAME_SPEED = 0.03

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...estimators.plan import RUNGS, PlainPyTorch, Rung
-from ..gc_pause import collector_paused
+from ..gc_pause import gc_paused
 from ..question.question import Question
 from .batch_sweep import BatchSweep
 from .candidate import LEAST, Candidate, LadderStep
@@ -24,7 +24,7 @@ SampleBytes = dict[tuple[Any, ...], float]
 training."""
 
 
-@collector_paused()
+@gc_paused()
 def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """The ladder (each rung with its best candidate) and all candidates."""
     least = LEAST[question.risk]
@@ -93,7 +93,7 @@ def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]
                 return
 
 
-@collector_paused()
+@gc_paused()
 def fastest(question: Question, sample_bytes: SampleBytes | None = None, *, enough: float = 0.0) -> Candidate | None:
     """The plan that `fastest_that_fits` takes from the ladder, or one of the same speed.
 

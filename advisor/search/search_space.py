@@ -16,7 +16,8 @@ from ...estimators.models.expert_parallel import unspreadable
 from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ...estimators.time.collective_time import ring
 from ...estimators.unsupported import unsupported
-from ..question.question import CheckpointingChoice, Question
+from ..question.options import CheckpointingChoice
+from ..question.question import Question
 from .batch_sweep import BatchSweep
 
 PlanFields = Mapping[str, Any]
@@ -36,7 +37,7 @@ class Stage(NamedTuple):
 
     def sweeps(self) -> list[BatchSweep]:
         """The product of the dimensions."""
-        in_bf16 = self.question.states == "bf16"
+        in_bf16 = self.question.optimizer_dtype == "bf16"
         states = {"bf16_master_weights_and_grads": in_bf16, "bf16_optimizer_states": in_bf16}
         product: list[PlanFields] = [states]
         for dimension in DIMENSIONS:
@@ -98,9 +99,9 @@ def _quantized_collectives(stage: Stage, chosen: PlanFields) -> Iterator[PlanFie
     """ZeRO++: weights of ZeRO-3 sent in 8 bits and, between nodes, gradients in 4, if the user allows it."""
     question = stage.question
     yield {}
-    if question.collectives == "exact" or stage.rung not in ("zero3", "zero3-offload-param", "zero3-offload"):
+    if not question.zeropp or stage.rung not in ("zero3", "zero3-offload-param", "zero3-offload"):
         return
-    if _ranks_together(chosen) * chosen["autoep_size"] == 1 and question.obstacle_to_quantized is None:
+    if _ranks_together(chosen) * chosen["autoep_size"] == 1 and question.obstacle_to_zeropp is None:
         yield {"zero_quantized_weights": True, "zero_quantized_gradients": question.cluster.nodes > 1}
 
 

@@ -116,7 +116,7 @@ def _prepared(
         )
 
     data = tokenized(settings.data, "tokens")
-    evaluation = tokenized(settings.evaluation_data, "evaluation_tokens") if settings.evaluation_data else None
+    evaluation = tokenized(settings.eval_data, "evaluation_tokens") if settings.eval_data else None
     tokenizer.save_pretrained(str(folder.records / "tokenizer"))
     _check_vocabulary(data, shape)
     samples = cut(
@@ -125,7 +125,7 @@ def _prepared(
         seq_len=seq_len or sequence_length(data, evaluation, shape, packing=settings.packing),
         packing=settings.packing,
         seed=settings.seed,
-        evaluation_share=settings.evaluation_share,
+        evaluation_share=settings.eval_split,
         evaluation=evaluation,
     )
     return data, evaluation, samples

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ...estimators.models.model_shape import ModelShape
-from ..question.cluster import ClusterOptions
+from ..question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from ..question.model_source import load_model
 from ..text.output import Output
 from .folder import TrainingFolder
@@ -32,15 +32,15 @@ def train_anew(
     force: use a folder that is not empty.
     """
     output, folder = controls.output, TrainingFolder(path)
-    settings, shape, machines = _read(options)
-    cluster = machines.cluster_here()
+    settings, shape = _read(options)
+    cluster = cluster_here(options)
     folder.claim(force=force)
     with folder.held():
         folder.keep_options(options)
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
             return _not_started(proposed, output)
-        ready = proven(proposed, memory_limit_bytes=machines.memory_limit_bytes, output=output)
+        ready = proven(proposed, memory_limit_bytes=memory_limit_bytes(options), output=output)
         _tell(output, lambda console: render_proven(proposed, ready, console))
         if ready.answer.recommended is None:
             return _not_started(ready, output)
@@ -49,8 +49,8 @@ def train_anew(
 
 def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
     """Print what `train_anew` would write into the folder and start; nothing of it stays."""
-    settings, shape, machines = _read(options)
-    cluster = machines.cluster()
+    settings, shape = _read(options)
+    cluster = cluster_of(options)
     with TemporaryDirectory() as temporary:
         folder = TrainingFolder(Path(temporary))
         folder.claim(force=False)
@@ -65,8 +65,9 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
 def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
     """Resume the training in a folder with the options that it kept, from which the given ones must not differ."""
     folder = TrainingFolder(path)
-    settings, shape, machines = _read(folder.kept_options(given))
-    cluster = machines.cluster_here()
+    options = folder.kept_options(given)
+    settings, shape = _read(options)
+    cluster = cluster_here(options)
     with folder.held():
         return _ended(resume(shape, cluster, folder, controls, merging=settings.merge), None, controls.output)
 
@@ -79,11 +80,9 @@ def _proposed(
     return proposed
 
 
-def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape, ClusterOptions]:
+def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
     settings = TrainingSettings.of(options)
-    names = ("gpus", "ram", "nvme", "interconnect", "device", "ranks", "memory")
-    machines = ClusterOptions(**{name: options[name] for name in names})
-    return settings, load_model(settings.model, offline=settings.offline), machines
+    return settings, load_model(settings.model, offline=settings.offline)
 
 
 def _not_started(proposed: Proposal, output: Output) -> int:

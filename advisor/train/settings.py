@@ -43,8 +43,8 @@ class TrainingSettings:
     """As it was named."""
     data: Path
     device: Device = "cuda"
-    evaluation_data: Path | None = None
-    evaluation_share: float = 0.0
+    eval_data: Path | None = None
+    eval_split: float = 0.0
     """Share of `data` that is evaluated, where there is no file for it."""
     shape: str | None = None
     """A key of `data.shapes.ROW_SHAPES`."""
@@ -75,20 +75,20 @@ class TrainingSettings:
         """The settings among the command's options. Raises WorkloadError for those that are impossible."""
         own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
         own["data"] = Path(own["data"])
-        if own["evaluation_data"]:
-            own["evaluation_data"] = Path(own["evaluation_data"])
+        if own["eval_data"]:
+            own["eval_data"] = Path(own["eval_data"])
         own["proof"] = "none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe"
         return cls(**own)
 
     def __post_init__(self) -> None:
-        share, epochs, rate = self.evaluation_share, self.epochs, self.learning_rate
+        share, epochs, rate = self.eval_split, self.epochs, self.learning_rate
         if not 0 <= share < 1:
             raise WorkloadError(
                 f"--eval-split is {share:g}",
                 why="it is a share of the rows, below 1",
                 fix="pass one such as --eval-split 0.05",
             )
-        if share and self.evaluation_data:
+        if share and self.eval_data:
             raise WorkloadError("--eval-split and --eval-data both say what is evaluated", fix="leave one out")
         positive = "it must be above 0"
         if epochs is not None and not 0 < epochs <= 10_000:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema_catalogue import schema
+from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.html_report.launch import session_html
 from ds_advise.advisor.html_report.probe import probe_html
 from ds_advise.advisor.launch.check import Objection
@@ -80,7 +80,7 @@ def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(probe_html(answer, Path("ds_config.json")))
     assert page.data == json.loads(json.dumps(answer.to_json()))
-    assert wrong(page.data, schema("probe"), schema("probe")) == []
+    assert wrong(page.data, schema_of_command("probe"), schema_of_command("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
     assert exact(page, "figures") == known
     assert "It runs." in page.text
@@ -127,7 +127,7 @@ def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_p
     page = Page(text)
     assert len(text) < MOST_BYTES
     assert page.data == json.loads(json.dumps(json_form(session)))
-    assert wrong(page.data, schema("launch"), schema("launch")) == []
+    assert wrong(page.data, schema_of_command("launch"), schema_of_command("launch")) == []
     assert "Finished after step 9." in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
 
@@ -143,7 +143,7 @@ def test_a_past_launch_has_the_report_of_its_end(
     assert exact(past, "figures") == exact(now, "figures")
     assert "Nothing moved any more, first on rank 0, after step 9." in past.text and EVIL in past.text
     assert past.names.count("script") == 2 and "configuration" in past.sections
-    assert wrong(past.data, schema("history"), schema("history")) == []
+    assert wrong(past.data, schema_of_command("history"), schema_of_command("history")) == []
     other = Store().add(replace(Store().find()[0], kind="dry-run"))
     for asked, said in (
         ([str(other)], f"record {other} is a dry-run"),

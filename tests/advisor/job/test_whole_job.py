@@ -10,7 +10,7 @@ import pytest
 from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
-from ds_advise.advisor.question.job import JobOptions, parse_amount, parse_price
+from ds_advise.advisor.question.job import check_job, parse_amount, parse_price
 from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.advisor.text import output as progress
 from ds_advise.advisor.text.job import hours, money
@@ -74,7 +74,7 @@ def test_a_file_is_counted_exactly_as_train_prepares_it(
 ) -> None:
     """Samples, tokens, lengths, what is held out, global batch and steps."""
     found = counted(chats, model, seq_len=seq_len, packing=packing, evaluation_share=share)
-    settings = TrainingSettings(model=str(model), data=chats, packing=packing, evaluation_share=share, offline=True)
+    settings = TrainingSettings(model=str(model), data=chats, packing=packing, eval_split=share, offline=True)
     cluster = Cluster(nodes=1, gpus_per_node=2, gpu=find_gpu("A100-80GB"))
     unset = dict.fromkeys(("global_batch", "micro_batch", "sequence_parallel_size"))
     question = {"gpus": cluster, "seq_len": seq_len, "attention": "sdpa", **unset}
@@ -138,7 +138,7 @@ def test_amounts_are_said_in_any_unit(text: str, amount: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "1Q", "1e400", "9999T", "1B2", "1,5", "1,50k"])
 def test_other_amounts_are_refused(text: str) -> None:
-    with pytest.raises(WorkloadError, match=r"--samples .* is no number of samples"):
+    with pytest.raises(WorkloadError, match=r"--samples .* is not a number of samples"):
         parse_amount("samples", text)
 
 
@@ -158,19 +158,19 @@ def test_a_price_is_of_each_gpu_or_node(text: str, price: Price) -> None:
 
 @pytest.mark.parametrize("text", ["", "free", "0/h", "-2/h", "2/day", "1,5/h", "2/h/h", "$$$$2/h", "1e9/h"])
 def test_other_prices_are_refused(text: str) -> None:
-    with pytest.raises(WorkloadError, match="is no price"):
+    with pytest.raises(WorkloadError, match="is not a price"):
         parse_price(text)
 
 
 def test_an_empty_price_is_refused_without_a_job_too() -> None:
-    with pytest.raises(WorkloadError, match="is no price"):
+    with pytest.raises(WorkloadError, match="is not a price"):
         advise("gpt2", gpus="1x24GB", offline=True, price="")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"samples": 5, "tokens": "1B"}, "both say how much"),
+        ({"samples": 5, "tokens": "1B"}, "both give the amount"),
         ({"epochs": 2.0}, "needs the amount"),
         ({"price": "2/h"}, "needs the amount"),
         ({"eval_split": 0.1}, "needs the amount"),
@@ -183,7 +183,7 @@ def test_an_empty_price_is_refused_without_a_job_too() -> None:
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(DsAdviseError, match=said):
-        JobOptions(**options)
+        check_job(options)
 
 
 def test_the_answer_tells_hours_and_cost_and_json_has_them(capsys: pytest.CaptureFixture[str]) -> None:

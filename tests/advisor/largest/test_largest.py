@@ -143,8 +143,8 @@ def test_a_family_is_the_models_that_differ_in_size_alone(name: str, smallest: s
         ("Qwen2.5-7B", {"model_size": "max"}, "one size"),
         ("nothing", {"model_size": "max"}, "no family"),
         ("", {"model_size": "max"}, "no family"),
-        ("Qwen2.5", {"model_size": "max", "seq_len": "max"}, "do not go together"),
-        ("gpt2", {"micro_batch": "max", "seq_len": "max"}, "do not go together"),
+        ("Qwen2.5", {"model_size": "max", "seq_len": "max"}, "contradict each other"),
+        ("gpt2", {"micro_batch": "max", "seq_len": "max"}, "contradict each other"),
     ],
 )
 def test_what_cannot_be_searched_is_told(model: str, said: dict[str, Any], why: str) -> None:

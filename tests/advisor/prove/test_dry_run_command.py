@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema_catalogue import schema
+from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
@@ -117,7 +117,7 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
     assert answer["extrapolated_from"] == [] and "2 layers are few enough" in answer["not_extrapolated"]
     assert answer["required_host_bytes_per_node"] == peak["host_bytes_per_node"] + 2 * PROCESS_BYTES
     assert "timeline" not in answer  # it has a file of its own
-    form = schema("dry-run")
+    form = schema_of_command("dry-run")
     assert wrong(answer, form, form) == []
 
 

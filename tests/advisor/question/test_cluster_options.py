@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.question.cluster import ClusterOptions
+from ds_advise.advisor.question.cluster import cluster_here
 from ds_advise.estimators.errors import ClusterError
 
 
@@ -58,10 +58,10 @@ def test_no_ranks_are_started_on_gpus_that_are_not_there(
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both numbers are told; a rank that runs alone needs one only."""
     monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 1)
-    described = ClusterOptions(gpus="2x24GB")
+    described = {"gpus": "2x24GB"}
     with pytest.raises(ClusterError, match="this machine has only 1 GPU"):
-        described.cluster_here()
-    assert described.cluster_here(devices=1).gpus_per_node == 2
+        cluster_here(described)
+    assert cluster_here(described, devices=1).gpus_per_node == 2
 
 
 @pytest.mark.usefixtures("folder")

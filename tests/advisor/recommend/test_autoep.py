@@ -57,5 +57,5 @@ def test_who_does_not_ask_is_told_what_it_would_win() -> None:
     [("Qwen2.5-7B", {}), ("Qwen3-30B-A3B", {"method": "lora"}), ("Qwen3-30B-A3B", {"states": "bf16"})],
 )
 def test_what_does_not_go_with_it_is_refused(model: str, question: dict[str, Any]) -> None:
-    with pytest.raises(WorkloadError, match="AutoEP cannot divide the experts"):
+    with pytest.raises(WorkloadError, match="AutoEP is not possible here"):
         ask(model, experts="autoep", **question)

@@ -20,7 +20,7 @@ def ask(**question: Any) -> Any:
 
 def test_states_in_bf16_take_half_the_memory_and_say_what_they_cost() -> None:
     """Stage 2 keeps 2 bytes for a master and 4 for Adam's states, where fp32 takes 12."""
-    rounded, exact = ask(states="bf16"), ask()
+    rounded, exact = ask(optimizer_dtype="bf16"), ask()
     for name, share in (("master_weights", 0.5), ("optimizer_states", 0.5)):
         halves = [
             next(step.candidate for step in answer.ladder if step.rung == "zero2").memory.components[name]
@@ -36,17 +36,17 @@ def test_no_answer_has_states_in_bf16_unless_asked_for() -> None:
     """They are named among what would change the answer, where they do."""
     answer = ask()
     assert not any(candidate.plan.bf16_master_weights_and_grads for candidate in answer.candidates)
-    assert [change.outcome for change in answer.changes if change.flags == "--states bf16"]
-    assert not [change for change in ask(states="bf16").changes if change.flags == "--states bf16"]
+    assert [change.outcome for change in answer.changes if change.flags == "--optimizer-dtype bf16"]
+    assert not [change for change in ask(optimizer_dtype="bf16").changes if change.flags == "--optimizer-dtype bf16"]
 
 
 def test_where_deepspeed_keeps_no_states_in_bf16_it_is_told() -> None:
     """Stage 0 and NVMe are obstacles of their rungs; another optimizer or precision is refused."""
-    reasons = {step.rung: step.reason for step in ask(states="bf16").ladder if step.candidate is None}
+    reasons = {step.rung: step.reason for step in ask(optimizer_dtype="bf16").ladder if step.candidate is None}
     assert set(reasons) == {"ddp", "zero3-nvme"}
     for question in ({"optimizer": "lion"}, {"precision": "fp16"}):
         with pytest.raises(WorkloadError, match="states in bf16"):
-            ask(states="bf16", **question)
+            ask(optimizer_dtype="bf16", **question)
 
 
 @pytest.mark.parametrize(("in_bf16", "peak_gib"), [(False, 31.38), (True, 18.93)])

@@ -198,7 +198,7 @@ def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() 
     ],
 )
 def test_what_cannot_be_tiled_is_told(model: str, question: dict[str, Any], why: str) -> None:
-    with pytest.raises(WorkloadError, match="cannot be tiled") as refused:
+    with pytest.raises(WorkloadError, match="tiles are not possible") as refused:
         ask(model, gpus="1x24GB", seq_len=1024, **question)
     assert why in str(refused.value)
 

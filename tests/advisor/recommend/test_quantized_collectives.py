@@ -29,7 +29,7 @@ def ask(model: str = "Llama-3.1-8B", **question: Any) -> Any:
 
 def test_they_are_taken_only_when_asked_for_and_the_answer_says_what_they_cost() -> None:
     assert not any(candidate.plan.quantizes_collectives for candidate in ask().candidates)
-    answer = ask(collectives="quantized")
+    answer = ask(zeropp=True)
     chosen = answer.recommended
     assert chosen.plan.zero_quantized_weights and chosen.plan.zero_quantized_gradients
     assert SENT_IN_FEWER_BITS in doubts(answer.question.cluster, answer.ladder, chosen)
@@ -40,11 +40,11 @@ def test_they_are_taken_only_when_asked_for_and_the_answer_says_what_they_cost()
 
 def test_where_the_network_is_the_limit_the_answer_names_them() -> None:
     changes = ask("Llama-3.1-70B", gpus="8x8xA100-80GB-SXM").changes
-    assert "--collectives quantized" in [change.flags for change in changes]
+    assert "--zeropp" in [change.flags for change in changes]
 
 
 def test_the_configuration_reads_back_and_has_gradients_in_the_type_that_the_kernel_reads() -> None:
-    answer = ask(collectives="quantized", framework="deepspeed")
+    answer = ask(zeropp=True, framework="deepspeed")
     config = recommended_config(answer)
     assert config is not None and config["communication_data_type"] == "fp16"
     read = plan_from_ds_config(config, answer.question.model, answer.question.cluster)
@@ -52,7 +52,7 @@ def test_the_configuration_reads_back_and_has_gradients_in_the_type_that_the_ker
 
 
 def test_on_one_node_weights_alone_are_quantized() -> None:
-    plans = [each.plan for each in ask(gpus="8xH100", collectives="quantized").candidates]
+    plans = [each.plan for each in ask(gpus="8xH100", zeropp=True).candidates]
     assert any(plan.zero_quantized_weights for plan in plans)
     assert not any(plan.zero_quantized_gradients for plan in plans)
 
@@ -84,8 +84,8 @@ def test_a_quantized_reduction_goes_around_in_two_levels() -> None:
     ],
 )
 def test_what_cannot_be_quantized_is_refused(model: str, question: dict[str, Any], why: str) -> None:
-    with pytest.raises(WorkloadError, match="cannot be quantized") as refused:
-        ask(model, collectives="quantized", **question)
+    with pytest.raises(WorkloadError, match="is not possible here") as refused:
+        ask(model, zeropp=True, **question)
     assert why in str(refused.value)
 
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.gc_pause import collector_paused
+from ds_advise.advisor.gc_pause import gc_paused
 from ds_advise.advisor.search.search import predict_all
 
 
@@ -23,7 +23,7 @@ def test_a_search_leaves_the_collector_as_it_was() -> None:
     question = ask("Qwen2.5-0.5B", gpus="1xH100", offline=True)
     predict_all(question)
     assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), collector_paused():
+    with pytest.raises(ZeroDivisionError), gc_paused():
         assert not gc.isenabled()
         1 / 0  # noqa: B018
     assert gc.isenabled()

@@ -71,7 +71,7 @@ HEADER = "gpus,price_per_gpu\n"
         ("gpus,price_per_machine\n1/2xH100,8\n", "have one price"),
         ("gpus,currency\n8xH100,bitcoin\n", "'BITCOIN' is no currency"),
         ("gpus,currency\n8xH100,USD\n8xA100-80GB,CNY\n", "line 3: prices in USD and CNY cannot be compared"),
-        ("gpus,ram\n8xH100,lots\n", "line 2: --ram 'lots' is no size"),
+        ("gpus,ram\n8xH100,lots\n", "line 2: --ram 'lots' is not a size"),
         ("gpus,interconnect\n8xH100,fast\n", "line 2: --interconnect 'fast'"),
         ("gpus,nodes\n8xH100,0\n", "nodes is '0'"),
         ("gpus,hours_between_interruptions\n8xH100,never\n", "hours_between_interruptions is 'never'"),

@@ -154,7 +154,7 @@ def test_the_answer_names_the_machine_and_what_it_costs(
         ("--budget 50EUR", "in EUR, and the prices are in USD"),
         ("--budget -5", "is no amount"),
         ("--max-nodes 0", "not a whole number"),
-        ("--tokens 1B", "both say how much"),
+        ("--tokens 1B", "both give the amount"),
         ("--prices nowhere.csv", "No such file"),
         ("--price 3/h", "no such option --price"),
     ],

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 import pytest
 from ds_advise.advisor.answer.json_schema import schema_of
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema_catalogue import NAMES, schema
+from ds_advise.advisor.cli.schema import NAMES, schema_of_command
 
 from tests.advisor.schemas.validator import wrong
 
@@ -43,7 +43,7 @@ def test_what_is_printed_is_as_the_schema_says(
     Path("prices.csv").write_text("gpus,price_per_gpu,spot_per_gpu\n1/2xA100-80GB,1.39,0.7\n1x4GB,0.1,\n")
     Path("axolotl.yaml").write_text("base_model: Qwen2.5-1.5B\ndeepspeed: a.json\nbf16: true\n")
     assert run([*COMMANDS[what].split(), "--json"]) in (0, 1)
-    form = schema(what.partition(",")[0])
+    form = schema_of_command(what.partition(",")[0])
     assert wrong(json.loads(capsys.readouterr().out), form, form) == []
 
 

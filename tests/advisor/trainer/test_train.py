@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema_catalogue import schema
+from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.train.folder import WHOLE, checkpoints, newest_whole, read_result
 
 from tests.advisor.schemas.validator import wrong
@@ -411,6 +411,6 @@ def test_tiled_loss_and_feed_forward_train(
     tiled = ("--loss", "tiled", "--mlp", "tiled", "--seq-len", "96", "--rung", "zero2", "--learning-rate", "1e-2")
     assert train(model_folder, data, output, *tiled, "--global-batch", "4", "--json") == 0
     assert_learned(output)
-    form, whole = json.loads(capsys.readouterr().out), schema("train")
+    form, whole = json.loads(capsys.readouterr().out), schema_of_command("train")
     assert wrong(form, whole, whole) == []
     assert (form["finished"], form["model"], form["launched"]["last_step"]) == (True, str(output), STEPS)

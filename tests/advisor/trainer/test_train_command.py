@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema_catalogue import schema
+from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
@@ -122,7 +122,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
 def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
     """Of a training that is only shown: data, plan and steps; nothing was started."""
     code, printed, _ = ask("--dry", "--json", "--eval-split", "0.1", "--epochs", "2")
-    form, whole = json.loads(printed), schema("train")
+    form, whole = json.loads(printed), schema_of_command("train")
     assert code == 0 and wrong(form, whole, whole) == []
     proposal = form["proposal"]
     assert (proposal["data"]["rows"], proposal["data"]["train_samples"], proposal["steps"]) == (40, 36, 18)
@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         (["--method", "qlora"], "--method qlora needs a GPU"),
         (["--report-to", "swanlab"], "--report-to swanlab needs swanlab"),
         (["--format", "text-label"], "chats.jsonl, line 1: text is missing"),
-        (["--gpus", "2x24GB"], "--gpus says nothing about --device cpu"),
+        (["--gpus", "2x24GB"], "--gpus has no meaning with --device cpu"),
     ],
 )
 def test_what_cannot_be_trained_is_said_at_once(ask: Ask, options: list[str], printed: str) -> None:

@@ -1,0 +1,250 @@
+"""Commands about configuration files: `lint`, `check`, `compare` and `from`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...estimators.errors import ConfigFileError
+from ...estimators.json_form import SCHEMA_VERSION
+from ..text.output import Output
+from .options import (
+    FORCE,
+    PATH,
+    compare_options,
+    model_option,
+    output_options,
+    question_options,
+    report_options,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..answer.requirements import CheckResult
+
+IMPORTED_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
+"""The formats of `advisor.importers`, in the order in which they are tried."""
+
+
+@click.command()
+@click.argument("config_file", metavar="DS_CONFIG", required=False)
+@question_options(
+    ("gpus", "ram", "seq_len", "framework", "offline"),
+    extra={"model": model_option("Model: check memory and speed too.")},
+    gpus={"default": None},
+    framework={"default": None, "default_text": 'hf for a file with an "auto"'},
+)
+@click.option("--fix", is_flag=True, help="Correct what does not change the training; keep DS_CONFIG.bak.")
+@click.option("--list", "listed", is_flag=True, help="List the rules.")
+@click.option("--explain", "explained", metavar="CODE", help="Explain a rule, such as DS101.")
+@output_options
+def lint(
+    config_file: str | None, question: dict[str, Any], fix: bool, listed: bool, explained: str | None, output: Output
+) -> int:
+    """Check a DeepSpeed configuration file.
+
+    \b
+    ds-advise lint ds_config.json
+    ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB
+    ds-advise lint ds_config.json --fix
+    python make_config.py | ds-advise lint -
+
+    Exit code: 0 without errors, 1 with errors, 2 if the file cannot be read.
+    """
+    if listed or explained:
+        return _show_rules(explained, output)
+    if config_file is None:
+        raise click.UsageError("missing argument 'DS_CONFIG'")
+    from ..question.lint_file import lint_file
+    from ..render.lint import answer_json, render_answer
+
+    answer = lint_file(Path(config_file), fix=fix, **question)
+    if answer.unknown_optimizer:
+        output.say(f"memory and speed are not checked: the optimizer {answer.unknown_optimizer!r} is unknown")
+    output.show(lambda: answer_json(answer), lambda console: render_answer(answer, console))
+    return int(answer.report.count("error") > 0)
+
+
+def _show_rules(code: str | None, output: Output) -> int:
+    from ...validate.lint import RULES
+    from ..render.lint import render_rule, render_rules
+
+    if code is None:
+        render_rules(RULES, output.console())
+        return 0
+    rule = next((rule for rule in RULES if rule.code == code.upper()), None)
+    if rule is None:
+        raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
+    render_rule(rule, output.console())
+    return 0
+
+
+@click.command()
+@click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True)
+@click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB.")
+@click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB.")
+@click.option("--min-tokens-per-second", type=float, metavar="N", help="Minimum predicted speed of all GPUs.")
+@click.option("--max-duration", metavar="TIME", help="Maximum duration of the job: 24h, 90m or 3d.")
+@click.option("--max-cost", type=float, metavar="N", help="Maximum cost of the job, by --price.")
+@compare_options
+@output_options
+def check(config_files: tuple[str, ...], question: dict[str, Any], output: Output, **limits: Any) -> int:
+    """Check DeepSpeed configurations against requirements, one line each.
+
+    Lint must find no errors. With --model the plan must also fit the GPUs and keep the limits.
+
+    \b
+    ds-advise check ds_config.json
+    ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --min-tokens-per-second 20000
+    ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --tokens 1B --max-duration 24h
+
+    Exit code: 0 all are met, 1 one is not, 2 a file cannot be read or the question cannot be answered.
+    """
+    from ..answer.comparison import read_context
+    from ..answer.requirements import CheckResult, Limits, check_file
+    from ..question.job import check_job, has_amount
+
+    model, gpus = question.pop("model"), question.pop("gpus")
+    check_job(question)
+    if model is None and (has_amount(question) or any(value is not None for value in limits.values())):
+        raise click.UsageError("limits of memory, speed, time and cost need --model")
+    if (limits["max_duration"] or limits["max_cost"]) and not has_amount(question):
+        raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
+    if limits["max_cost"] and question["price"] is None:
+        raise click.UsageError("--max-cost needs --price")
+    parsed = Limits.of(**limits)
+    framework = question["framework"] if question["framework"] == "deepspeed" else None
+    known = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
+    found = [
+        requirement
+        for file in config_files
+        for requirement in check_file(Path(file), known, parsed, gpus=gpus, framework=framework)
+    ]
+    result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
+    output.show(lambda: result, lambda console: _render(result, console))
+    return int(not result.met)
+
+
+def _render(result: CheckResult, console: Console) -> None:
+    """One line per requirement at any terminal width, because a pipeline's log is searched by line."""
+    from ..text.lines import printable
+
+    for each in result.requirements:
+        word = "ok  " if each.met else "FAIL"
+        line = printable(f"{word}  {each.file}: {each.name}: {each.detail}")
+        console.print(line, style="green" if each.met else "bold red", soft_wrap=True, markup=False)
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@compare_options
+@report_options("both sides' memory")
+@output_options
+def compare(
+    first: str, second: str, question: dict[str, Any], html: Path | None, plot: Path | None, output: Output
+) -> int:
+    """Compare two configurations: ds_config.json files, or rungs such as zero2-offload.
+
+    Missing keys take DeepSpeed's defaults, and `auto` takes its value, so that only real differences are shown.
+
+    \b
+    ds-advise compare old.json new.json
+    ds-advise compare old.json zero3 --model Qwen2.5-14B --gpus 4xA100-80GB --ram 512GB
+    ds-advise compare zero2-offload zero3 --model Qwen2.5-7B --gpus 2x48GB --micro-batch 4
+
+    Exit code: 0, or 2 if one cannot be read or cannot run.
+    """
+    from ..answer.comparison import compare as compare_sides
+    from ..answer.comparison import read_context
+    from ..question.job import check_job, has_amount
+    from ..render.comparison import render_comparison
+
+    model, gpus = question.pop("model"), question.pop("gpus")
+    check_job(question)
+    if model is None:
+        for option, given in (
+            ("the duration of a job", has_amount(question)),
+            ("--gpus", gpus is not None),
+            ("--plot", plot is not None),
+        ):
+            if given:
+                raise click.UsageError(f"{option} needs --model")
+    context = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
+    comparison = compare_sides(first, second, context)
+    if html or plot:
+        from ..html_report.comparison import write_comparison_report
+
+        write_comparison_report(comparison, html, plot, output.say)
+    output.show(comparison.to_json, lambda console: render_comparison(comparison, console))
+    return 0
+
+
+_UNSET = {"default": None, "default_text": "from the file"}
+
+
+@click.command(name="from")
+@click.argument("file", metavar="FILE", type=PATH)
+@question_options(
+    (
+        *("gpus", "ram", "nvme", "interconnect"),
+        *("method", "lora_rank", "seq_len", "micro_batch", "gradient_checkpointing", "risk", "offline"),
+    ),
+    extra={
+        "format": click.option(
+            "--format", type=click.Choice(IMPORTED_FORMATS), help="Format of FILE.  [default: detected]"
+        ),
+        "model": model_option("Model.  [default: from the file]"),
+        "ds_config": click.option(
+            "--ds-config", type=PATH, metavar="FILE", help="DeepSpeed configuration, in place of the named one."
+        ),
+    },
+    gpus={"default": None, "default_text": "auto; counts from the file"},
+    method=_UNSET,
+    lora_rank=_UNSET,
+    seq_len=_UNSET,
+    micro_batch=_UNSET,
+    gradient_checkpointing={**_UNSET, "choices": ("on", "off", "offload")},
+)
+@click.option(
+    "-o",
+    "--output",
+    "destination",
+    type=PATH,
+    metavar="FILE",
+    help="Write the changed configuration, and the DeepSpeed configuration next to it.  [default: show the changes]",
+)
+@FORCE
+@output_options
+def from_file(file: Path, question: dict[str, Any], destination: Path | None, force: bool, output: Output) -> int:
+    """Check a configuration of another training tool, and write a better one in its format.
+
+    FILE is a configuration of accelerate, axolotl, LLaMA-Factory or ms-swift, TrainingArguments as JSON, or a shell or
+    Slurm script that starts a training.
+
+    \b
+    ds-advise from qwen3_lora_sft.yaml --gpus 4xA100-80GB
+    ds-advise from train.sh --gpus 24GB
+    ds-advise from accelerate.yaml --model Qwen2.5-7B --gpus 80GB -o better.yaml
+
+    Exit code: 0 it fits and is accepted, 1 it does not fit or is refused, 2 there is no answer.
+    """
+    from ..importers.answer import import_file, import_json
+    from ..importers.report import render_import
+    from ..importers.rewrite import write_files
+
+    answer, failure = import_file(file, destination=destination, **question), None
+    if destination is not None and answer.files:
+        try:
+            answer = replace(answer, written=write_files(answer.files, force=force))
+        except ConfigFileError as error:
+            failure = error
+    output.show(lambda: import_json(answer), lambda console: render_import(answer, console))
+    problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
+    if problem is not None:
+        raise problem
+    return 0 if answer.is_fine else 1

@@ -1,0 +1,130 @@
+"""Commands about this machine: `doctor`, `bench` and `history`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from ...estimators.errors import DsAdviseError
+from ..text.output import Output
+from .options import COUNT, PATH, output_options, report_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command()
+@click.option("--nvme", metavar="PATH", help="Check this swap folder: drive, file system, free space, O_DIRECT.")
+@click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: ssh, port, clocks.")
+@click.option("--report", is_flag=True, help="Print a block for a bug report, without names, addresses and secrets.")
+@output_options
+def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output) -> int:
+    """Check versions, compilers, GPUs and their links, memory limits, cores, storage, variables and other nodes.
+
+    Each line is an observation and, for a fault, why it matters and how to fix it. Nothing is changed. Neither torch
+    nor a GPU nor permissions are needed.
+
+    \b
+    ds-advise doctor
+    ds-advise doctor --nvme /mnt/nvme --hostfile hostfile
+    ds-advise doctor --report
+
+    Exit code: 0 no problem (there may be warnings), 1 problems, 2 the checks could not be made.
+    """
+    if report and output.mode != "human":
+        raise click.UsageError("--report cannot be combined with --json or --quiet")
+    from ...estimators.json_form import to_json
+    from ...validate.doctor import gather, judge
+    from ..render.doctor import render_doctor, report_block
+
+    facts = gather(nvme=nvme, hostfile=hostfile)
+    checkup = judge(facts)
+    if report:
+        print(report_block(facts))
+    else:
+        output.show(lambda: to_json(checkup), lambda console: render_doctor(checkup, console))
+    return 1 if checkup.counts["problem"] else 0
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Device.  [default: cuda if there is a GPU]")
+@click.option("--ranks", type=COUNT, help="Number of GPUs or CPU processes.  [default: all GPUs; 2 on the CPU]")
+@click.option("--nvme", metavar="PATH", help="Measure the NVMe drive of this folder with a temporary file.")
+@output_options
+def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, output: Output) -> int:
+    """Measure matrix products, memory, links, collectives, CPU Adam and NVMe of this machine, each with its spread.
+
+    This takes less than a minute, and longer the first time, when DeepSpeed compiles its extensions. Answers about this
+    machine (--gpus auto, --device cpu) use the results in place of data sheets and assumptions.
+
+    \b
+    ds-advise bench
+    ds-advise bench --nvme /mnt/nvme
+    ds-advise bench --device cpu --ranks 2
+
+    Exit code: 0, or 2 if the measurement failed.
+    """
+    from ...probes.bench.ask import ask_bench
+    from ..render.bench import render_bench
+
+    record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
+    output.show(record.to_json, lambda console: render_bench(record, console))
+    return 0
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID ...]")
+@click.option("--forget", is_flag=True, help="Remove the records with these numbers, or `all`.")
+@click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
+@report_options()
+@output_options
+def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, output: Output) -> int:
+    """List probes, benchmarks, trainings and dry runs, the newest first; all, or those with the numbers ID.
+
+    \b
+    ds-advise history
+    ds-advise history 12 --json
+    ds-advise history 12 --html training.html
+    ds-advise history --forget 3 5
+    ds-advise history --forget all
+
+    A record identifies a machine by its hardware only. Exit code: 0, or 2 for a store that cannot be read.
+    """
+    from ...probes.store import Store
+    from ..render.history import json_form, render_forgotten, render_history
+
+    store = Store()
+    chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
+    if html is not None:
+        if forget or chosen is None or len(chosen) != 1:
+            raise click.UsageError("--html is the report of one training; give its number, and no --forget")
+        from ..html_report.launch import record_html
+        from ..html_report.output_files import write_file
+
+        records = store.find(ids=chosen)
+        if not records:
+            raise DsAdviseError(f"there is no record {chosen[0]}", fix="`ds-advise history` lists them")
+        write_file(record_html(records[0]).encode(), html, "--html")
+        output.say(f"wrote {html}")
+    if forget:
+        if not ids:
+            raise click.UsageError("--forget needs the numbers of records, or all")
+        gone = store.forget("all" if chosen is None else chosen)
+        output.show(lambda: {"forgotten": gone}, lambda console: render_forgotten(gone, chosen or (), console))
+        return 0
+
+    def render(console: Console) -> None:
+        found = store.find(ids=chosen, limit=limit + 1)
+        render_history(found[:limit], console, path=store.path, more=len(found) > limit)
+
+    output.show(lambda: json_form(store.find(ids=chosen)), render)
+    return 0
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise DsAdviseError(f"{text[:40]!r} is not the number of a record", fix="`ds-advise history` lists them")
+    return int(text)

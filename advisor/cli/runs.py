@@ -1,0 +1,318 @@
+"""Commands that run a configuration or a training: `dry-run`, `probe`, `launch` and `train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...estimators.plan import RUNGS
+from ..question.options import CpuOptions, MachineOptions, MethodOptions, TrainingOptions, names_in
+from ..text.output import Output
+from .options import (
+    COUNT,
+    FALLBACK,
+    FORCE,
+    PATH,
+    given_by_user,
+    model_option,
+    output_options,
+    question_options,
+    report_options,
+    run_options,
+    warn_ignored_options,
+)
+
+if TYPE_CHECKING:
+    from ..launch.session import Check
+
+_POSITIVE = click.IntRange(min=1)
+_RANK = click.IntRange(min=0)
+
+
+@click.command("dry-run")
+@run_options()
+@question_options(("gpus", "ram"), into="machine")
+@click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
+@click.option("--iterations", type=COUNT, default=4, help="Maximum number of optimizer steps; stops when one repeats.")
+@click.option(
+    "--expandable-segments/--no-expandable-segments",
+    default=True,
+    help="Simulate PyTorch's allocator with expandable segments.",
+)
+@click.option("--fast", is_flag=True, help="Extrapolate from three shallow models where memory is linear in depth.")
+@click.option("--timeline", type=PATH, metavar="FILE.json", help="Write a trace of memory and one step for Perfetto.")
+@FORCE
+@report_options("memory over the run", own_force=True)
+@click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
+@output_options
+def dry_run(
+    run: dict[str, Any],
+    machine: dict[str, Any],
+    timeline: Path | None,
+    force: bool,
+    explain: bool,
+    html: Path | None,
+    plot: Path | None,
+    output: Output,
+    **settings: Any,
+) -> int:
+    """Run DS_CONFIG through the installed DeepSpeed's engine, as one rank of the GPUs, on a simulated GPU.
+
+    No GPU, no weights, no download: the tensors are fake, the code is real. Shows the bytes on GPU, host and NVMe by
+    phase, and the contents of the peak.
+
+    \b
+    ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB
+    ds-advise dry-run ds_config.json --model train.py:build_model --input-shape 3,32,32 --gpus RTX4090
+
+    Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
+    """
+    from ..question.cluster import cluster_of
+    from ..question.run import read_run
+    from ..render.dry_run import render_dry_run
+    from ..verification.dry_run import check_trace_file, prove_by_dry_run, write_trace
+
+    if settings["fast"] and (timeline or explain):
+        raise click.UsageError("--fast extrapolates and has no --timeline and no --explain; leave it out")
+    if timeline is not None:
+        check_trace_file(timeline, force=force)
+    config_file = run["config_file"]
+    answer = prove_by_dry_run(read_run(**run, cluster=cluster_of(machine)), **settings)
+    if timeline is not None:
+        write_trace(answer, timeline)
+    if html or plot:
+        from ..html_report.dry_run import write_dry_run_report
+
+        write_dry_run_report(answer, config_file, html, plot, output.say)
+    output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
+    return 0 if answer.fit.fits else 1
+
+
+@click.command()
+@run_options()
+@question_options(("gpus", *names_in(CpuOptions)), into="machine")
+@click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
+@click.option("--rank", type=_RANK, default=0, help="Rank to run with --solo.")
+@click.option("--steps", type=click.IntRange(min=4, max=1000), default=4, help="Number of optimizer steps.")
+@click.option("--timeout", "timeout_s", type=_POSITIVE, default=1800, metavar="SECONDS", help="Time limit.")
+@click.option("--stall", "stall_s", type=_POSITIVE, default=300, metavar="SECONDS", help="Time limit without progress.")
+@click.option("--dry-run/--no-dry-run", "dry", default=True, help="Make a dry run for comparison.")
+@report_options()
+@output_options
+def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, output: Output, **settings: Any) -> int:
+    """Run DS_CONFIG for a few optimizer steps on this machine, and compare memory and time with the predictions.
+
+    The weights are random, unless MODEL is a folder with safetensors. The batch has full sequences.
+
+    \b
+    ds-advise probe ds_config.json --model Qwen2.5-1.5B
+    ds-advise probe ds_config.json --model Qwen2.5-14B --gpus 8x8xH100 --solo
+    ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2
+
+    Exit code: 0 it ran, 1 it failed (with the reason), 2 the probe could not be made.
+    """
+    from ..question.cluster import cluster_here, memory_limit_bytes
+    from ..question.run import read_run
+    from ..render.probe import render_probe
+    from ..verification.probe import prove_by_probe
+
+    answer = prove_by_probe(
+        read_run(**run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None)),
+        device=machine["device"],
+        memory_limit_bytes=memory_limit_bytes(machine),
+        on_progress=output.say,
+        **settings,
+    )
+    if html:
+        from ..html_report.probe import write_probe_report
+
+        write_probe_report(answer, run["config_file"], html, output.say)
+    output.show(answer.to_json, lambda console: render_probe(answer, console))
+    return 0 if answer.result.failure is None else 1
+
+
+@click.command()
+@run_options(model_required=False)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
+@question_options(("gpus", "device", "ranks"), into="machine")
+@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
+    help="Launcher.  [default: the one that the script needs]",
+)
+@click.option("--hostfile", type=PATH, metavar="FILE", help="Start several nodes by ssh with the deepspeed launcher.")
+@click.option("--slurm", is_flag=True, help="Start the nodes of this Slurm allocation with srun and torchrun.")
+@click.option(
+    "--master", metavar="ADDRESS[:PORT]", help="Address of the first node; run this command on each of the nodes."
+)
+@click.option("--nodes", type=COUNT, help="Number of nodes, with --master.")
+@click.option("--node-rank", type=_RANK, default=0, help="Rank of this node, with --master.")
+@click.option(
+    "--pass-config/--no-pass-config",
+    default=None,
+    help="Pass DS_CONFIG to the script.  [default: unless the script or its arguments name one]",
+)
+@click.option("--dry", is_flag=True, help="Print the commands of each node, and start nothing.")
+@click.option(
+    "--check",
+    type=click.Choice(["auto", "dry-run", "probe"]),
+    default="auto",
+    help="Check that it fits; auto: a probe if the whole job runs here (once per plan), else a dry run.",
+)
+@click.option("--no-check", is_flag=True, help="Start without a check.")
+@FALLBACK
+@click.option("--log-dir", type=PATH, metavar="FOLDER", help="Folder of the logs.  [default: ds-advise-launch/TIME]")
+@click.option(
+    "--stall",
+    "stall_s",
+    type=_POSITIVE,
+    metavar="SECONDS",
+    help="End after this time without a step or a line of output.  [default: only warn]",
+)
+@click.option("--verbose", is_flag=True, help="Show rank 0's output.")
+@report_options()
+@output_options
+def launch(
+    run: dict[str, Any],
+    machine: dict[str, Any],
+    words: tuple[str, ...],
+    dry: bool,
+    check: Check,
+    no_check: bool,
+    fallback: bool,
+    verbose: bool,
+    html: Path | None,
+    output: Output,
+    **place: Any,
+) -> int:
+    """Check that a training fits, start it with your script, and monitor it.
+
+    SCRIPT uses the Hugging Face Trainer, accelerate, or deepspeed.initialize. Ctrl-C saves and stops, twice ends at
+    once.
+
+    \b
+    ds-advise launch ds_config.json -- train.py --model_name_or_path Qwen/Qwen2.5-7B --output_dir out
+    ds-advise launch ds_config.json --launcher deepspeed --model ./model -- train.py --epochs 3
+    ds-advise launch ds_config.json --master node-0 --nodes 2 --node-rank 1 -- train.py --output_dir out
+
+    Exit code: 0 finished, 1 failed, stopped or not started (with the reason), 2 it cannot be launched.
+    """
+    if not words:
+        raise click.UsageError("no script; write -- and then the script with its arguments")
+    if fallback and place["master"] is not None:
+        raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
+    from ..launch.question import launch_question
+    from ..launch.session import run_session
+    from ..render.launch import json_form, render_session, show_dry
+
+    given = given_by_user() & run.keys()
+    request, remarks = launch_question(run, words, given=given, starts=not dry, **machine, **place)
+    for remark in remarks:
+        output.say(remark)
+    if dry:
+        return show_dry(request, output)
+    session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
+    if html:
+        from ..html_report.launch import write_launch_report
+
+        write_launch_report(session, html, output.say)
+    output.show(lambda: json_form(session), lambda console: render_session(session, console))
+    return 0 if session.finished else 1
+
+
+_TRAINED = (
+    *names_in(MachineOptions, MethodOptions, TrainingOptions, without=("threads", "quantization", "document_len")),
+    *("risk", "offline"),
+)
+"""Options of `advise` that a training has too."""
+
+
+@click.command()
+@question_options(
+    (*_TRAINED, *names_in(CpuOptions), "data", "epochs", "packing", "eval_split"),
+    into="options",
+    extra={
+        "model": model_option("Model: a folder with config.json, tokenizer and safetensors, or a hub id."),
+        "eval_data": click.option("--eval-data", metavar="FILE", help="Evaluation data; replaces --eval-split."),
+        "shape": click.option(
+            "--format",
+            "shape",
+            type=click.Choice(["chat", "prompt-completion", "instruction", "text-label", "text"]),
+            help="Format of a row.  [default: detected]",
+        ),
+        "system": click.option("--system", metavar="TEXT", help="System message for chats without one."),
+        "max_steps": click.option("--max-steps", type=COUNT, help="Number of optimizer steps; replaces --epochs."),
+        "learning_rate": click.option(
+            "--learning-rate", type=float, metavar="RATE", help="Peak learning rate.  [default: 2e-5; 2e-4 with LoRA]"
+        ),
+        "lora_alpha": click.option(
+            "--lora-alpha", type=COUNT, help="Scale of the LoRA adapters.  [default: twice --lora-rank]"
+        ),
+        "seed": click.option("--seed", type=click.IntRange(min=0, max=2**31), default=42, help="Random seed."),
+        "save_steps": click.option(
+            "--save-steps",
+            type=COUNT,
+            help="Steps between checkpoints and evaluations.  [default: a tenth of all, at most 500]",
+        ),
+        "report_to": click.option(
+            "--report-to",
+            type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]),
+            default="auto",
+            help="Logger of the loss; auto: TensorBoard if installed.",
+        ),
+        "merge": click.option("--merge", is_flag=True, help="Also save the model with the LoRA adapters merged."),
+        "rung": click.option("--rung", type=click.Choice(RUNGS), help="Rung.  [default: the fastest that fits]"),
+        "no_probe": click.option("--no-probe", is_flag=True, help="Check by a dry run instead of a probe."),
+        "no_check": click.option("--no-check", is_flag=True, help="Start without probe, dry run and disk check."),
+    },
+    data={"help": "Training data: .jsonl, .json, .csv, .tsv or .parquet."},
+    seq_len={"default_text": "the longest sample, within the model's limit"},
+    global_batch={"help": "Samples per optimizer step.", "default_text": "32, less for few samples"},
+)
+@click.option("--output-dir", default="output", metavar="DIR", help="Folder of the model and its checkpoints.")
+@click.option("--resume", is_flag=True, help="Continue the training in --output-dir with its options.")
+@click.option("--force", is_flag=True, help="Use an --output-dir that is not empty, and remove its checkpoints.")
+@FALLBACK
+@click.option("--dry", is_flag=True, help="Show data, plan and command, and start nothing.")
+@click.option("--verbose", is_flag=True, help="Show rank 0's output.")
+@output_options
+def train(
+    options: dict[str, Any],
+    output_dir: str,
+    resume: bool,
+    force: bool,
+    fallback: bool,
+    dry: bool,
+    verbose: bool,
+    output: Output,
+) -> int:
+    """Train a model on a data file: recommend a configuration, check that it fits, train, save.
+
+    \b
+    ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl
+    ds-advise train --model ./Qwen2.5-14B --data train.json --method lora --merge
+    ds-advise train --resume --output-dir output
+
+    Exit code: 0 trained and saved, 1 stopped, failed, or nothing fits, 2 it could not be started.
+    """
+    from ..train.session import go_on, show, train_anew
+    from ..train.train import TrainingControls
+
+    folder = Path(output_dir).expanduser().absolute()
+    for name in ("model", "data", "eval_data"):  # so that another working directory can resume it
+        if options[name] and Path(options[name]).expanduser().exists():
+            options[name] = str(Path(options[name]).expanduser().absolute())
+    controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)
+    if resume:
+        return go_on({name: options[name] for name in given_by_user() & options.keys()}, folder, controls)
+    for name in ("model", "data"):
+        if not options[name]:
+            raise click.UsageError(f"--{name} is missing")
+    warn_ignored_options({"method": options["method"]}, "lora_alpha", "merge")
+    advice = {name: options[name] for name in _TRAINED}
+    if dry:
+        return show(options, advice, folder, output)
+    return train_anew(options, advice, folder, controls, force=force)
