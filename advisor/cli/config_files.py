@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..answer.requirements import CheckResult
 
-IMPORTED_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
+IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
 
@@ -196,7 +196,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
     ),
     extra={
         "format": click.option(
-            "--format", type=click.Choice(IMPORTED_FORMATS), help="Format of FILE.  [default: detected]"
+            "--format", type=click.Choice(IMPORT_FORMATS), help="Format of FILE.  [default: detected]"
         ),
         "model": model_option("Model.  [default: from the file]"),
         "ds_config": click.option(
