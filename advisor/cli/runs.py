@@ -25,7 +25,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..launch.session import Check
+    from ..launch.check import Check
 
 _POSITIVE = click.IntRange(min=1)
 _RANK = click.IntRange(min=0)
@@ -206,7 +206,7 @@ def launch(
         raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
     from ..launch.question import launch_question
     from ..launch.session import run_session
-    from ..render.launch import json_form, render_session, show_dry
+    from ..render.launch import launch_report, render_session, show_dry
 
     given = given_by_user() & run.keys()
     request, remarks = launch_question(run, words, given=given, starts=not dry, **machine, **place)
@@ -219,7 +219,7 @@ def launch(
         from ..html_report.launch import write_launch_report
 
         write_launch_report(session, html, output.say)
-    output.show(lambda: json_form(session), lambda console: render_session(session, console))
+    output.show(lambda: launch_report(session), lambda console: render_session(session, console))
     return 0 if session.finished else 1
 
 

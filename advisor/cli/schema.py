@@ -21,10 +21,10 @@ from ..answer.recommendation import DryRunAdditions
 from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
 from ..render.history import HistoryJson
-from ..render.launch import SessionJson
+from ..render.launch import LaunchReport
 from ..render.lint import LintJson
 from ..rent.rent import RentFigures
-from ..train.report import TrainingJson
+from ..train.report import TrainingReport
 from ..verification.probe import ProbeAdditions
 from .options import DEBUG
 
@@ -36,8 +36,8 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "explain": lambda: schema_of([ExplanationJson]),
     "dry-run": lambda: schema_of([DryRunResult, DryRunAdditions], without=_LEFT_OUT),
     "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
-    "launch": lambda: schema_of([SessionJson]),
-    "train": lambda: schema_of([TrainingJson]),
+    "launch": lambda: schema_of([LaunchReport]),
+    "train": lambda: schema_of([TrainingReport]),
     "bench": lambda: schema_of([RecordJson]),
     "history": lambda: schema_of([HistoryJson]),
     "compare": lambda: schema_of([ComparisonJson]),

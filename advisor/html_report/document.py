@@ -58,7 +58,7 @@ class Report:
     tiles: Markup | None
     sections: Sequence[Section | None]
     """None is left out."""
-    data: Mapping[str, Any]
+    data: object
     """What `--json` prints."""
 
 
@@ -115,7 +115,7 @@ def html_of(report: Report) -> str:
     )
 
 
-def _as_data(data: Mapping[str, Any]) -> str:
+def _as_data(data: object) -> str:
     """JSON that no browser reads as markup: a `<` is written as JSON's escape of it."""
     return json.dumps(to_json(data), separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
 

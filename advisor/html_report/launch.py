@@ -13,10 +13,16 @@ from ...estimators.errors import WorkloadError
 from ...probes.store import Record
 from ..launch.request import FAILURE_TITLES, LaunchOutcome, LaunchStatus, Peaks, TrainingFailure
 from ..launch.session import Session
-from ..render import launch as launch_report
 from ..render.bench import machine_title
 from ..render.history import json_form, render_history
-from ..render.launch import MeasuredAndPredicted, SessionJson, measured_and_predicted, render_session
+from ..render.launch import (
+    LaunchReport,
+    MeasuredAndPredicted,
+    figures_of,
+    launch_report,
+    measured_and_predicted,
+    render_session,
+)
 from ..text.units import gib, rate, seconds
 from .canvas import Markup, element, joined
 from .document import (
@@ -52,8 +58,8 @@ def session_html(session: Session) -> str:
     """The report as the text of one HTML file."""
     page = io.StringIO()
     render_session(session, Console(file=page, width=80, highlight=False, color_system=None))
-    form = launch_report.json_form(session)
-    attempts = session.attempts.made
+    form = launch_report(session)
+    attempts = session.attempts
     printed = folded("The answer as it is printed", element("pre", page.getvalue().strip("\n")))
     evidence = Section(name="evidence", title="How it is known", body=printed)
     if not attempts:
@@ -70,7 +76,7 @@ def session_html(session: Session) -> str:
                 data=form,
             )
         )
-    request, outcome = attempts[-1]
+    request, outcome = attempts[-1].request, attempts[-1].outcome
     return html_of(
         Report(
             subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
@@ -79,7 +85,7 @@ def session_html(session: Session) -> str:
             lead=_lead(outcome),
             tiles=_tiles(outcome),
             sections=(
-                _figures(measured_and_predicted(request, outcome)),
+                _figures(measured_and_predicted(attempts[-1])),
                 _loss(outcome),
                 Section(name="attempts", title="Attempts", body=_attempts(form)),
                 _next(form),
@@ -155,17 +161,11 @@ def _outcome(result: Mapping[str, Any]) -> LaunchOutcome:
 
 def _kept_figures(outcome: LaunchOutcome, predicted: Mapping[str, Any]) -> list[MeasuredAndPredicted]:
     """`measured_and_predicted` of a record, in which a predicted step has full samples."""
-    peaks, rate_of, step_of = outcome.peaks, predicted.get("tokens_per_s"), predicted.get("step_s")
-    if rate_of and step_of and outcome.tokens_per_step:
-        step_of = outcome.tokens_per_step / rate_of
-    return [
-        ("tokens/s", outcome.tokens_per_s, rate_of, rate),
-        ("step", outcome.step_s, step_of, seconds),
-        ("GPU GiB, device", peaks.device_bytes, predicted.get("device_bytes"), gib),
-        ("GPU GiB, reserved", peaks.reserved_bytes, predicted.get("reserved_bytes"), gib),
-        ("GPU GiB, allocated", peaks.allocated_bytes, predicted.get("allocated_bytes"), gib),
-        ("host GiB", peaks.host_bytes, predicted.get("host_bytes"), gib),
-    ]
+    names = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
+    tokens_per_s, step_s, *memory = (predicted.get(name) for name in names)
+    if tokens_per_s and step_s and outcome.tokens_per_step:
+        step_s = outcome.tokens_per_step / tokens_per_s
+    return figures_of(outcome, (tokens_per_s, step_s, *memory))
 
 
 def _verdict(outcome: LaunchOutcome) -> str:
@@ -209,33 +209,34 @@ def _figures(figures: Sequence[MeasuredAndPredicted]) -> Section | None:
 
 
 def _loss(outcome: LaunchOutcome) -> Section | None:
-    points = tuple((float(step), loss) for step, loss in outcome.losses if loss == loss)
+    points = tuple((float(step), loss) for step, loss in outcome.losses if loss is not None)
     if len(points) < 2:
         return None
     chart = Curve(title="Loss by step", points=points, x_title="step", y_title="loss", write_y=lambda v: f"{v:g}")
-    rows: list[list[Cell]] = [[f"{step}", Figure(f"{loss:.4g}", loss)] for step, loss in outcome.losses[-20:]]
+    rows: list[list[Cell]] = [
+        [f"{step}", Figure(NOTHING if loss is None else f"{loss:.4g}", loss)] for step, loss in outcome.losses[-20:]
+    ]
     body = figure(chart, draw_curve, folded("The last steps as a table", table(["step", "loss"], rows)))
     return Section(name="loss", title="Loss", body=body)
 
 
-def _attempts(form: SessionJson) -> Markup:
+def _attempts(form: LaunchReport) -> Markup:
     rows: list[list[Cell]] = [
         [
-            attempt["config"],
-            attempt["launcher"],
-            attempt["status"],
-            Figure(str(attempt["last_step"]), attempt["last_step"]),
-            attempt["failure"]["message"] if attempt["failure"] else "",
-            attempt["folder"],
+            str(attempt.config),
+            attempt.launcher,
+            attempt.status,
+            Figure(str(attempt.last_step), attempt.last_step),
+            attempt.failure.message if attempt.failure else "",
+            str(attempt.folder),
         ]
-        for attempt in form["attempts"]
+        for attempt in form.attempts
     ]
     return table(["configuration", "launcher", "how it ended", "last step", "", "output"], rows)
 
 
-def _next(form: SessionJson) -> Section | None:
-    following = form["next"]
-    if following is None:
+def _next(form: LaunchReport) -> Section | None:
+    if form.next is None:
         return None
-    command = copyable(following["command"]) if following["command"] else None
-    return Section(name="next", title="To go on", body=joined(paragraphs([following["what"]]), command))
+    command = copyable(form.next.command) if form.next.command else None
+    return Section(name="next", title="To go on", body=joined(paragraphs([form.next.what]), command))

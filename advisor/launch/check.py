@@ -1,4 +1,4 @@
-"""Before the start: does it fit the device, the host and the disk?"""
+"""Before the start: whether the training fits the device, the host and the disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes
-from ...probes.real_run.job import Device
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
 from ..search.candidate import LIKELY, chance
@@ -20,66 +20,64 @@ from ..verification.dry_run import prove_by_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .fallback import plans_that_fit
+from .request import LaunchRequest
+from .script_arguments import ScriptArguments
 
-How = Literal["dry-run", "probe"]
+Check = Literal["auto", "dry-run", "probe"]
+"""How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
+GPU; "auto": a probe where the ranks of the whole job can run here, else a dry run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objection:
-    """Why the training must not start: one sentence, and what to change."""
+    """A reason against starting the training."""
 
     what: str
     fix: str
 
 
 def prediction_of(run: Run) -> Estimate | None:
-    """The closed form for a run, with the time of the newest probe of the same on this machine; None for a model that
-    it does not know, or a GPU of unknown speed."""
-    estimate, past = run.estimate(), past_probe_of(run)
+    """The closed form for a run, with the time of the newest probe of the same run on this machine; None for an unknown
+    model, or a GPU of unknown speed."""
+    estimate, past = run.estimate(), _past_probe(run)
     if estimate is None or past is None or past.result.failure is not None:
         return estimate
     return as_measured(estimate, past.result)
 
 
-def past_probe_of(run: Run) -> PastProbe | None:
-    """The newest probe on this machine that answers for the run."""
+def _past_probe(run: Run) -> PastProbe | None:
+    """The newest probe of the run on this machine."""
     if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return None
     return PastProbes(run.shape, run.workload, run.cluster).of(run)
 
 
-def objections(
-    run: Run,
-    prediction: Estimate | None,
-    *,
-    how: How,
-    anew: bool = False,
-    device: Device,
-    output_dir: Path | None,
-    checkpoints: int | None,
-    on_progress: Callable[[str], None],
-) -> list[Objection]:
-    """Everything that speaks against starting it; empty where it may start.
+def objections(request: LaunchRequest, check: Check, say: Callable[[str], None]) -> list[Objection]:
+    """All reasons against starting it; empty where it may start.
 
-    how: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated GPU.
-    anew: probe it even if it was probed before.
-    output_dir: where checkpoints go, None where that is not known. checkpoints: the most that are on the disk at once,
-        None where that is not known: there must be room for one, and for how many there is is said.
-
-    Raises DsAdviseError where the check itself cannot be made.
+    Raises WorkloadError where the model is unknown, DsAdviseError where the check itself fails.
     """
-    before = [*_disk(run, output_dir, checkpoints, on_progress), *_loading(run, prediction)]
-    return before + (_probe(run, device, on_progress, anew=anew) if how == "probe" else _dry_run(run, on_progress))
+    run = request.run
+    if not run.model:
+        raise WorkloadError(
+            "the model is not known, so whether it fits cannot be checked",
+            why="the script's arguments name none",
+            fix="pass --model NAME, or --no-check to start it all the same",
+        )
+    found = [*_disk(request, say), *_loading(run, request.prediction)]
+    runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
+    if check == "probe" or (check == "auto" and runs_here):
+        return [*found, *_probe(request, say, anew=check == "probe")]
+    return [*found, *_dry_run(run, say)]
 
 
-def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
-    on_progress("dry run ...")
+def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
+    say("dry run ...")
     answer = prove_by_dry_run(run)
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
-            sure = chance(probability)
-            on_progress(f"by its dry run it fits with a probability of {sure}; the training is started all the same")
+            say(f"by its dry run it fits with a probability of {chance(probability)}; the training is started")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
@@ -91,44 +89,49 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
     return [Objection(what=what, fix=_other_plan(run))]
 
 
-def _probe(run: Run, device: Device, on_progress: Callable[[str], None], *, anew: bool) -> list[Objection]:
-    past = None if anew else past_probe_of(run)
+def _probe(request: LaunchRequest, say: Callable[[str], None], *, anew: bool) -> list[Objection]:
+    """anew: probe even if there is an earlier probe of the run."""
+    run = request.run
+    past = None if anew else _past_probe(run)
     if past is None:
-        which = "the probe"
-        result = probe_and_keep(run, device=device, on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
+        title = "the probe"
+        result = probe_and_keep(run, device=request.device, on_progress=lambda phase: say(f"probe: {phase} ..."))
     else:
-        result, which = past.result, f"probe {past.id} ({age(past.age_s)})"
-        on_progress(f"{which} answers for this plan; --check probe makes another")
+        title = f"probe {past.id} ({age(past.age_s)})"
+        result = past.result
+        say(f"{title} answers for this plan; --check probe makes another")
     failure = result.failure
     if failure is None:
         return []
     is_memory = failure.kind in ("out_of_memory", "killed")
-    what = f"{which} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
+    what = f"{title} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
     return [Objection(what=what, fix=_other_plan(run) if is_memory else "repair that first")]
 
 
 def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
-    """Whether the host survives the moment at which every local rank holds the model."""
-    offer = run.cluster.host_memory_bytes_per_node
+    """Host memory at the moment when every local rank holds the model."""
+    available = run.cluster.host_memory_bytes_per_node
     need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
-    if offer is None or need <= offer:
+    if available is None or need <= available:
         return []
-    what = f"loading the model takes {gib(need)} GiB of the host's {gib(offer)}"
+    what = f"loading the model takes {gib(need)} GiB of the host's {gib(available)}"
     fix = "use ZeRO-3, under which the model is loaded in shards, or fewer ranks on this node"
     return [Objection(what=what, fix=fix)]
 
 
-def _disk(
-    run: Run, output_dir: Path | None, checkpoints: int | None, on_progress: Callable[[str], None]
-) -> list[Objection]:
+def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
+    """Room for all checkpoints that the script keeps at once; for one, where their number is unknown."""
+    run, arguments = request.run, ScriptArguments(request.script.arguments)
+    output_dir = arguments.output_dir
     if output_dir is None or run.shape is None:
         return []
+    kept = arguments.checkpoints if run.workload.framework == "hf" else None
     one, free = checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
-    count = 1 if checkpoints is None else checkpoints
+    count = 1 if kept is None else kept
     if count * one <= free:
-        if checkpoints is None:
+        if kept is None:
             room = f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free"
-            on_progress(f"{room} in {output_dir}: how many are kept cannot be told (--save_total_limit bounds them)")
+            say(f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit bounds it)")
         return []
     needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
@@ -145,7 +148,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def _other_plan(run: Run) -> str:
-    """What fits in its place, with the same samples in a step."""
+    """The plan that fits in its place, with the same global batch."""
     plans = plans_that_fit(run)
     if not plans or run.shape is None:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"

@@ -1,4 +1,4 @@
-"""The environment variables that a plan needs, and those of the user's that cost speed."""
+"""The command that starts the ranks, as `launch` runs it and as `--dry` prints it, and the environment of the ranks."""
 
 from __future__ import annotations
 
@@ -21,67 +21,20 @@ from .request import LaunchRequest
 _NCCL_SWITCHES = {
     "NCCL_P2P_DISABLE": "GPUs of a node then exchange everything through host memory: 28 % fewer samples per second "
     "where it was measured (StarCoder, ZeRO-3, 2 nodes of 8 A800)",
-    "NCCL_SHM_DISABLE": "without P2P as well even a node's own GPUs talk over the network: 36 % fewer samples per "
+    "NCCL_SHM_DISABLE": "without P2P as well even a node's own GPUs use the network: 36 % fewer samples per "
     "second in the same measurement, and nothing lost where P2P works",
-    "NCCL_IB_DISABLE": "nodes then talk over TCP even where there is InfiniBand or RoCE",
+    "NCCL_IB_DISABLE": "nodes then use TCP even where there is InfiniBand or RoCE",
 }
-"""Variable -> what its 1 does."""
+"""Variable -> the effect of its 1."""
 
 _OFF = ("", "0", "false", "no")
 
 
-def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that are set for the ranks; what the user's `environment` has already is left alone.
-
-    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU does not touch a GPU, whatever the user has set.
-    """
-    forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else {}
-    wanted = _wanted(request)
-    if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
-        wanted.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    return forced | {name: value for name, value in wanted.items() if name not in environment}
-
-
-def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A phrase for each variable of the user's that stays although the plan wants another value."""
-    return [
-        f"{name}={environment[name]} (instead of {value})"
-        for name, value in _wanted(request).items()
-        if environment.get(name, value) != value
-    ]
-
-
-def _wanted(request: LaunchRequest) -> dict[str, str]:
-    """What the plan needs.
-
-    PYTORCH_CUDA_ALLOC_CONF: the setting that the memory figures rest on.
-    OMP_NUM_THREADS: an equal part of the cores for each rank where the CPU computes, that is on the CPU and for CPU
-    Adam. torchrun would set 1, with which CPU Adam takes as many times longer as there are idle cores.
-    """
-    zero = request.run.config.get("zero_optimization")
-    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
-    offloads_optimizer = isinstance(offload, dict) and offload.get("device", "none") != "none"
-    on_cpu = request.device == "cpu"
-    wanted = {} if on_cpu else dict([ALLOCATOR_SETTING.split("=")])
-    if on_cpu or offloads_optimizer:
-        wanted["OMP_NUM_THREADS"] = str(cores_per_rank(request.run.cluster.gpus_per_node))
-    return wanted
-
-
-def costly_switches(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each of NCCL's switches that is set and makes communication slower."""
-    return [
-        f"{name}={environment[name]} is set: {effect}; unset it unless NCCL fails without"
-        for name, effect in _NCCL_SWITCHES.items()
-        if environment.get(name, "").lower() not in _OFF
-    ]
-
-
 def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]:
-    """The words of the command that starts the ranks, each of which runs the script through `ranks/rank.py`.
+    """The words of the command that starts the ranks, each of which runs the script through `launch/rank.py`.
 
-    port: on one node; None leaves the launcher's default. The variables of `environment_of` are expected in the
-    command's environment; for nodes that are reached by ssh, which passes none on, they are among its arguments.
+    port: on one node; None is the launcher's default. The command expects `environment_of` in its environment; for
+    nodes that are reached by ssh, which passes no variables on, they are among its arguments.
     """
     script, run, config_path = request.script, request.run, str(request.config_path)
     by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
@@ -107,7 +60,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         port=port,
         config_path=config_path if by_launcher else None,
         program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]],
-        # It sets OMP_NUM_THREADS over what is in the environment, so only where the user has not chosen it.
+        # Binding overwrites OMP_NUM_THREADS, so only where the user has not set it.
         bind_cores="OMP_NUM_THREADS" in variables
         and not request.rendezvous
         and can_bind_cores(run.cluster.gpus_per_node),
@@ -118,16 +71,64 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     """(where, the line that runs there) for every node, exactly as `launch` starts it, except for the port on one node,
     where `launch` takes a free one."""
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in environment_of(request).items())
-
-    def line(of: LaunchRequest) -> str:
-        return variables + shell_line(launch_line(of))
-
     rendezvous = request.rendezvous
     if rendezvous is None or rendezvous.kind != "static":
         where = {"hostfile": "on this node, which reaches the others by ssh", "slurm": "in the allocation"}
-        return [("on this node" if rendezvous is None else where[rendezvous.kind], line(request))]
+        line = variables + shell_line(launch_line(request))
+        return [("on this node" if rendezvous is None else where[rendezvous.kind], line)]
     lines = []
     for node in range(request.run.cluster.nodes):
-        its_rendezvous, folder = rendezvous._replace(node_rank=str(node)), request.folder.with_name(f"node{node}")
-        lines.append((f"on node {node}", line(replace(request, rendezvous=its_rendezvous, folder=folder))))
+        own = replace(
+            request,
+            rendezvous=rendezvous._replace(node_rank=str(node)),
+            folder=request.folder.with_name(f"node{node}"),
+        )
+        lines.append((f"on node {node}", variables + shell_line(launch_line(own))))
     return lines
+
+
+def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that are set for the ranks, without those that the user's `environment` has.
+
+    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU uses no GPU, whatever the user has set.
+    """
+    forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else {}
+    needed = _needed(request)
+    if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
+        needed.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    return forced | {name: value for name, value in needed.items() if name not in environment}
+
+
+def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A phrase for each variable of the user's that differs from the plan's value."""
+    return [
+        f"{name}={environment[name]} (instead of {value})"
+        for name, value in _needed(request).items()
+        if environment.get(name, value) != value
+    ]
+
+
+def _needed(request: LaunchRequest) -> dict[str, str]:
+    """The variables that the plan needs.
+
+    PYTORCH_CUDA_ALLOC_CONF: the memory figures assume it.
+    OMP_NUM_THREADS: an equal part of the cores for each rank, on the CPU and for CPU Adam. torchrun would set 1, and
+    CPU Adam's time grows with the cores that stay idle.
+    """
+    zero = request.run.config.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    offloads_optimizer = isinstance(offload, dict) and offload.get("device", "none") != "none"
+    on_cpu = request.device == "cpu"
+    needed = {} if on_cpu else dict([ALLOCATOR_SETTING.split("=")])
+    if on_cpu or offloads_optimizer:
+        needed["OMP_NUM_THREADS"] = str(cores_per_rank(request.run.cluster.gpus_per_node))
+    return needed
+
+
+def costly_switches(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A sentence for each of NCCL's switches that is set and makes communication slower."""
+    return [
+        f"{name}={environment[name]} is set: {effect}; unset it unless NCCL fails without"
+        for name, effect in _NCCL_SWITCHES.items()
+        if environment.get(name, "").lower() not in _OFF
+    ]

@@ -1,4 +1,4 @@
-"""Why a training ended: the true error of the rank that failed first, named as what it is, with the evidence."""
+"""Why a training ended: the error of the rank that failed first, its kind, and the evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .request import FailureKind, TrainingFailure
 
 _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
     ("gpu_out_of_memory", r"(CUDA|HIP|XPU) (error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
-    # torch.save's archive does not say why it could not be written; see `_from_error`.
+    # torch.save's archive gives no reason for a failed write; see `_from_error`.
     (
         "disk_full",
         r"No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed|"
@@ -35,20 +35,27 @@ _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
         r"wait timeout|collective operation timeout|Socket Timeout|TIMEOUT",
     ),
 )
-"""In the words of torch, NCCL, gloo, the C library and Linux; the first that matches."""
+"""Messages of torch, NCCL, gloo, the C library and Linux; the first that matches."""
+
+_KINDS_BY_ERRNO: dict[int | None, FailureKind] = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EFBIG: "disk_full",
+    errno.ENOMEM: "host_out_of_memory",
+}
 
 _PEER_LOST = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process (has )?(exited|terminated)|"
     r"NCCL error: (remote|unhandled system)|Application timeout caused pair closure|recvValue failed|"
     r"failed to recv|Connection was likely closed|socketStartConnect|ncclRemoteError"
 )
-"""What the others say when a rank is gone."""
+"""Errors of the other ranks when a rank is gone."""
 
 _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(SIG|local_rank: \d+\).*exitcode: (-\d+)")
-"""How torchrun and the deepspeed launcher say that a signal ended a rank."""
+"""How torchrun and the deepspeed launcher report a rank that a signal ended."""
 
 _DIED_OF = r"exitcode\s*:\s*-{} \(pid: (\d+)\)"
-"""How torchrun says which process a signal ended."""
+"""How torchrun reports which process a signal ended."""
 
 _TAIL = 20_000
 
@@ -56,36 +63,32 @@ _TAIL = 20_000
 def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
     """The failure of a training whose launcher ended with `exit_code`.
 
-    A rank that was killed reports nothing, and the others then fail because it is gone; a rank that raised an error
-    reports it, and the launcher then ends the others, which report nothing. So: the earliest error that is not the loss
-    of another rank; else the rank that reported nothing; else the earliest error.
+    A killed rank reports nothing, and the others then fail because it is gone; a rank that raises an error reports it,
+    and the launcher then ends the others, which report nothing. So: the earliest error that is not the loss of another
+    rank; else the rank that reported nothing; else the earliest error.
 
-    oom_kills: by how much each counter of the kernel's OOM killer rose while the training ran.
+    oom_kills: by how much each counter of the kernel's OOM killer rose during the training.
     """
     step = records.step
     raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
     own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
     silent = [rank for rank in records.ranks if rank.error is None and rank.end is None]
     killed_by = _signal(_tail(folder / "launcher.log"), exit_code)
-    # SIGTERM is the launcher's own, with which it ends the ranks that are left.
+    # With SIGTERM the launcher itself ends the ranks that are left.
     if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:
         return _from_signal(silent, killed_by, folder, step, oom_kills)
     if raised:
         return _from_error((own or raised)[0], step)
     ended = next((rank for rank in records.ranks if rank.end), None)
-    if ended is not None:
-        number: int | None = ended.number
-        how = ("the script", ended.end, f"rank {ended.number}")
-    else:
-        number = silent[0].number if silent else None
-        how = ("the launcher", exit_code, "the launcher")
-    log = folder / ("launcher.log" if number is None else f"rank{number}.log")
+    first = ended or (silent[0] if silent else None)
+    log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
+    code, who = (exit_code, "the launcher") if ended is None else (ended.end, f"rank {ended.number}")
     return TrainingFailure(
-        kind=_kind_by_words(_tail(log)),
-        rank=number,
+        kind=_kind_by_message(_tail(log)),
+        rank=None if first is None else first.number,
         step=step,
-        message=_last_line(log) or f"{how[0]} ended with exit code {how[1]}",
-        evidence=(f"exit code {how[1]} of {how[2]}",),
+        message=_last_line(log) or f"{who} ended with exit code {code}",
+        evidence=(f"exit code {code} of {who}",),
     )
 
 
@@ -93,16 +96,15 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
     error: dict[str, Any] = rank.error or {}
     message, number = _message(rank), error["errno"]
     evidence = [f"{error['type']} on rank {rank.number}"]
-    kind = _kind_by_words(message + error["details"])
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        kind = "disk_full"
-        evidence.append(f"errno {number} ({errno.errorcode[number]})")
-    elif error["type"] == "MemoryError" or number == errno.ENOMEM:
-        kind = "host_out_of_memory"
-    if kind == "disk_full" and rank.trainer is not None:
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(rank.trainer["output_dir"]).free
-            evidence.append(f"{gib(free)} GiB free in {rank.trainer['output_dir']}")
+    by_type: FailureKind | None = "host_out_of_memory" if error["type"] == "MemoryError" else None
+    kind = _KINDS_BY_ERRNO.get(number) or by_type or _kind_by_message(message + error["details"])
+    if kind == "disk_full":
+        if number in _KINDS_BY_ERRNO:
+            evidence.append(f"errno {number} ({errno.errorcode[number]})")
+        if rank.trainer is not None:
+            with contextlib.suppress(OSError):
+                free = shutil.disk_usage(rank.trainer["output_dir"]).free
+                evidence.append(f"{gib(free)} GiB free in {rank.trainer['output_dir']}")
     if kind in ("host_out_of_memory", "disk_full"):
         evidence += [
             f"{name} of the rank was {gib(limit)} GiB"
@@ -115,30 +117,31 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
 def _from_signal(
     died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
 ) -> TrainingFailure:
-    # The one that the launcher names, or the first that was gone: the launcher ends the others after it.
+    # The rank that the launcher names, or the first that was gone: the launcher ends the others after it.
     by_pid = re.search(_DIED_OF.format(killed_by), _tail(folder / "launcher.log"))
     named = next((rank for rank in died if by_pid and rank.pid == int(by_pid[1])), None)
     first = named or min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
     is_alone = named is not None or all(rank is first or rank.gone_at != first.gone_at for rank in died)
     who = f"rank {first.number}" if is_alone else "a rank"
-    evidence: tuple[str, ...] = (f"exit signal {killed_by} of {who}",)
     kind: FailureKind = "lost_rank"
     if killed_by == signal.SIGKILL:
-        rose = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
-        if rose:
-            kind, message = "host_out_of_memory", f"{who} was killed by the kernel, because the host's memory ran out"
-        else:
-            message = f"{who} was killed by SIGKILL"
-        evidence += tuple(rose) or ("the kernel's OOM counters did not rise: somebody else killed it",)
+        message = f"{who} was killed by SIGKILL"
+        counters = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
+        if counters:
+            kind = "host_out_of_memory"
+            message = f"{who} was killed by the kernel, because the host's memory ran out"
+        cause = counters or ["the kernel's OOM counters did not rise: another process killed it"]
+        evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
         name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
-        kind, message = _kind_by_words(_tail(log), otherwise=kind), _last_line(log) or f"{who} died of {name}"
-        evidence = (f"exit signal {killed_by} ({name}) of {who}",)
+        kind = _kind_by_message(_tail(log), otherwise=kind)
+        message = _last_line(log) or f"{who} died of {name}"
+        evidence = [f"exit signal {killed_by} ({name}) of {who}"]
     rank = first.number if is_alone else None
-    return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=evidence)
+    return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence))
 
 
-def _kind_by_words(text: str, otherwise: FailureKind = "crash") -> FailureKind:
+def _kind_by_message(text: str, otherwise: FailureKind = "crash") -> FailureKind:
     return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), otherwise)
 
 
@@ -156,9 +159,9 @@ def _message(rank: RankRecord) -> str:
 
 
 def last_lines(records: Records, folder: Path) -> tuple[str, ...]:
-    """What each rank printed last, as far as it printed anything."""
+    """The last line of output of each rank that printed anything."""
     lines = {rank.number: _last_line(folder / f"rank{rank.number}.log") for rank in records.ranks}
-    return tuple(f"rank {number} said last: {line}" for number, line in lines.items() if line)
+    return tuple(f"last line of rank {number}: {line}" for number, line in lines.items() if line)
 
 
 def _tail(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The plans that a training could go on with: the same model and global batch, less memory."""
+"""How to go on after memory ran out: the next plan that fits, from the last checkpoint, with the same global batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,34 @@ from .request import FailureKind, LaunchOutcome, LaunchRequest
 from .script_arguments import ScriptArguments
 
 _LESS = 0.95
-"""A plan that needs at least 5 % less than one that ran out of memory: a closer one would run out as well, as far as
-the closed form can tell."""
+"""Largest need of the next plan as a share of the failed one's. A closer plan would run out as well, within the closed
+form's accuracy."""
+
+_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
+"""Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, wherever
+the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`); stage 3 partitions each parameter, stage 0 none,
+and neither reads the others' states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """The next attempt."""
+
+    description: str
+    """Its plan and start, or why there is none."""
+    request: LaunchRequest | None = None
+
+    @property
+    def command(self) -> str | None:
+        """The line that starts it, apart from options that only name this machine's GPUs; None where there is none."""
+        if self.request is None:
+            return None
+        script = self.request.script
+        words = ["ds-advise", "launch", str(self.request.config_path)]
+        if self.request.device == "cpu":
+            words += ["--device", "cpu", "--ranks", str(self.request.run.cluster.gpus_per_node)]
+        module = ["--module"] if script.is_module else []
+        return shlex.join([*words, *module, "--", script.target, *script.arguments])
 
 
 def plans_that_fit(run: Run) -> list[Candidate]:
@@ -44,66 +70,12 @@ def plans_that_fit(run: Run) -> list[Candidate]:
     return sorted((each for each in candidates if each.fit.fits), key=lambda candidate: -candidate.tokens_per_s)
 
 
-def next_plan(run: Run, failed: Estimate, kind: FailureKind, *, reads_checkpoint_of: Plan | None) -> Candidate | None:
-    """The fastest plan that needs less of what ran out; None where there is none, or where it was not memory that ran
-    out.
-
-    reads_checkpoint_of: only plans that can read a checkpoint of this one.
-    """
-    if kind not in ("gpu_out_of_memory", "host_out_of_memory"):
-        return None
-
-    def need(estimate: Estimate) -> int:
-        memory = estimate.memory
-        # Live tensors: the context and the libraries take the same under every plan.
-        return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
-
-    for candidate in plans_that_fit(run):
-        reads = reads_checkpoint_of is None or _can_read(candidate.estimate.plan, reads_checkpoint_of)
-        if reads and need(candidate.estimate) <= _LESS * need(failed):
-            return candidate
-    return None
-
-
-def _can_read(plan: Plan, written_by: Plan) -> bool:
-    """Whether DeepSpeed loads a checkpoint, optimizer states included, under another plan with as many ranks.
-
-    Stages 1 and 2 share a class and a layout, wherever the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py
-    `state_dict`); stage 3 partitions each parameter and stage 0 none, and neither reads the others' states.
-    """
-    family = {0: 0, 1: 1, 2: 1, 3: 3}
-    return family[plan.zero_stage] == family[written_by.zero_stage]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Continuation:
-    """The next attempt."""
-
-    description: str
-    """What it is, or why there is none."""
-    request: LaunchRequest | None = None
-
-    @property
-    def command(self) -> str | None:
-        """The line that starts it, apart from options that only name this machine's GPUs; None where there is none."""
-        if self.request is None:
-            return None
-        script = self.request.script
-        words = ["ds-advise", "launch", str(self.request.config_path)]
-        if self.request.device == "cpu":
-            words += ["--device", "cpu", "--ranks", str(self.request.run.cluster.gpus_per_node)]
-        module = ["--module"] if script.is_module else []
-        return shlex.join([*words, *module, "--", script.target, *script.arguments])
-
-
 def with_less_memory(
     request: LaunchRequest, outcome: LaunchOutcome, checkpoint: Path | None, folder: Path
 ) -> Continuation:
     """The same training under the fastest plan that needs less of what ran out, from a checkpoint of the Trainer's or,
-    where there is none, from the beginning.
-
-    A checkpoint that the next plan cannot read is never passed over in silence: only plans that can read it are taken,
-    and where there is none that is the answer.
+    where there is none, from the beginning. Only plans that can read the checkpoint are taken; where there is none,
+    nothing is started.
 
     folder: of the new request.
     """
@@ -111,34 +83,51 @@ def with_less_memory(
     assert failure is not None, "a training that failed"
     if failed is None:
         return Continuation(description="the model is not known, so neither is a plan that takes less: pass --model")
-    candidate = next_plan(run, failed, failure.kind, reads_checkpoint_of=failed.plan if checkpoint else None)
-    if candidate is not None:
-        plan = candidate.estimate.plan
-        planned = run.with_plan(plan)
-        start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
-        return Continuation(
-            description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
-            f"{plan.gradient_accumulation_steps}, {start}",
-            request=replace(
-                request,
-                run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
-                prediction=candidate.estimate,
-                folder=folder,
-                resumes_after=0 if checkpoint is None else _step_of(checkpoint),
-            ),
-        )
-    unread = next_plan(run, failed, failure.kind, reads_checkpoint_of=None)
-    if unread is None:
+    smaller = [
+        candidate
+        for candidate in plans_that_fit(run)
+        if _need(candidate.estimate, failure.kind) <= _LESS * _need(failed, failure.kind)
+    ]
+    if not smaller:
         return Continuation(description="no other plan with this global batch is predicted to take enough less")
+    readable = [each for each in smaller if checkpoint is None or _reads(each.estimate.plan, failed.plan)]
+    if not readable:
+        return Continuation(
+            description=f"{plan_title(smaller[0].estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} "
+            "under it (another ZeRO stage partitions the states otherwise): convert it with "
+            "deepspeed.checkpoint.ds_to_universal and set checkpoint.load_universal, or begin anew from the weights in "
+            "it"
+        )
+    plan = readable[0].estimate.plan
+    planned = run.with_plan(plan)
+    start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
     return Continuation(
-        description=f"{plan_title(unread.estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} under it "
-        "(another ZeRO stage partitions the states otherwise): convert it with deepspeed.checkpoint.ds_to_universal "
-        "and set checkpoint.load_universal, or begin anew from the weights in it"
+        description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
+        f"{plan.gradient_accumulation_steps}, {start}",
+        request=replace(
+            request,
+            run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
+            prediction=readable[0].estimate,
+            folder=folder,
+            resumes_after=0 if checkpoint is None else _step_of(checkpoint),
+        ),
     )
 
 
+def _need(estimate: Estimate, kind: FailureKind) -> int:
+    """Memory of the kind that ran out. On the GPU live tensors: the context and the libraries are equal for all
+    plans."""
+    memory = estimate.memory
+    return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
+
+
+def _reads(plan: Plan, written_by: Plan) -> bool:
+    """Whether DeepSpeed loads a checkpoint, optimizer states included, under another plan with as many ranks."""
+    return _LAYOUTS[plan.zero_stage] == _LAYOUTS[written_by.zero_stage]
+
+
 def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) -> Continuation:
-    """What would go on with a user's script after memory ran out; its configuration is written into `folder`.
+    """The continuation of a user's script after memory ran out; its configuration is written into `folder`.
 
     Raises ConfigFileError where the configuration cannot be written.
     """
@@ -161,7 +150,7 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
     except OSError as error:
         raise ConfigFileError(
             f"{folder} cannot be made ({error.strerror})",
-            why="the next plan's configuration goes there",
+            why="the next plan's configuration is written there",
             fix="free some space, or make the folder writable",
         ) from None
     path = folder / "ds_config.json"
@@ -181,7 +170,7 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
 
 
 def _step_of(checkpoint: Path) -> int:
-    """The optimizer step of a Trainer's checkpoint, as its state says, else as its name does."""
+    """The optimizer step of a Trainer's checkpoint, by its state or else its name."""
     try:
         return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
     except (OSError, ValueError, KeyError):

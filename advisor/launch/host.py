@@ -1,5 +1,4 @@
-"""This node's memory while a training runs: its processes, what is left, the swap, the OOM killer's counters, the
-GPUs."""
+"""This node's memory while a training runs: processes, free memory, swap, the OOM killer's counters, GPUs."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ class MemorySample:
     """The node's memory at one moment."""
 
     host_bytes: int
-    """What the training's processes hold and cannot drop: anonymous and shared memory, without mapped files. Compilers
-    of extensions, which take gigabytes once, are left out."""
+    """Anonymous and shared memory of the training's processes, without mapped files, which can be dropped. Compilers of
+    extensions, which take gigabytes once, are left out."""
     free_bytes: int
-    """What a process here may still take: the machine's or the container's, whichever is less."""
+    """Free memory of the machine or of the container, whichever is less."""
     swapped_out_bytes: int
-    """Written to swap since the machine began."""
+    """Written to swap since the machine booted."""
     gpus: tuple[tuple[int, int], ...]
     """(used, total) of every visible GPU, all processes together."""
 
@@ -69,8 +68,8 @@ class HostWatcher:
 
 
 def oom_kills(root: Path = Path("/")) -> dict[str, int]:
-    """How often the kernel has killed a process because memory ran out, by the counter's file: of this cgroup and those
-    above it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
+    """Processes killed by the kernel because memory ran out, by the counter's file: of this cgroup and those above it
+    (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
     counts = {str(group.events_file): group.killed for group in memory_groups(root)}
     counts[str(root / "proc/vmstat")] = _vmstat("oom_kill", root)
     return {name: count for name, count in counts.items() if count is not None}
@@ -96,5 +95,5 @@ def _gpu_handles() -> tuple[Any, list[Any]]:
 
         pynvml.nvmlInit()
         return pynvml, visible_handles(pynvml)
-    except Exception:  # no library, no driver, no permission: all mean that nobody can tell
+    except Exception:  # no library, driver or permission: the GPUs' memory is unknown
         return None, []

@@ -1,11 +1,12 @@
-"""The lines that show how a training goes, and the messages in between."""
+"""Watches a training: reads the ranks' reports, samples the machine's memory, shows the progress, and warns."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -16,66 +17,45 @@ from .command import costly_switches
 from .failures import failure_of, last_lines
 from .host import HostWatcher, MemorySample, oom_kills
 from .records import Records
-from .request import LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
+from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
 
-_PLAIN_EVERY_S = 30.0
-"""Between lines where there is no terminal to draw over; the first steps are printed at once."""
+_SAMPLE_S = 1.0
+
+_NAN_STEPS = 5
+"""Consecutive optimizer steps with a loss that is no number. A step that overflows in fp16 has a finite loss, so after
+these the weights are lost, and the rest of the training is wasted."""
+
+_NEAR_LIMIT = 0.95
+"""Share of a GPU's or the host's memory above which a warning is due: a longer batch may not fit."""
+
+_SWAPPED_BYTES = 64 * 2**20
+"""Written to swap while the training runs; less is ordinary housekeeping of the system."""
+
+_SILENT_S = 600.0
+"""Without a step and without output of any rank; NCCL's watchdog has the same limit (torch 2.13
+`distributed/constants.py` default_pg_nccl_timeout)."""
+
+_SETTINGS = {
+    "zero_stage": "ZeRO",
+    "micro_batch_size": "micro batch",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""Fields of `Plan` that a rank reports of its engine -> their titles."""
+
+_PRINT_EVERY_S = 30.0
+"""Between lines where there is no terminal to redraw; the first `_PRINTED_AT_ONCE` steps are printed at once."""
 
 _PRINTED_AT_ONCE = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What the lines show; None for what is not known (yet)."""
-
-    step: int
-    total_steps: int | None
-    loss: float | None
-    tokens_per_s: float | None
-    step_s: float | None
-    device_bytes: int | None
-    """The fullest GPU's."""
-    device_peak_bytes: int | None
-    device_predicted_bytes: int | None
-    host_bytes: int
-    """All of this node's processes'."""
-    host_peak_bytes: int
-    host_predicted_bytes: int | None
-
-    @property
-    def steps(self) -> str:
-        parts = [f"step {self.step}" + (f"/{self.total_steps}" if self.total_steps else "")]
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}")
-        if self.tokens_per_s is not None:
-            parts.append(f"{rate(self.tokens_per_s)} tokens/s")
-        if self.total_steps and self.step < self.total_steps and self.step_s is not None:
-            parts.append(f"{seconds((self.total_steps - self.step) * self.step_s)} left")
-        return "  ".join(parts)
-
-    @property
-    def memory(self) -> str:
-        host = (self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes)
-        if self.device_bytes is None:
-            return f"host GiB: {_sizes(host)}"
-        gpu = (self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes)
-        return f"GPU GiB: {_sizes(gpu)}; host: {_sizes(host, labelled=False)}"
-
-
-def _sizes(sizes: tuple[int | None, ...], *, labelled: bool = True) -> str:
-    """Memory now, at its peak and as predicted, as far as it is known."""
-    labels = (" now", " peak", " predicted") if labelled else ("", "", "")
-    known = ((size, label) for size, label in zip(sizes, labels, strict=True) if size is not None)
-    return ", ".join(f"{gib(size)}{label}" for size, label in known)
-
-
 class Display:
-    """Draws the progress over itself on a terminal; elsewhere prints it as one line now and then."""
+    """Redraws the progress on a terminal; elsewhere prints it as one line now and then."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
-        self._printed_at, self._printed_step = 0.0, 0
+        self._printed_at = 0.0
+        self._printed_step = 0
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -91,55 +71,63 @@ class Display:
         """Print a line that stays."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, step: int, progress: str, memory: str) -> None:
+        """Show two lines, each of which fits 80 columns."""
+        now = time.monotonic()
         if self._live is not None:
-            # Two lines, which 80 columns hold.
-            self._live.update(Text(f"{progress.steps}\n{progress.memory}", overflow="ellipsis", no_wrap=True))
-            return
-        step, now = progress.step, time.monotonic()
-        if step != self._printed_step and (step <= _PRINTED_AT_ONCE or now - self._printed_at > _PLAIN_EVERY_S):
-            self._printed_at, self._printed_step = now, step
-            self.say(f"{progress.steps}  {progress.memory}")
+            self._live.update(Text(f"{progress}\n{memory}", overflow="ellipsis", no_wrap=True))
+        elif step != self._printed_step and (step <= _PRINTED_AT_ONCE or now - self._printed_at > _PRINT_EVERY_S):
+            self._printed_at = now
+            self._printed_step = step
+            self.say(f"{progress}  {memory}")
 
 
-_SAMPLE_S = 1.0
+def progress_line(
+    step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
+) -> str:
+    """Step, loss, speed and time left, as far as they are known."""
+    parts = [f"step {step}" + (f"/{total_steps}" if total_steps else "")]
+    if loss is not None:
+        parts.append(f"loss {loss:.4g}")
+    if tokens_per_s is not None:
+        parts.append(f"{rate(tokens_per_s)} tokens/s")
+    if total_steps and step < total_steps and step_s is not None:
+        parts.append(f"{seconds((total_steps - step) * step_s)} left")
+    return "  ".join(parts)
 
-_NAN_STEPS = 5
-"""Optimizer steps in a row whose loss is no number. A step that overflows in fp16 has a finite loss, so after these the
-weights are lost, and every further hour of the GPUs with them."""
 
-_NEAR_LIMIT = 0.95
-"""Share of a GPU's or the host's memory from which a warning is due: the next longer batch may be the last."""
+MemoryFigures = tuple[int | None, int | None, int | None]
+"""Bytes now, at the peak, and predicted."""
 
-_SWAPPED_BYTES = 64 * 2**20
-"""Written to swap while the training runs; less is the system tidying up."""
 
-_SILENT_S = 600.0
-"""Without a step and without a line from any rank; NCCL's watchdog, too, takes ranks that have waited so long for lost
-(torch 2.13 `distributed/constants.py` default_pg_nccl_timeout)."""
+def memory_line(gpu: MemoryFigures, host: MemoryFigures) -> str:
+    """The fullest GPU's memory and that of this node's processes, as far as they are known."""
+    if gpu[0] is None:
+        return f"host GiB: {_sizes(host, (' now', ' peak', ' predicted'))}"
+    return f"GPU GiB: {_sizes(gpu, (' now', ' peak', ' predicted'))}; host: {_sizes(host, ('', '', ''))}"
 
-_SETTINGS = {
-    "zero_stage": "ZeRO",
-    "micro_batch_size": "micro batch",
-    "gradient_accumulation_steps": "accumulation",
-}
-"""Fields of `Plan` that a rank reports of its engine -> their titles."""
+
+def _sizes(sizes: MemoryFigures, labels: tuple[str, str, str]) -> str:
+    return ", ".join(f"{gib(size)}{label}" for size, label in zip(sizes, labels, strict=True) if size is not None)
 
 
 class Monitor:
-    """What was seen of one training so far."""
+    """The observations of one training so far."""
 
     def __init__(self, request: LaunchRequest, display: Display) -> None:
         self.records = Records(request.folder)
-        self._request, self._display = request, display
+        self._request = request
+        self._display = display
         self._warnings: list[str] = []
         self._began = time.monotonic()
         self._oom_kills_before = oom_kills()
         self._host: HostWatcher | None = None
-        self._sampled_at, self._swapped_before = -math.inf, 0
-        self._peak_host_bytes, self._peak_device_bytes = 0, 0
+        self._sampled_at = -math.inf
+        self._swapped_before = 0
+        self._peak_host_bytes = 0
+        self._peak_device_bytes = 0
         self._output_shown = 0
-        self._slow: tuple[int, float] | None = None
+        self._warned_of_slow_rank = False
         for sentence in costly_switches():
             self._warn(sentence)
 
@@ -149,20 +137,21 @@ class Monitor:
         now = time.monotonic()
         if now - self._sampled_at < _SAMPLE_S:
             return
-        self._sampled_at, self._host, is_first = now, self._host or HostWatcher(pid), self._host is None
-        sample = self._host.sample()
+        self._sampled_at = now
+        host, is_first = self._host or HostWatcher(pid), self._host is None
+        self._host = host
+        sample = host.sample()
         if is_first:
             self._swapped_before = sample.swapped_out_bytes
-        self._display.show(self._progress(sample))
+        self._show(sample)
         if differences := self._differences():
             self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
-        self._warn_of_memory(sample, self._host.memory_bytes)
+        self._warn_of_memory(sample, host.memory_bytes)
         self._warn_of_silence(now - self.records.heard_at)
-        if self._slow is None and (slow := self.records.slow_rank()) is not None:
-            self._slow = slow
+        if not self._warned_of_slow_rank and (slow := self.records.slow_rank()) is not None:
+            self._warned_of_slow_rank = True
             number, ratio = slow
-            last = self.records.step
-            figures = f"its forward pass took {times(ratio)} the others' in the steps before {last}"
+            figures = f"its forward pass took {times(ratio)} the others' in the steps before {self.records.step}"
             self._warn(f"rank {number} is slow, and all others wait for it", figures)
 
     def show_output(self) -> None:
@@ -174,23 +163,23 @@ class Monitor:
             for line in whole.decode(errors="replace").splitlines():
                 self._display.say(line)
 
-    def futility(self) -> TrainingFailure | None:
-        """Why it makes no sense to go on; None where it does."""
-        records, resumed = self.records, self._request.resumes_after
+    def abort_reason(self) -> TrainingFailure | None:
+        """The failure for which the training should be ended; None where it should go on."""
+        records, resumed, stall_s = self.records, self._request.resumes_after, self._request.stall_s
+
+        def failure(kind: FailureKind, step: int, message: str, *evidence: str) -> TrainingFailure:
+            return TrainingFailure(kind=kind, rank=None, step=step, message=message, evidence=evidence)
+
         losses, first = records.last_losses(_NAN_STEPS), records.first("first_step")
-        silent_s, stall_s = time.monotonic() - records.heard_at, self._request.stall_s
         if len(losses) == _NAN_STEPS and all(map(math.isnan, losses)):
-            message = "the loss is not a number"
-            evidence: tuple[str, ...] = (f"the losses of the last {_NAN_STEPS} steps",)
-            return TrainingFailure(kind="nan_loss", rank=None, step=records.step, message=message, evidence=evidence)
+            evidence = f"the losses of the last {_NAN_STEPS} steps"
+            return failure("nan_loss", records.step, "the loss is not a number", evidence)
         if first is not None and first <= resumed:
-            evidence = (f"its first step was {first}",)
             message = f"the script began anew instead of resuming after step {resumed}"
-            return TrainingFailure(kind="not_resumed", rank=None, step=first, message=message, evidence=evidence)
-        if stall_s is not None and silent_s > stall_s:
+            return failure("not_resumed", first, message, f"its first step was {first}")
+        if stall_s is not None and time.monotonic() - records.heard_at > stall_s:
             message = f"no rank has made a step or printed a line for {stall_s:.0f} s"
-            evidence = last_lines(records, self._request.folder)
-            return TrainingFailure(kind="hang", rank=None, step=records.step, message=message, evidence=evidence)
+            return failure("hang", records.step, message, *last_lines(records, self._request.folder))
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
@@ -201,14 +190,17 @@ class Monitor:
             kills = {file: count - self._oom_kills_before.get(file, count) for file, count in oom_kills().items()}
             failure = failure_of(records, request.folder, exit_code, kills)
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
-        tokens = records.tokens_per_step(request.run.cluster.world_size)
-        first_steps = [rank.first_step_at for rank in records.ranks if rank.first_step_at is not None]
+        tokens, step_s = records.tokens_per_step(request.run.cluster.world_size), records.step_s
+        first_steps = [rank.steps[0][0] for rank in records.ranks if rank.steps]
+        checkpoint = records.first("checkpoint")
         return LaunchOutcome(
             status=status,
             failure=failure,
             last_step=records.step,
             seconds=time.monotonic() - self._began,
             folder=request.folder,
+            launcher=request.launcher,
+            config=request.config_path,
             peaks=Peaks(
                 allocated_bytes=records.highest("allocated_peak_bytes"),
                 reserved_bytes=records.highest("reserved_peak_bytes"),
@@ -216,45 +208,46 @@ class Monitor:
                 host_bytes=self._peak_host_bytes,
             ),
             first_step_s=max(first_steps) - self._began if first_steps else None,
-            step_s=records.step_s,
+            step_s=step_s,
             tokens_per_step=tokens,
-            tokens_per_s=tokens / records.step_s if tokens and records.step_s else None,
-            losses=tuple(records.losses),
+            tokens_per_s=tokens / step_s if tokens and step_s else None,
+            losses=tuple((step, loss if math.isfinite(loss) else None) for step, loss in records.losses),
             differences=self._differences(),
-            checkpoint=records.first("checkpoint"),
+            checkpoint=None if checkpoint is None else Path(checkpoint),
             warnings=tuple(self._warnings),
         )
 
     def _differences(self) -> tuple[str, ...]:
-        """Where the engine's settings are not the plan's: the script may set them itself."""
+        """The engine's settings that are not the plan's: the script may set them itself."""
         engine, prediction = self.records.first("engine"), self._request.prediction
         if engine is None or prediction is None:
             return ()
+        planned: dict[str, Any] = {name: getattr(prediction.plan, name) for name in _SETTINGS}
         return tuple(
-            f"{title} {engine[name]} instead of {getattr(prediction.plan, name)}"
+            f"{title} {engine[name]} instead of {planned[name]}"
             for name, title in _SETTINGS.items()
-            if engine[name] != getattr(prediction.plan, name)
+            if engine[name] != planned[name]
         )
 
-    def _progress(self, sample: MemorySample) -> Progress:
+    def _show(self, sample: MemorySample) -> None:
         request, records, predicted = self._request, self.records, self._request.prediction
         device_bytes = max((used for used, _ in self._gpus(sample)), default=None)
         self._peak_host_bytes = max(self._peak_host_bytes, sample.host_bytes)
         self._peak_device_bytes = max(self._peak_device_bytes, device_bytes or 0)
         trainer, losses = records.first("trainer"), records.last_losses(1)
-        return Progress(
-            step=records.step,
-            total_steps=int(trainer["total_steps"]) if trainer else request.total_steps,
-            loss=losses[0] if losses else None,
-            tokens_per_s=records.recent_tokens_per_s(request.run.cluster.world_size),
-            step_s=records.recent_step_s(),
-            device_bytes=device_bytes,
-            device_peak_bytes=self._peak_device_bytes or None,
-            device_predicted_bytes=None if predicted is None else predicted.memory.device_bytes_per_gpu,
-            host_bytes=sample.host_bytes,
-            host_peak_bytes=self._peak_host_bytes,
-            host_predicted_bytes=request.predicted_host_bytes,
+        progress = progress_line(
+            records.step,
+            int(trainer["total_steps"]) if trainer else request.total_steps,
+            losses[0] if losses else None,
+            records.recent_tokens_per_s(request.run.cluster.world_size),
+            records.recent_step_s(),
         )
+        predicted_bytes = None if predicted is None else predicted.memory.device_bytes_per_gpu
+        memory = memory_line(
+            (device_bytes, self._peak_device_bytes or None, predicted_bytes),
+            (sample.host_bytes, self._peak_host_bytes, request.predicted_host_bytes),
+        )
+        self._display.show(records.step, progress, memory)
 
     def _warn_of_memory(self, sample: MemorySample, host_memory_bytes: int) -> None:
         for used, total in self._gpus(sample):
@@ -272,15 +265,15 @@ class Monitor:
             )
 
     def _warn_of_silence(self, silent_s: float) -> None:
-        """The ranks may wait for each other, or for a lost one, which nothing but a timeout of theirs ends."""
+        """The ranks may wait for each other or for a lost one until a timeout of theirs."""
         if silent_s > _SILENT_S:
-            said = "; ".join(last_lines(self.records, self._request.folder))
+            output = "; ".join(last_lines(self.records, self._request.folder))
             pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
             shown = f"py-spy dump --pid shows where they are: {pids}" if pids else "no rank has started"
-            self._warn(f"no rank has made a step or printed a line for {_SILENT_S / 60:.0f} min", f"{said}; {shown}")
+            self._warn(f"no rank has made a step or printed a line for {_SILENT_S / 60:.0f} min", f"{output}; {shown}")
 
     def _gpus(self, sample: MemorySample) -> tuple[tuple[int, int], ...]:
-        """(used, total) of the GPUs that it trains on."""
+        """(used, total) of the GPUs of the training."""
         return sample.gpus if self._request.device == "cuda" else ()
 
     def _warn(self, warning: str, figures: str = "") -> None:

@@ -1,4 +1,9 @@
-"""The Trainer's side of a launch: its length, its checkpoints, and a stop that all ranks make after the same step."""
+"""Observes one rank: the steps of DeepSpeed's engine, the start, checkpoints and end of the Hugging Face Trainer.
+
+Nothing is imported for it. When the script imports DeepSpeed's engine or the Trainer, three methods of the engine are
+wrapped, a callback is added to the Trainer's defaults, and the lock of extension builds is replaced by one that a
+killed rank does not leave behind. A script that uses neither is not observed, and runs all the same.
+"""
 
 from __future__ import annotations
 
@@ -17,110 +22,42 @@ from typing import Any
 from ...probes.rank_processes.event_log import EventLog
 
 STOP_FILE = "stop"
-"""Made in the record folder of a node by whoever wants its training to save and stop."""
+"""Created in the record folder of a node to make its training save and stop."""
 
 _REQUESTED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
 
 _STEPS_AHEAD = 3
-"""Rank 0 names the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which took
-all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it named that step."""
-
-
-def add_callback(module: Any, events: EventLog, folder: Path) -> None:
-    """Put the callback among those that every Trainer starts with (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
-    from transformers.trainer_callback import TrainerCallback
-
-    class Launched(TrainerCallback):  # its methods take what the Trainer gives them
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            self.stop = _Stop(folder)
-            events.note(
-                {"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}}
-            )
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            stop_at = self.stop.after(state.global_step)
-            if stop_at is None:
-                return
-            if not self.stop.is_reported:
-                self.stop.is_reported = True
-                events.note({"stop_at": stop_at})
-            if state.global_step >= stop_at:
-                control.should_save = control.should_training_stop = True
-
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            events.note({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
-
-    module.DEFAULT_CALLBACKS.append(Launched)
-
-
-class _Stop:
-    """Agrees with the other ranks on the step to stop after, through the store in which they met: a look is one request
-    to it, needs no collective, and works across nodes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file, self._requested, self.is_reported = folder / STOP_FILE, False, False
-        self._store: Any = None
-        self._rank = 0
-        with contextlib.suppress(Exception):
-            import torch.distributed as dist
-
-            if dist.is_initialized() and dist.get_world_size() > 1:
-                self._rank = dist.get_rank()
-                self._store = dist.distributed_c10d._get_default_store()
-
-    def after(self, step: int) -> int | None:
-        """The step after which to stop, None while nobody wants it."""
-        if not self._requested and self._file.exists():
-            self._requested = True
-            if self._store is not None:
-                self._store.set(_REQUESTED, "1")
-        if self._store is None:
-            return step if self._requested else None
-        if self._store.check([_STOP_AT]):
-            return int(self._store.get(_STOP_AT))
-        if self._rank == 0 and self._store.check([_REQUESTED]):
-            self._store.set(_STOP_AT, str(step + _STEPS_AHEAD))
-            return step + _STEPS_AHEAD
-        return None
-
+"""Rank 0 chooses the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which
+took all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it chose."""
 
 _MEMORY_EVERY_S = 1.0
-"""torch collects all its counters for each question about one; the peaks between two looks are kept by torch itself."""
+"""torch collects all its counters for each query; it keeps the peaks between two queries itself."""
 
 
 def install(events: EventLog, folder: Path) -> None:
     """Observe this process from now on."""
-
-    def trainer(module: ModuleType) -> None:
-
-        add_callback(module, events, folder)
-
-    sys.meta_path.insert(
-        0,
-        _AfterImport(
-            {
-                "deepspeed.runtime.engine": lambda module: observe(module, events),
-                "transformers.trainer": trainer,
-                "torch.utils.file_baton": _lasting_lock,
-            }
-        ),
-    )
+    actions: dict[str, Callable[[ModuleType], None]] = {
+        "deepspeed.runtime.engine": lambda module: observe(module, events),
+        "transformers.trainer": lambda module: _add_callback(module, events, folder),
+        "torch.utils.file_baton": _use_lasting_lock,
+    }
+    sys.meta_path.insert(0, _AfterImport(actions))
 
 
-def _lasting_lock(_: ModuleType) -> None:
+def _use_lasting_lock(_: ModuleType) -> None:
     from ...probes.rank_processes import extension_lock
 
     extension_lock.install()
 
 
 class _AfterImport(MetaPathFinder):
-    """Hands each of the named modules to its function once the module is there."""
+    """Calls the function of each named module once the module is imported."""
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
-        action = self._actions.pop(name, None)  # taken out first: the search below comes here again
+        action = self._actions.pop(name, None)  # removed first: the search below comes here again
         spec = importlib.util.find_spec(name) if action is not None else None
         if action is None or spec is None or spec.loader is None:
             return spec
@@ -135,9 +72,63 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
+def _add_callback(module: Any, events: EventLog, folder: Path) -> None:
+    """Add a callback to those of every Trainer (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
+    from transformers.trainer_callback import TrainerCallback
+
+    class Launched(TrainerCallback):  # its methods get the Trainer's arguments
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            self.stop = _Stop(folder)
+            events.note(
+                {"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}}
+            )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            stop_at = self.stop.after(state.global_step)
+            if stop_at is not None and state.global_step >= stop_at:
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            events.note({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
+
+    module.DEFAULT_CALLBACKS.append(Launched)
+
+
+class _Stop:
+    """Agrees with the other ranks on the step to stop after, through the store of their rendezvous: one request a step,
+    no collective, and it works across nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / STOP_FILE
+        self._requested = False
+        self._store: Any = None
+        self._rank = 0
+        with contextlib.suppress(Exception):
+            import torch.distributed as dist
+
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                self._rank = dist.get_rank()
+                self._store = dist.distributed_c10d._get_default_store()
+
+    def after(self, step: int) -> int | None:
+        """The step after which to stop, None while no stop is requested."""
+        if not self._requested and self._file.exists():
+            self._requested = True
+            if self._store is not None:
+                self._store.set(_REQUESTED, "1")
+        if self._store is None:
+            return step if self._requested else None
+        if self._store.check([_STOP_AT]):
+            return int(self._store.get(_STOP_AT))
+        if self._rank == 0 and self._store.check([_REQUESTED]):
+            self._store.set(_STOP_AT, str(step + _STEPS_AHEAD))
+            return step + _STEPS_AHEAD
+        return None
+
+
 def observe(module: Any, events: EventLog) -> None:
     """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
-    engine_class, seen = module.DeepSpeedEngine, _Seen(events)
+    engine_class, seen = module.DeepSpeedEngine, _EngineObserver(events)
     engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
     engine_class.backward = _around(engine_class.backward, seen.before_backward)
     engine_class.step = _around(engine_class.step, seen.before_step, seen.after_step)
@@ -156,22 +147,27 @@ def _around(method: Any, before: Callable[..., None], after: Callable[[Any], Non
     return wrapped
 
 
-class _Seen:
-    """What was seen since the last optimizer step.
+class _EngineObserver:
+    """Tokens, losses, forward times and memory since the last optimizer step.
 
-    A GPU is never waited for: its loss and its times are read a step later, when it has long computed them.
+    The GPU is never waited for: its losses and times are read a step later, when they have been computed.
     """
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self._tokens, self._forward_s, self._global_steps = 0, 0.0, 0
-        self._began: Any = None
-        self._passes: list[tuple[Any, Any]] = []
+        self._tokens = 0
         self._losses: list[Any] = []
         self._is_mean = True
-        self._late: list[tuple[int, Any, Any]] = []
+        self._global_steps = 0
+        self._began: Any = None
+        self._forward_s = 0.0
+        """Of passes on the CPU."""
+        self._passes: list[tuple[Any, Any]] = []
+        """(begin, end) of passes on the GPU, as CUDA events."""
+        self._pending: list[tuple[int, Any, Any]] = []
+        """(step, loss, CUDA event after its copy to the host)."""
         self._memory_at = 0.0
-        self._told_settings = False
+        self._reported_settings = False
 
     def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
         if not engine.module.training:
@@ -201,35 +197,36 @@ class _Seen:
 
     def after_step(self, engine: Any) -> None:
         if engine.global_steps == self._global_steps:
-            return  # not at the end of the accumulation
+            return  # within the accumulation
         import torch
 
         step, line = int(engine.global_steps), dict[str, float](tokens=self._tokens)
-        if not self._told_settings:
-            self._told_settings = True
+        losses = self._losses
+        self._losses = []
+        self._tokens = 0
+        if not self._reported_settings:
+            self._reported_settings = True
             self._events.note({"engine": _settings(engine)})
-        self._tell_late()
-        losses, self._losses, self._tokens = self._losses, [], 0
-        loss = None
+        self._report_pending()
         if losses:
             stacked = torch.stack([value.float().reshape(()) for value in losses])
             loss = stacked.mean() if self._is_mean else stacked.sum()
-        # ZeRO-3 gathers weights during the forward pass: its time is the slowest rank's.
+            if loss.is_cuda:
+                copy = torch.empty((), dtype=torch.float32, pin_memory=True)
+                copy.copy_(loss, non_blocking=True)
+                self._pending.append((step, copy, _event(torch)))
+            else:
+                line["loss"] = float(loss)
+        # ZeRO-3 gathers weights during the forward pass, so its time is the slowest rank's.
         times_are_own = engine.zero_optimization_stage() < 3
-        if loss is not None and loss.is_cuda:
-            copy = torch.empty((), dtype=torch.float32, pin_memory=True)
-            copy.copy_(loss, non_blocking=True)
-            self._late.append((step, copy, _event(torch)))
-        elif loss is not None:
-            line["loss"] = float(loss)
         if times_are_own and not self._passes:
             line["forward_s"] = self._forward_s
         self._forward_s = 0.0
         if engine.device.type == "cuda":
-            line |= self._own_forward_s(times_are_own) | self._memory(torch)
+            line |= self._gpu_forward_s(times_are_own) | self._memory(torch)
         self._events.note({"step": step, **line})
 
-    def _own_forward_s(self, times_are_own: bool) -> dict[str, float]:
+    def _gpu_forward_s(self, times_are_own: bool) -> dict[str, float]:
         """The time of the passes that the GPU has completed; the others count for the next step."""
         milliseconds = 0.0
         while self._passes and self._passes[0][1].query():
@@ -237,10 +234,9 @@ class _Seen:
             milliseconds += began.elapsed_time(ended)
         return {"forward_s": milliseconds / 1e3} if milliseconds and times_are_own else {}
 
-    def _tell_late(self) -> None:
-        """Losses that have arrived."""
-        while self._late and self._late[0][2].query():
-            step, loss, _ = self._late.pop(0)
+    def _report_pending(self) -> None:
+        while self._pending and self._pending[0][2].query():
+            step, loss, _ = self._pending.pop(0)
             self._events.note({"step": step, "loss": float(loss)})
 
     def _memory(self, torch: Any) -> dict[str, float]:
@@ -257,7 +253,7 @@ class _Seen:
 
 
 def _settings(engine: Any) -> dict[str, int]:
-    """What the engine itself says of its plan, under the names of `Plan`."""
+    """The engine's own settings, under the names of `Plan`."""
     return {
         "zero_stage": int(engine.zero_optimization_stage()),
         "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
@@ -266,7 +262,7 @@ def _settings(engine: Any) -> dict[str, int]:
 
 
 def _now(engine: Any) -> Any:
-    """An event in the GPU's queue, or the clock of the process that computes itself."""
+    """A CUDA event, or the clock where the process itself computes."""
     if engine.device.type != "cuda":
         return time.perf_counter()
     import torch

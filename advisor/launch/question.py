@@ -1,4 +1,4 @@
-"""What the script needs: the framework that fills its configuration, and the launcher that it expects."""
+"""From the command line of `ds-advise launch` to a LaunchRequest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...probes.run import Run
 from ...probes.search_path import search_path
 from ..question.run import configured_run, read_ds_config
 from .check import prediction_of
-from .config_passing import handing_over
+from .config_passing import config_passing
 from .place import Place, launcher_for
 from .request import LaunchRequest, Script
 from .script_arguments import ScriptArguments
@@ -29,76 +29,8 @@ _TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFT
 _ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
 _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 
-
-def framework_of(config: Mapping[str, Any], source: str) -> Framework:
-    """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
-    or accelerate; else "deepspeed"."""
-    if has_auto(config) or uses_trainer(source) or _ACCELERATE.search(source):
-        return "hf"
-    return "deepspeed"
-
-
-def launcher_of(framework: Framework, source: str) -> tuple[Launcher, str]:
-    """(the launcher, why): accelerate where the script leaves the configuration to it, deepspeed where a plain script
-    may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
-    if _ACCELERATE.search(source) and not uses_trainer(source):
-        return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
-    if framework == "deepspeed":
-        return "deepspeed", "a script on deepspeed.initialize may read --local_rank, which only this launcher passes"
-    return "torchrun", "the Trainer needs no more"
-
-
-def uses_trainer(source: str) -> bool:
-    """Whether the script's text names the Trainer or its arguments."""
-    return _TRAINER.search(source) is not None
-
-
-def names_adapters(source: str) -> bool:
-    """Whether the script's text names peft's adapters."""
-    return _ADAPTERS.search(source) is not None
-
-
-def source_of(script: Script) -> str:
-    """The text of the script, "" where it cannot be read. Raises ConfigFileError where there is no such script."""
-    if script.is_module:
-        try:
-            spec = importlib.util.find_spec(script.target)
-        except (ImportError, ValueError):
-            spec = None
-        path = Path(spec.origin) if spec is not None and spec.origin else None
-    else:
-        path = Path(script.target)
-        if not path.is_file() or path.suffix in _SHELL_SUFFIXES:
-            raise _no_script(path)
-    try:
-        return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _no_script(path: Path) -> ConfigFileError:
-    """What to write where the first word behind `--` is no Python script."""
-    target = str(path)
-    example = "ds-advise launch ds_config.json -- train.py ..."
-    if target == "-m":
-        return ConfigFileError(
-            "-m stands behind --, as if it were the script", fix="write it before: -m -- package.train"
-        )
-    if path.is_file() or shutil.which(target, path=search_path()) is not None:
-        return ConfigFileError(
-            f"{target} is a program and no training script",
-            why="launch starts the ranks itself, by the launcher that the script needs (--launcher)",
-            fix=f"write the Python script and its arguments alone: {example}",
-        )
-    return ConfigFileError(
-        f"there is no script {target}",
-        why="every rank would end at once",
-        fix=f"give its path as seen from this folder: {example}",
-    )
-
-
-_TRAINER_MICRO_BATCH = 8
-"""TrainingArguments' default for per_device_train_batch_size."""
+_TRAINER_DEFAULTS = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}
+"""Defaults of TrainingArguments."""
 
 
 def launch_question(
@@ -113,32 +45,39 @@ def launch_question(
     stall_s: float | None,
     **place_options: Any,
 ) -> tuple[LaunchRequest, list[str]]:
-    """(what is launched, sentences that say what was chosen or assumed, and why).
+    """(the request, remarks on what was chosen or assumed).
 
-    options: the arguments of `read_run` but the cluster; those that are `given` by the user count more than what the
-    script's arguments say. words: the script and its arguments. place_options: those of `Place`.
+    options: the arguments of `read_run` but the cluster; those `given` by the user take precedence over the script's
+    arguments. words: the script and its arguments. place_options: those of `Place`.
 
     Raises DsAdviseError for what cannot be launched.
     """
-    config_file, config = options["config_file"], read_ds_config(options["config_file"])
-    script, arguments = Script(target=words[0], arguments=words[1:], is_module=is_module), ScriptArguments(words[1:])
-    source = source_of(script)
+    config_file = options["config_file"]
+    config = read_ds_config(config_file)
+    script = Script(target=words[0], arguments=words[1:], is_module=is_module)
+    arguments = ScriptArguments(script.arguments)
+    source = script_source(script)
     place = Place(**place_options)
     check_kernels(config, place.device)
     cluster, rendezvous = place.resolve()
     framework = options["framework"] if "framework" in given else framework_of(config, source)
-    launcher, remarks = _launcher(launcher_for(rendezvous, launcher), framework, source, rendezvous)
-    handing = handing_over(pass_config, config_file, config, framework=framework, script=script, source=source)
-    remarks += handing.remarks
+    remarks: list[str] = []
+    launcher = launcher_for(rendezvous, launcher)
+    if launcher is None:
+        launcher, why = default_launcher(framework, source, rendezvous)
+        remarks.append(f"launcher {launcher}: {why}")
+    passing = config_passing(pass_config, config_file, config, framework=framework, script=script, source=source)
+    remarks += passing.remarks
     model = options["model"] or arguments.model
     if model is None:
         run = Run(config=config, model="", cluster=cluster, workload=Workload(framework=framework))
     else:
-        filled, assumed = _filled(options, given, arguments, framework)
-        adapted, method = _adapted(filled, given, arguments, source)
-        del adapted["config_file"]
-        run = configured_run(config, **{**adapted, "model": model, "cluster": cluster, "framework": framework})
-        remarks += [*assumed, *method]
+        from_script, assumptions = _from_script(given, arguments, framework)
+        adapters, method = _adapters(options, given, arguments, source)
+        remarks += [*assumptions, *method]
+        chosen = options | from_script | adapters | {"model": model, "cluster": cluster, "framework": framework}
+        del chosen["config_file"]
+        run = configured_run(config, **chosen)
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
         script=script,
@@ -148,8 +87,8 @@ def launch_question(
         folder=folder if place.master is None else folder / f"node{place.node_rank}",  # nodes may share a file system
         device=place.device,
         rendezvous=rendezvous,
-        passes_config=handing.passes,
-        config_flag=handing.with_flag,
+        passes_config=passing.passes,
+        config_flag=passing.with_flag,
         prediction=prediction_of(run),
         total_steps=arguments.number("max_steps"),
         stall_s=stall_s,
@@ -157,24 +96,65 @@ def launch_question(
     return request, remarks
 
 
-def _launcher(
-    needed: Launcher | None, framework: Framework, source: str, rendezvous: Rendezvous | None
-) -> tuple[Launcher, list[str]]:
-    """(the launcher, why it was chosen where it was)."""
-    if needed is not None:
-        return needed, []
-    launcher, why = launcher_of(framework, source)
-    if rendezvous is not None and launcher == "deepspeed":
-        launcher = "torchrun"
-        why = "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
-    return launcher, [f"launcher {launcher}: {why}"]
+def framework_of(config: Mapping[str, Any], source: str) -> Framework:
+    """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
+    or accelerate; else "deepspeed"."""
+    return "hf" if has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source) else "deepspeed"
 
 
-def _filled(
-    options: dict[str, Any], given: Collection[str], arguments: ScriptArguments, framework: Framework
+def default_launcher(framework: Framework, source: str, rendezvous: Rendezvous | None = None) -> tuple[Launcher, str]:
+    """(the launcher, the reason): accelerate where the script takes the configuration from it, deepspeed where a plain
+    script may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
+    if _ACCELERATE.search(source) and not _TRAINER.search(source):
+        return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
+    if framework != "deepspeed":
+        return "torchrun", "the Trainer needs no other"
+    if rendezvous is None:
+        return "deepspeed", "a script on deepspeed.initialize may read --local_rank, which only this launcher passes"
+    return "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
+
+
+def script_source(script: Script) -> str:
+    """The text of the script, "" where it cannot be read. Raises ConfigFileError where the script does not exist."""
+    if script.is_module:
+        try:
+            spec = importlib.util.find_spec(script.target)
+        except (ImportError, ValueError):
+            spec = None
+        path = Path(spec.origin) if spec is not None and spec.origin else None
+    else:
+        path = Path(script.target)
+        if not path.is_file() or path.suffix in _SHELL_SUFFIXES:
+            raise _not_a_script(path)
+    try:
+        return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _not_a_script(path: Path) -> ConfigFileError:
+    target = str(path)
+    example = "ds-advise launch ds_config.json -- train.py ..."
+    if target == "-m":
+        return ConfigFileError("-m after -- is taken for the script", fix="write it before: -m -- package.train")
+    if path.is_file() or shutil.which(target, path=search_path()) is not None:
+        return ConfigFileError(
+            f"{target} is a program and no training script",
+            why="launch starts the ranks itself, with the launcher that the script needs (--launcher)",
+            fix=f"write the Python script and its arguments alone: {example}",
+        )
+    return ConfigFileError(
+        f"there is no script {target}",
+        why="every rank would end at once",
+        fix=f"give its path relative to this folder: {example}",
+    )
+
+
+def _from_script(
+    given: Collection[str], arguments: ScriptArguments, framework: Framework
 ) -> tuple[dict[str, Any], list[str]]:
-    """(the options with what the user left open, from the script's arguments or else TrainingArguments' defaults; a
-    sentence about the latter)."""
+    """(options that the user left open, from the script's arguments or else TrainingArguments' defaults; a remark on
+    the defaults)."""
     in_script = {
         "seq_len": arguments.seq_len,
         "micro_batch": arguments.number("per_device_train_batch_size"),
@@ -182,41 +162,36 @@ def _filled(
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
     }
-    defaults = {"micro_batch": _TRAINER_MICRO_BATCH, "accumulation": 1, "gradient_checkpointing": False}
-    in_script = {name: value for name, value in in_script.items() if value is not None and name not in given}
-    assumed = {
-        name: value
-        for name, value in defaults.items()
-        if framework == "hf" and name not in given and name not in in_script
-    }
-    filled = {**options, **in_script, **assumed}
+    found = {name: value for name, value in in_script.items() if value is not None and name not in given}
+    defaults = _TRAINER_DEFAULTS if framework == "hf" else {}
+    assumed = {name: value for name, value in defaults.items() if name not in given and name not in found}
     if not assumed:
-        return filled, []
+        return found, []
     titles = (
         "no checkpointing" if value is False else f"{name.replace('_', ' ')} {value}" for name, value in assumed.items()
     )
-    return filled, [
-        f"counted with {', '.join(titles)}, the Trainer's defaults: where the script says otherwise, pass "
+    remark = (
+        f"assumed {', '.join(titles)}, the Trainer's defaults: where the script sets others, pass "
         "--micro-batch, --accumulation, --gradient-checkpointing on"
-    ]
+    )
+    return found | assumed, [remark]
 
 
-def _adapted(
-    options: dict[str, Any], given: Collection[str], arguments: ScriptArguments, source: str
+def _adapters(
+    options: Mapping[str, Any], given: Collection[str], arguments: ScriptArguments, source: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """(the options with the training method that the script's arguments say, a sentence about what is taken)."""
+    """(options of the training method in the script's arguments, a remark on the method)."""
     if "method" in given:
-        return options, []
+        return {}, []
     if arguments.adapts:
-        said = {name: value for name, value in arguments.lora.items() if name not in given}
-        options = {**options, "method": "lora", **said}
-        targets = options["lora_targets"] or "all linear layers"
+        found = {name: value for name, value in arguments.lora.items() if name not in given}
+        chosen = {**options, **found}
+        targets = chosen["lora_targets"] or "all linear layers"
         bits = "; its 4-bit weights are counted as 16-bit ones" if arguments.loads_in_4_bits else ""
-        return options, [
-            f"counted as LoRA of rank {options['lora_rank']} on {targets}, by the script's arguments{bits}"
-        ]
-    if names_adapters(source):
-        return options, [
+        remark = f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by the script's arguments{bits}"
+        return {"method": "lora", **found}, [remark]
+    if _ADAPTERS.search(source):
+        return {}, [
             "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
         ]
-    return options, ["counted as full fine-tuning: for adapters pass --method lora"]
+    return {}, ["counted as full fine-tuning: for adapters pass --method lora"]

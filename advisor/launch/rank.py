@@ -1,8 +1,8 @@
 """One rank: `python -m ...rank --folder FOLDER [--set NAME=VALUE]... [--is-module] TARGET ARGUMENTS`.
 
 Runs the user's script as `__main__`, as the launcher would have run it: the same sys.argv, sys.path[0], working folder
-and exit code. What is added: its output goes to `rank<R>.log` in FOLDER, and `observe` tells its steps in
-`rank<R>.jsonl`. Nothing that fails here may make the script fail.
+and exit code. Added are: its output goes to `rank<R>.log` in FOLDER, and `observe` notes its steps in `rank<R>.jsonl`.
+A failure of these must not make the script fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import runpy
 import socket
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class _Arguments:
     folder: Path
     target: str
     is_module: bool
-    variables: dict[str, str] = field(default_factory=dict)
-    arguments: list[str] = field(default_factory=list)
+    variables: dict[str, str]
+    arguments: list[str]
 
 
 def main() -> None:
@@ -38,9 +38,9 @@ def main() -> None:
     number = os.environ.get("RANK", "0")
     with contextlib.suppress(OSError):
         given.folder.mkdir(parents=True, exist_ok=True)
-        _send_output_to(given.folder / f"rank{number}.log")
+        _redirect_output(given.folder / f"rank{number}.log")
     events = EventLog(given.folder / f"rank{number}.jsonl")
-    events.note({"rank": int(number), "pid": os.getpid(), "host": socket.gethostname(), "limits": _limits()})
+    events.note({"rank": int(number), "pid": os.getpid(), "host": socket.gethostname()})
     with contextlib.suppress(Exception):
         from .observe import install
 
@@ -51,23 +51,23 @@ def main() -> None:
         events.note({"end": 0 if error.code is None else error.code if isinstance(error.code, int) else 1})
         raise
     except BaseException as error:
-        events.note({"error": _described(error)})
+        events.note({"error": _description(error)})
         raise
     events.note({"end": 0})
 
 
 def _parse(words: list[str]) -> _Arguments:
-    """The deepspeed launcher puts `--local_rank=N` before all else; it is the script's."""
+    """The deepspeed launcher puts the script's `--local_rank=N` before all else."""
     folder, is_module, variables, before = Path(), False, {}, []
     while words:
         word, *words = words
         if word.startswith("--local_rank="):
             before.append(word)
         elif word == "--folder":
-            folder, words = Path(words[0]), words[1:]
+            folder = Path(words.pop(0))
         elif word == "--set":
-            name, _, value = words[0].partition("=")
-            variables[name], words = value, words[1:]
+            name, _, value = words.pop(0).partition("=")
+            variables[name] = value
         elif word == "--is-module":
             is_module = True
         else:
@@ -80,13 +80,13 @@ def _run(given: _Arguments) -> None:
     if given.is_module:
         runpy.run_module(given.target, run_name="__main__", alter_sys=True)
     else:
-        # `python script.py` finds the script's neighbours; `python -m`, which started this, the working folder's.
+        # `python script.py` imports from the script's folder; `python -m`, which started this, from the working folder.
         sys.path[0] = str(Path(given.target).resolve().parent)
         runpy.run_path(given.target, run_name="__main__")
 
 
-def _send_output_to(path: Path) -> None:
-    """Both streams, below Python: what libraries and children print as well."""
+def _redirect_output(path: Path) -> None:
+    """Both streams by their descriptors, so that the output of libraries and children is included."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -95,17 +95,13 @@ def _send_output_to(path: Path) -> None:
     os.close(log)
 
 
-def _limits() -> dict[str, int]:
+def _description(error: BaseException) -> dict[str, Any]:
     limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
-    return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
-
-
-def _described(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "message": " ".join(str(error).split())[:2000],
         "errno": error.errno if isinstance(error, OSError) else None,
-        "limits": _limits(),
+        "limits": {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY},
         "details": "".join(traceback.format_exception(error))[-8000:],
     }
 

@@ -1,4 +1,4 @@
-"""What is to be launched, and what came of it."""
+"""What is launched, and its outcome."""
 
 from __future__ import annotations
 
@@ -29,60 +29,57 @@ FailureKind = Literal[
 FAILURE_TITLES: dict[FailureKind, str] = {
     "gpu_out_of_memory": "The GPU's memory ran out",
     "host_out_of_memory": "The host's memory ran out",
-    "communication_timeout": "The ranks waited for each other in vain",
+    "communication_timeout": "A collective operation timed out",
     "disk_full": "The disk is full",
     "nan_loss": "The loss is not a number",
     "lost_rank": "A rank was lost",
-    "not_resumed": "It did not resume",
-    "hang": "Nothing moved any more",
+    "not_resumed": "The script did not resume",
+    "hang": "The ranks made no progress",
     "crash": "The script failed",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What every rank runs as `__main__`."""
+    """The script that every rank runs as `__main__`."""
 
     target: str
     """The path of a file, or the name of a module."""
     arguments: tuple[str, ...] = ()
-    """As they stand on the command line, without those that pass the DeepSpeed configuration."""
+    """As on the command line, without those that pass the DeepSpeed configuration."""
     is_module: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """One training."""
+    """One training to launch."""
 
     script: Script
     run: Run
-    """Its cluster's `nodes` and `gpus_per_node` are the ranks. With an empty `model` nothing is known of the model."""
+    """Its cluster's `nodes` and `gpus_per_node` are the ranks. An empty `model`: the model is unknown."""
     config_path: Path
     launcher: Launcher
     folder: Path
-    """Made for this launch: the ranks' output and records (`rank<R>.log`, `rank<R>.jsonl`) and `launcher.log`."""
+    """Folder of this launch alone, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
     device: Device = "cuda"
     rendezvous: Rendezvous | None = None
-    """How several nodes meet; None on one."""
+    """None on one node."""
     passes_config: bool = True
-    """Whether the file is handed to the script in its framework's way; False where the script knows it."""
+    """Whether the configuration file is passed to the script; False where the script names it itself."""
     config_flag: bool = True
-    """Whether a plain script's parser knows `--deepspeed` beside `--deepspeed_config`."""
+    """Whether a plain script's parser accepts `--deepspeed` before `--deepspeed_config`."""
     prediction: Estimate | None = None
-    """What is shown beside the measured figures and kept with them; None where nothing was predicted."""
     total_steps: int | None = None
-    """Optimizer steps in all; None where only the Trainer knows, whose callback then reports it."""
+    """Optimizer steps of the whole training; None: the Trainer's callback reports them."""
     resumes_after: int = 0
-    """Step of the checkpoint that the script is to resume from, 0 for none. A first step that is not beyond it ends the
-    training at once."""
-
+    """Step of the checkpoint to resume from, 0 for none. A first step that is not beyond it ends the training."""
     stall_s: float | None = None
-    """Seconds without a step and without a line from any rank after which the training is ended; None: never."""
+    """Seconds without a step and without output after which the training is ended; None: never."""
 
     @property
     def predicted_host_bytes(self) -> int | None:
-        """Memory of all ranks of a node while it trains. None on the CPU, where the processes are without CUDA's
-        libraries and smaller than those that the closed form knows."""
+        """Memory of a node's ranks while they train. None on the CPU, where processes lack CUDA's libraries and are
+        smaller than the closed form assumes."""
         if self.prediction is None or self.device == "cpu":
             return None
         return self.prediction.memory.host_training_bytes_per_node
@@ -98,7 +95,7 @@ class TrainingFailure:
     step: int
     """The last step that was completed."""
     message: str
-    """One line, the error's own words."""
+    """The error message in one line."""
     evidence: tuple[str, ...] = ()
     """What shows that it is this kind: a counter, a signal, an exception."""
 
@@ -109,10 +106,9 @@ class TrainingFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """The highest figures of any rank of this node while it ran; None where the device has no such counter."""
+    """The highest figures of any rank of this node; None where the device has no such counter."""
 
     allocated_bytes: int | None = None
-    """By torch's allocator, as `reserved_bytes`."""
     reserved_bytes: int | None = None
     device_bytes: int | None = None
     """Of one GPU, by the driver: all its processes together."""
@@ -122,7 +118,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOutcome:
-    """How a training ended."""
+    """How a launched training ended."""
 
     status: LaunchStatus
     failure: TrainingFailure | None
@@ -131,6 +127,10 @@ class LaunchOutcome:
     peaks: Peaks
     seconds: float
     folder: Path
+    """The ranks' output and records."""
+    launcher: Launcher = "torchrun"
+    config: Path = Path()
+    """The DeepSpeed configuration's file."""
     first_step_s: float | None = None
     """From the start to the end of the first step."""
     step_s: float | None = None
@@ -139,11 +139,19 @@ class LaunchOutcome:
     """Median of the later steps, of the whole job: every position of a batch is a token, padding too."""
     tokens_per_s: float | None = None
     """`tokens_per_step` / `step_s`."""
-    losses: tuple[tuple[int, float], ...] = ()
-    """(step, loss), as far as the ranks reported them."""
+    losses: tuple[tuple[int, float | None], ...] = ()
+    """(step, loss), as far as the ranks reported them; null: it was no number."""
     differences: tuple[str, ...] = ()
-    """Where the engine was seen to train by another plan than the one that was checked and predicted."""
+    """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None
     """The newest that the Trainer saved."""
     warnings: tuple[str, ...] = ()
-    """What was warned of while it ran."""
+    """Warnings printed during the training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One launch: what was started and how it ended."""
+
+    request: LaunchRequest
+    outcome: LaunchOutcome

@@ -1,5 +1,4 @@
-"""What the arguments of the user's script say of the training, by the names that TrainingArguments and the field's
-scripts give them."""
+"""The arguments of the user's script, by the option names of TrainingArguments and of common training scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _TRAINING_ARGUMENTS = (
     "save_steps",
     "learning_rate",
 )
-"""Nearly every script that parses TrainingArguments is given two of these or more."""
+"""A script that parses TrainingArguments nearly always gets two of these or more."""
 
 _ADAPTERS = ("use_peft_lora", "use_peft", "use_lora", "lora_enable", "enable_lora", "lora")
 """Switches: peft's and TRL's examples, LLaVA and others."""
@@ -41,13 +40,13 @@ _FALSE = ("false", "0", "no", "off")
 
 
 class ScriptArguments:
-    """Options as argparse reads them: `--name value`, `--name=value`, `--name` alone; `-` and `_` are one."""
+    """Options as argparse reads them: `--name value`, `--name=value`, `--name` alone; `-` and `_` are equal."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._words = tuple(arguments)
         self._values: dict[str, str] = {}
         self._lists: dict[str, list[str]] = {}
-        self._asked: set[str] = set()
+        self._read: set[str] = set()
         current: list[str] = []
         for word, following in pairwise([*arguments, "--"]):
             if word.startswith("--"):
@@ -59,7 +58,7 @@ class ScriptArguments:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> ScriptArguments:
-        """The same options as a configuration file has them, a key each; objects become JSON, null is left out."""
+        """The options of a configuration file, one per key; objects become JSON, null is left out."""
         words: list[str] = []
         for name, value in values.items():
             if value is not None:
@@ -76,12 +75,12 @@ class ScriptArguments:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The names of the options that nobody has asked for."""
-        return tuple(name for name in self._values if name not in self._asked)
+        """The names of the options that were never read."""
+        return tuple(name for name in self._values if name not in self._read)
 
     def text(self, *names: str) -> str | None:
-        """The value of the first of the names that is given one."""
-        self._asked.update(names)
+        """The value of the first of the names that has one."""
+        self._read.update(names)
         return next((value for name in names if (value := self._values.get(name))), None)
 
     def number(self, *names: str) -> int | None:
@@ -90,13 +89,13 @@ class ScriptArguments:
 
     def flag(self, name: str) -> bool | None:
         """None where it is not given."""
-        self._asked.add(name)
+        self._read.add(name)
         value = self._values.get(name)
         return None if value is None else value.lower() not in _FALSE
 
     def texts(self, *names: str) -> list[str]:
-        """All values of the first of the names that is given some, separated by blanks or commas."""
-        self._asked.update(names)
+        """All values of the first of the names that has some, separated by blanks or commas."""
+        self._read.update(names)
         given = next((self._lists[name] for name in names if self._lists.get(name)), [])
         return [part for word in given for part in word.split(",") if part]
 
@@ -108,20 +107,20 @@ class ScriptArguments:
 
     @property
     def lora(self) -> dict[str, Any]:
-        """What is said of the adapters, under the names of `QuestionOptions`."""
+        """The adapters' options, under the names of the question's options."""
         targets, dropout = self.texts("lora_target_modules", "lora_target", "target_modules"), self.text("lora_dropout")
         saved = self.texts("lora_modules_to_save", "modules_to_save", "additional_target")
-        said = {
+        found = {
             "modules_to_save": ",".join(saved) or None,
             "lora_rank": self.number("lora_r", "lora_rank", "lora_dim"),
             "lora_dropout": float(dropout) if dropout and re.fullmatch(r"0?\.\d+|0|0\.0*", dropout) else None,
             "lora_targets": ",".join(targets) if targets and not {"all-linear", "all"} & set(targets) else None,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def gradient_checkpointing(self) -> bool | Literal["offload"] | None:
-        """Whether layers are recomputed, and whether their inputs wait on the host; None where nothing is said."""
+        """Whether layers are recomputed, and whether their inputs are offloaded to the host; None where not given."""
         names = ("activation_checkpointing", "gradient_checkpointing")
         switched = next((flag for name in names if (flag := self.flag(name)) is not None), None)
         if not switched:
@@ -148,10 +147,10 @@ class ScriptArguments:
 
     @property
     def checkpoints(self) -> int | None:
-        """The most checkpoints of the Trainer that are on the disk at once; None where the arguments do not tell.
+        """The largest number of the Trainer's checkpoints that are on the disk at once; None where it is unknown.
 
-        Their defaults are those of transformers 5 (`training_args.py`): every 500 steps and at the end, 3 epochs, all
-        kept. A new one is saved before the oldest of `save_total_limit` is removed.
+        Defaults of transformers 5 (`training_args.py`): every 500 steps and at the end, 3 epochs, all kept. A new one
+        is saved before the oldest of `save_total_limit` is removed.
         """
         strategy, every, epochs = self.text("save_strategy") or "steps", self.text("save_steps"), self._epochs
         steps, limit = self.number("max_steps"), self.number("save_total_limit")
@@ -175,21 +174,21 @@ class ScriptArguments:
 
     @property
     def passes_a_config(self) -> bool:
-        """The user hands the script a DeepSpeed configuration already."""
+        """Whether the user passes the script a DeepSpeed configuration."""
         return any(name in self._values for name in _CONFIG)
 
     @property
     def configs(self) -> dict[str, str]:
-        """The configurations among them, files or JSON, by the option that hands them over."""
+        """The DeepSpeed configurations among them, files or JSON, by option."""
         return {name: value for name in _CONFIG if (value := self.text(name)) and value.lower() not in _TRUE}
 
     @property
     def are_training_arguments(self) -> bool:
-        """The script parses TrainingArguments, as far as can be told."""
+        """Whether the script seems to parse TrainingArguments."""
         return sum(name in self._values for name in _TRAINING_ARGUMENTS) >= 2
 
     def with_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """The command line with these options at the end, and without earlier ones of the same names."""
+        """The command line with these options at the end, in place of earlier ones of the same names."""
         kept: list[str] = []
         dropping = False
         for word in self._words:
@@ -201,7 +200,7 @@ class ScriptArguments:
 
 
 def _word(value: object) -> str:
-    """A value as a command line has it."""
+    """A value in a command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)

@@ -1,4 +1,11 @@
-"""The shared memory through which ranks on one machine's CPU exchange tensors, which DeepSpeed never removes."""
+"""Runs a command and lets none of its processes outlive it or the process PARENT that started this one: `python -m
+...supervisor PARENT COMMAND`.
+
+torchrun gives every rank a session of its own and the deepspeed launcher puts a process between, so a process group
+does not hold them all. This process adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so at the end
+all that is left is among them; Linux signals it when the parent dies for any reason (PR_SET_PDEATHSIG). The parent
+adopts in the same way, for the case that this process is killed.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +21,7 @@ from typing import NoReturn
 
 import psutil
 
-FOLDER = Path("/dev/shm")
-
-
-def free_abandoned_buffers() -> None:
-    """Remove this user's buffers that no process has open any more: 66 MiB a rank and training, which stay in memory
-    otherwise until the machine starts anew.
-
-    To be called when the ranks have ended; what another job uses stays. A job in another container is not seen where
-    `/dev/shm` is shared and processes are not; it keeps the memory, but a rank of it that looks for the name of another
-    in that moment would wait. Source: deepspeed 0.19.8 csrc/cpu/comm/shm.cpp shm_initialize.
-    """
-    buffers = {str(path) for path in FOLDER.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*")}
-    for process in Path("/proc").glob("[0-9]*") if buffers else ():
-        buffers.difference_update(_opened(process))
-    for buffer in buffers:
-        Path(buffer).unlink(missing_ok=True)
-
-
-def _opened(process: Path) -> Iterator[str]:
-    """The files that a process has open or mapped, as far as it may be asked; a file is opened before it is mapped."""
-    with contextlib.suppress(OSError):
-        for descriptor in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                yield str(descriptor.readlink())
-    with contextlib.suppress(OSError):
-        for line in (process / "maps").read_text(errors="replace").splitlines():
-            yield line.split(maxsplit=5)[-1]
-
+SHARED_MEMORY = Path("/dev/shm")
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -49,10 +29,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def main() -> NoReturn:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     adopt_orphans(True)
-    signal.signal(signal.SIGTERM, _end)  # before the death signal is asked for, which is this one
+    signal.signal(signal.SIGTERM, _end)  # before the death signal is requested, which is SIGTERM
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(1)  # it died before it could be watched
+        os._exit(1)  # the parent died before it could be watched
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -63,7 +43,7 @@ def main() -> NoReturn:
         if ended == process.pid:
             code = os.waitstatus_to_exitcode(status)
             _kill_all()
-            os._exit(code if code >= 0 else 128 - code)  # as a shell says it: 128 + signal
+            os._exit(code if code >= 0 else 128 - code)  # as a shell: 128 + signal
 
 
 def adopt_orphans(on: bool) -> None:
@@ -72,7 +52,7 @@ def adopt_orphans(on: bool) -> None:
 
 
 def kill_descendants(spared: frozenset[int] = frozenset()) -> None:
-    """Until there is none left but the spared children and theirs: a process may have started another while it was
+    """Kill until none is left but the spared children and their descendants: a process may start another while it is
     killed."""
     while left := _descendants(spared):
         for process in left:
@@ -102,6 +82,33 @@ def _kill_all() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kill_descendants()
     free_abandoned_buffers()
+
+
+def free_abandoned_buffers() -> None:
+    """Remove this user's buffers in shared memory that no process has open any more. Ranks on one machine's CPU
+    exchange tensors through them, 66 MiB a rank and training, and DeepSpeed never removes them.
+
+    To be called when the ranks have ended; the buffers of another job stay. A job in another container is not seen
+    where `/dev/shm` is shared and processes are not; it keeps the memory, but a rank of it that opens another rank's
+    buffer by name at that moment would wait. Source: deepspeed 0.19.8 csrc/cpu/comm/shm.cpp shm_initialize.
+    """
+    buffers = {str(path) for path in SHARED_MEMORY.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*")}
+    for process in Path("/proc").glob("[0-9]*") if buffers else ():
+        buffers.difference_update(_open_files(process))
+    for buffer in buffers:
+        Path(buffer).unlink(missing_ok=True)
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """The files that a process has open or mapped, as far as they can be read. Open ones first, as a file is opened
+    before it is mapped."""
+    with contextlib.suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(descriptor.readlink())
+    with contextlib.suppress(OSError):
+        for line in (process / "maps").read_text(errors="replace").splitlines():
+            yield line.split(maxsplit=5)[-1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Trainer's checkpoints in an output folder, and which of them is whole."""
+"""The folder of a training: the final model, the Trainer's checkpoints, and the records with which it can resume."""
 
 from __future__ import annotations
 
@@ -21,186 +21,70 @@ from ...probes.real_run.job import Device
 from ..question.model_source import read_json_object
 
 WHOLE = "ds_advise_whole"
-"""Written into a checkpoint when every rank has written its part, so that one that was cut off (a full disk, a killed
-rank) is never resumed from. The Trainer itself takes the newest folder, whatever is in it."""
-
-
-def checkpoints(output: Path) -> list[Path]:
-    """All of them, by rising step."""
-    folders = (path for path in output.glob("checkpoint-*") if path.is_dir())
-    return sorted((path for path in folders if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
-
-
-def newest_whole(output: Path) -> Path | None:
-    return next((path for path in reversed(checkpoints(output)) if (path / WHOLE).exists()), None)
-
-
-def remove_broken(output: Path) -> list[Path]:
-    """Remove those that are not whole: they only take room that the next one needs. Answers what was removed."""
-    broken = [path for path in checkpoints(output) if not (path / WHOLE).exists()]
-    for path in broken:
-        shutil.rmtree(path)
-    return broken
-
+"""File in a checkpoint that every rank has written its part of. The Trainer itself resumes from the newest folder, also
+from one that a full disk or a killed rank left incomplete."""
 
 _REPAIR = "start the training without --resume"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
-    """What every rank needs to know. Paths are absolute."""
-
-    model: str
-    """The folder with the weights."""
-    tokenizer: str
-    """The folder of the tokenizer with its chat template; it is saved beside whatever is saved."""
-    workload: Workload
-    lora_alpha: int
-    """It has no effect with method "full"."""
-    device: Device
-    ranks: int
-    tokens: str
-    """The folder of the tokens."""
-    samples: str
-    """The file with the index into the tokens."""
-    evaluation_tokens: str | None
-    evaluation_samples: str | None
-    packing: bool
-    """As the samples were cut."""
-    arguments: dict[str, Any]
-    """Keyword arguments of TrainingArguments."""
-    checkpoint: str | None = None
-    """Where to go on; None: from the beginning."""
-    mlp_tiles: int = 0
-    """Tiles of a tiled feed-forward; 0: it is whole."""
-    loss_tiles: int = 0
-    """Tiles of a tiled loss; 0: the loss is another."""
-    gathers: bool = True
-    """Whether ZeRO-3 collects the whole weights when it saves; under other stages they are whole anyway."""
-
-    @property
-    def sequence_parallel_size(self) -> int:
-        """Ranks that share each sample."""
-        return int((self.arguments.get("parallelism_config") or {}).get("sp_size", 1))
-
-    @property
-    def output(self) -> Path:
-        return Path(self.arguments["output_dir"])
-
-    @property
-    def dtype(self) -> str:
-        """torch's name of the weights' type."""
-        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingResult:
-    """What the first rank leaves when the training has ended."""
-
-    finished: bool
-    """All steps were made and the model is saved; otherwise it was stopped and can go on."""
-    step: int
-    losses: tuple[tuple[int, float], ...]
-    """(step, loss), those before a resumed checkpoint too; as `evaluations`."""
-    evaluations: tuple[tuple[int, float], ...]
-    whole: bool
-    """Whether the saved weights are whole; otherwise they lie as ZeRO's shards in the last checkpoint."""
-
-
-def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
-    """Write it at once, over an earlier one."""
-    write_config(asdict(record), path, force=True)
-
-
-def read_job(path: Path) -> TrainingJob:
-    """The job in a file. Raises ConfigFileError where there is none."""
-    from pydantic import TypeAdapter, ValidationError
-
-    values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
-    try:
-        return TypeAdapter(TrainingJob).validate_python(values)
-    except ValidationError as problem:
-        raise ConfigFileError(
-            f"{path}: not a training's job", why="another version of ds-advise may have written it", fix=_REPAIR
-        ) from problem
-
-
-def read_result(path: Path) -> TrainingResult | None:
-    """None where the training left none."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(TrainingResult).validate_json(path.read_bytes()) if path.exists() else None
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingFolder:
-    """Where things lie below `path` (`--output-dir`): the model and `ds_config.json` in it, the Trainer's checkpoints
-    beside them, everything else in `training/`."""
+    """Paths below `--output-dir`: the model and `ds_config.json`, checkpoints, and the records in `training/`."""
 
-    path: Path
-
-    @property
-    def ds_config(self) -> Path:
-        return self.path / "ds_config.json"
-
-    @property
-    def records(self) -> Path:
-        return self.path / "training"
-
-    @property
-    def job(self) -> Path:
-        return self.records / "job.json"
-
-    @property
-    def result(self) -> Path:
-        return self.records / "result.json"
-
-    @property
-    def options(self) -> Path:
-        return self.records / "asked.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that trains in the folder; it says who that is."""
-        return self.records / "lock"
-
-    @property
-    def merged(self) -> Path:
-        return self.path / "merged"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ds_config = path / "ds_config.json"
+        self.merged = path / "merged"
+        self.records = path / "training"
+        self.job = self.records / "job.json"
+        self.result = self.records / "result.json"
+        self.options = self.records / "asked.json"
+        self.lock = self.records / "lock"
+        """Held by the process that trains in the folder, and names it."""
 
     def new_launch(self) -> Path:
         """The folder of the next launch."""
         number = 1 + sum(1 for _ in self.records.glob("launch-*"))
         return self.records / f"launch-{number}"
 
-    def claim(self, *, force: bool) -> None:
-        """Make the folder, or take one that is empty. With `force` an earlier training's checkpoints and records are
-        removed from it, so that they are not taken for this one's; other files stay until something of the same name is
-        saved.
+    def checkpoints(self) -> list[Path]:
+        """All checkpoints, by rising step."""
+        folders = (path for path in self.path.glob("checkpoint-*") if path.is_dir())
+        return sorted((path for path in folders if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
 
-        Raises ConfigFileError for a folder with anything in it without `force`, for one that another process trains in,
-        and for one that cannot be written to.
+    def newest_whole(self) -> Path | None:
+        """The last complete checkpoint."""
+        return next((path for path in reversed(self.checkpoints()) if (path / WHOLE).exists()), None)
+
+    def remove_broken(self) -> list[Path]:
+        """Remove incomplete checkpoints, which take room that the next one needs; returns them."""
+        broken = [path for path in self.checkpoints() if not (path / WHOLE).exists()]
+        for path in broken:
+            shutil.rmtree(path)
+        return broken
+
+    def claim(self, *, force: bool) -> None:
+        """Make the folder, or take an empty one. With `force` an earlier training's checkpoints and records are removed
+        from it, so that they are not taken for this one's; other files stay until they are overwritten.
+
+        Raises ConfigFileError for a folder that is not empty without `force`, in which another process trains, or that
+        cannot be written to.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.lock.exists():
                 with self.lock.open("r+b") as lock:
                     self._take(lock)
-            # Nobody misses what is left of a training that was refused before it began (a broken row, nothing fits).
+            # The records of a training that was refused before it began (a broken row, nothing fits) are of no use.
             unused = self.records if self.options.exists() and not self.job.exists() else None
             used = any(path != unused for path in self.path.iterdir())
             if used and not force:
                 advice = "pass --resume to go on with it, " if self.job.exists() else "pass "
                 raise ConfigFileError(
                     f"{self.path} is not empty",
-                    why="what is in it may be lost",
+                    why="its files may be lost",
                     fix=f"{advice}--force to use it all the same, or another --output-dir",
                 )
-            for stale in (*checkpoints(self.path), self.records, self.merged):
+            for stale in (*self.checkpoints(), self.records, self.merged):
                 if stale.exists():
                     shutil.rmtree(stale)
             self.records.mkdir()
@@ -209,7 +93,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from training in the folder, those of other hosts too where the file system has locks.
+        """Keep other processes from training in the folder, also those of other hosts where the file system has locks.
 
         Raises ConfigFileError where one does, and where the folder cannot be written to.
         """
@@ -235,37 +119,40 @@ class TrainingFolder:
             return
         if not taken:
             lock.seek(0)
-            who = lock.read().decode(errors="replace") or "another process"
+            holder = lock.read().decode(errors="replace") or "another process"
             raise ConfigFileError(
-                f"{self.path} is being trained in: {who}",
+                f"{self.path} is being trained in: {holder}",
                 why="both would write its checkpoints",
                 fix="wait for that training or stop it (Ctrl-C saves), or pass another --output-dir",
             )
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
-        """Keep the options that the training was started with, for --resume."""
+        """Keep the options of the training for --resume."""
         write_config(options, self.options, force=True)
 
     def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the training that is to go on.
+        """The options of the training to resume.
 
-        given: options of this call. Raises ConfigFileError where there is no training, or one of these differs from it.
+        given: options of this call. Raises ConfigFileError where there is no training, or one of them differs from it.
         """
         if not self.job.exists():
             raise ConfigFileError(
-                f"{self.path} holds no training that could go on",
+                f"{self.path} holds no training to resume",
                 why="it has no training/job.json",
-                fix="leave --resume out, or pass the --output-dir of the one that was interrupted",
+                fix="leave --resume out, or pass the --output-dir of the interrupted training",
             )
-        fix = "start the training without --resume"
-        kept = read_json_object(self.options, error=ConfigFileError, what="a training's options", fix=fix)
+        kept = read_json_object(self.options, error=ConfigFileError, what="a training's options", fix=_REPAIR)
         for name, value in given.items():
             if json.loads(json.dumps(value)) != kept.get(name):
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigFileError(
-                    f"{option} was {kept.get(name)} in the training that is to go on", fix=f"leave {option} out"
+                    f"{option} was {kept.get(name)} in the training to resume", fix=f"leave {option} out"
                 )
         return kept
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
@@ -274,3 +161,86 @@ def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
         why="the model is saved there",
         fix="pass another --output-dir",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """The input of every rank. Paths are absolute."""
+
+    model: str
+    """The folder with the weights."""
+    tokenizer: str
+    """The folder of the tokenizer with its chat template; it is saved with every model and checkpoint."""
+    workload: Workload
+    lora_alpha: int
+    """Without effect with method "full"."""
+    device: Device
+    ranks: int
+    tokens: str
+    """The folder of the tokens."""
+    samples: str
+    """The file with the index into the tokens."""
+    evaluation_tokens: str | None
+    evaluation_samples: str | None
+    packing: bool
+    arguments: dict[str, Any]
+    """Keyword arguments of TrainingArguments."""
+    checkpoint: str | None = None
+    """Where to resume; None: from the beginning."""
+    mlp_tiles: int = 0
+    """Tiles of a tiled feed-forward; 0: not tiled."""
+    loss_tiles: int = 0
+    """Tiles of a tiled loss; 0: not tiled."""
+    gathers: bool = True
+    """Whether ZeRO-3 gathers the whole weights when it saves; under other stages they are whole anyway."""
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        return int((self.arguments.get("parallelism_config") or {}).get("sp_size", 1))
+
+    @property
+    def output(self) -> Path:
+        return Path(self.arguments["output_dir"])
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the weights' type."""
+        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """The first rank's report of the end of the training."""
+
+    finished: bool
+    """All steps were made and the model is saved; otherwise it was stopped and can be resumed."""
+    step: int
+    losses: tuple[tuple[int, float], ...]
+    """(step, loss), with those before a resumed checkpoint; as `evaluations`."""
+    evaluations: tuple[tuple[int, float], ...]
+    whole: bool
+    """Whether the saved weights are whole; otherwise they are ZeRO's shards in the last checkpoint."""
+
+
+def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
+    write_config(asdict(record), path, force=True)
+
+
+def read_job(path: Path) -> TrainingJob:
+    """The job in a file. Raises ConfigFileError where there is none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
+    try:
+        return TypeAdapter(TrainingJob).validate_python(values)
+    except ValidationError as problem:
+        raise ConfigFileError(
+            f"{path}: not a training's job", why="another version of ds-advise may have written it", fix=_REPAIR
+        ) from problem
+
+
+def read_result(path: Path) -> TrainingResult | None:
+    """None where the training left none."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(TrainingResult).validate_json(path.read_bytes()) if path.exists() else None

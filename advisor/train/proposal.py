@@ -21,8 +21,16 @@ from ..answer.recommendation import Recommendation
 from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
+from ..search.candidate import Candidate
 from .folder import TrainingFolder, TrainingJob
-from .settings import KEPT_CHECKPOINTS, LEARNING_RATES, WARMUP, TrainingSettings, default_save_steps, missing_package
+from .settings import (
+    KEPT_CHECKPOINTS,
+    LEARNING_RATES,
+    WARMUP,
+    TrainingSettings,
+    check_packages,
+    default_save_steps,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +44,29 @@ class Proposal:
     samples: Samples
     answer: Recommendation
     steps: int
-    """Optimizer steps in all."""
+    """Optimizer steps of the whole training."""
     learning_rate: float
 
     @property
+    def chosen(self) -> Candidate:
+        """The recommended candidate, where there is one."""
+        assert self.answer.recommended is not None
+        return self.answer.recommended
+
+    @property
     def training_s(self) -> float:
-        """Predicted seconds of all steps, whose samples are padded as the ranks pad them."""
-        candidate, question = self.answer.recommended, self.answer.question
-        assert candidate is not None
-        job = job_of_samples(self.samples, epochs=1.0)
-        step = job_duration(
-            question.model, question.workload, question.cluster, candidate.plan, candidate.time, job
-        ).step_s
-        return self.steps * step
+        """Predicted seconds of all steps, with samples padded as the ranks pad them."""
+        question, job = self.answer.question, job_of_samples(self.samples, epochs=1.0)
+        duration = job_duration(
+            question.model, question.workload, question.cluster, self.chosen.plan, self.chosen.time, job
+        )
+        return self.steps * duration.step_s
 
     @property
     def run(self) -> Run:
         """The run of the recommended plan."""
-        question, recommended = self.answer.question, self.answer.recommended
-        assert recommended is not None
-        return Run.of_plan(recommended.estimate.plan, question.model, question.workload, question.cluster)
+        question = self.answer.question
+        return Run.of_plan(self.chosen.plan, question.model, question.workload, question.cluster)
 
 
 def propose(
@@ -65,7 +76,7 @@ def propose(
     folder: TrainingFolder,
     say: Callable[[str], None],
 ) -> Proposal:
-    """Prepare the data in `folder.records`, and ask for the fastest plan that trains on them.
+    """Prepare the data in `folder.records`, and ask for the fastest plan for them.
 
     question: keyword arguments of `advise` but the model; `seq_len` and `global_batch` of None follow from the data.
 
@@ -75,45 +86,14 @@ def propose(
     if question.get("experts") == "autoep":
         raise WorkloadError(
             "train does not spread experts over GPUs",
-            why="what transformers saves under AutoEP are the experts of rank 0 alone",
+            why="under AutoEP transformers saves the experts of rank 0 alone",
             fix="leave --experts out, or use ds-advise launch with a script that saves DeepSpeed's checkpoints",
         )
-    data, evaluation, samples = _prepared(settings, shape, question["seq_len"], folder, say)
-    answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
-    workload = answer.question.workload
-    assert workload.global_batch_size is not None, "the question has one"
-    return Proposal(
-        settings=settings,
-        folder=folder,
-        data=data,
-        evaluation=evaluation,
-        samples=samples,
-        answer=answer,
-        steps=settings.max_steps
-        or job_of_samples(samples, settings.epochs or EPOCHS).steps(workload.global_batch_size, samples.seq_len),
-        learning_rate=settings.learning_rate or LEARNING_RATES[workload.method],
-    )
-
-
-def _prepared(
-    settings: TrainingSettings,
-    shape: ModelShape,
-    seq_len: int | None,
-    folder: TrainingFolder,
-    say: Callable[[str], None],
-) -> tuple[DataFile, DataFile | None, Samples]:
-    """The data, what is evaluated on in a file of its own, and the samples of the first."""
     tokenizer = load_tokenizer(settings.model, shape, offline=settings.offline)
 
     def tokenized(path: Path, name: str) -> DataFile:
-        return prepare(
-            path,
-            tokenizer,
-            folder.records / name,
-            shape=settings.shape,
-            system=settings.system,
-            say=say,
-        )
+        folder_of_tokens = folder.records / name
+        return prepare(path, tokenizer, folder_of_tokens, shape=settings.shape, system=settings.system, say=say)
 
     data = tokenized(settings.data, "tokens")
     evaluation = tokenized(settings.eval_data, "evaluation_tokens") if settings.eval_data else None
@@ -122,13 +102,26 @@ def _prepared(
     samples = cut(
         data,
         folder.records,
-        seq_len=seq_len or sequence_length(data, evaluation, shape, packing=settings.packing),
+        seq_len=question["seq_len"] or sequence_length(data, evaluation, shape, packing=settings.packing),
         packing=settings.packing,
         seed=settings.seed,
         evaluation_share=settings.eval_split,
         evaluation=evaluation,
     )
-    return data, evaluation, samples
+    answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
+    workload = answer.question.workload
+    assert workload.global_batch_size is not None, "the question has one"
+    job = job_of_samples(samples, settings.epochs or EPOCHS)
+    return Proposal(
+        settings=settings,
+        folder=folder,
+        data=data,
+        evaluation=evaluation,
+        samples=samples,
+        answer=answer,
+        steps=settings.max_steps or job.steps(workload.global_batch_size, samples.seq_len),
+        learning_rate=settings.learning_rate or LEARNING_RATES[workload.method],
+    )
 
 
 def _answer(
@@ -141,7 +134,7 @@ def _answer(
         )
     fewer, rest = divmod(cluster.world_size, question["global_batch"])
     if question["sequence_parallel_size"] is None and fewer > 1 and not rest:
-        question["sequence_parallel_size"] = fewer  # layers that ranks split (AutoTP) are not known to be saved whole
+        question["sequence_parallel_size"] = fewer  # AutoTP may not save its split layers whole
     if settings.packing and question["attention"] != "flash":
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     answer = advise(shape, **question, deepspeed_estimate=False)
@@ -151,16 +144,14 @@ def _answer(
             why="it starts the ranks here",
             fix="on several, use ds-advise launch with a script of yours",
         )
-    missing = missing_package(answer.question.workload, report_to=settings.report_to, device=settings.device)
-    if missing is not None:
-        raise missing
+    check_packages(answer.question.workload, report_to=settings.report_to, device=settings.device)
     if settings.rung is not None:
         return _on_rung(answer, settings.rung)
     return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
 
 
 def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
-    """The answer with nothing but this rung on its ladder. Raises WorkloadError where no plan can stand on it."""
+    """The answer with this rung alone on its ladder. Raises WorkloadError where no plan on it can run."""
     [step] = [step for step in answer.ladder if step.rung == rung]
     if step.candidate is None:
         raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
@@ -180,9 +171,8 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
 def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
     """The job of the ranks under the recommended plan."""
     settings, samples, run = proposal.settings, proposal.samples, proposal.run
-    held_out, recommended = proposal.evaluation or proposal.data, proposal.answer.recommended
-    assert recommended is not None
-    tiles = tiles_of(proposal.answer.question.model, run.workload, recommended.plan)
+    held_out = proposal.evaluation or proposal.data
+    tiles = tiles_of(proposal.answer.question.model, run.workload, proposal.chosen.plan)
     return TrainingJob(
         model=str(weights),
         tokenizer=str(proposal.folder.records / "tokenizer"),
@@ -203,15 +193,14 @@ def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
 
 
 def gathers_weights(config: Mapping[str, Any]) -> bool:
-    """Whether ZeRO-3 collects the whole weights when it saves them; it is so unless the configuration says no."""
+    """Whether ZeRO-3 gathers the whole weights when it saves them, which is the default."""
     return bool(config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True))
 
 
 def _arguments(proposal: Proposal) -> dict[str, Any]:
     """TrainingArguments. Every step's loss is logged, and a loss that is not a number is not replaced."""
-    settings, recommended = proposal.settings, proposal.answer.recommended
-    assert recommended is not None
-    plan, every = recommended.estimate.plan, settings.save_steps or default_save_steps(proposal.steps)
+    settings, plan = proposal.settings, proposal.chosen.plan
+    save_steps = settings.save_steps or default_save_steps(proposal.steps)
     report = settings.report_to
     if report == "auto":
         report = "tensorboard" if find_spec("tensorboard") is not None else "none"
@@ -219,7 +208,7 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
     if proposal.samples.evaluation is not None:
         evaluation = {
             "eval_strategy": "steps",
-            "eval_steps": every,
+            "eval_steps": save_steps,
             "prediction_loss_only": True,
             "per_device_eval_batch_size": plan.micro_batch_size,
         }
@@ -235,7 +224,7 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps",
-        "save_steps": every,
+        "save_steps": save_steps,
         "save_total_limit": KEPT_CHECKPOINTS,
         "report_to": report,
         "remove_unused_columns": False,

@@ -1,4 +1,8 @@
-"""Samples as the Trainer takes them: a dataset over the mapped tokens, and how several become one batch."""
+"""One rank of a training: `python -m ds_advise.advisor.train.rank JOB.json`, started by a launcher.
+
+The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 saves the model, and `result.json`
+in the job's folder. Nothing from the model's folder is executed: safetensors only, and no remote code.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
@@ -21,16 +26,17 @@ from ..data.prepare import Index, open_tokens
 from .folder import WHOLE, TrainingJob, TrainingResult, read_job, write_record
 
 IGNORED = -100
-"""The label that transformers' losses leave out."""
+"""The label that transformers' losses ignore."""
 
 TensorSample = dict[str, torch.Tensor]
 
 
 class TokenDataset(Dataset[TensorSample]):
-    """The samples of an index. `position_ids` begin anew with every piece of a packed sample."""
+    """The samples of an index. `position_ids` restart with every piece of a packed sample."""
 
     def __init__(self, folder: Path, index: Path) -> None:
-        self._tokens, self._index = open_tokens(folder), Index.load(index)
+        self._tokens = open_tokens(folder)
+        self._index = Index.load(index)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -60,7 +66,10 @@ class Collator:
     """
 
     def __init__(self, *, pad_id: int, seq_len: int, packing: bool, shared_by: int = 1) -> None:
-        self._pad_id, self._seq_len, self._packing, self._shared_by = pad_id, seq_len, packing, shared_by
+        self._pad_id = pad_id
+        self._seq_len = seq_len
+        self._packing = packing
+        self._shared_by = shared_by
 
     def __call__(self, samples: Sequence[TensorSample]) -> TensorSample:
         longest = max(len(sample["input_ids"]) for sample in samples)
@@ -91,14 +100,13 @@ def main() -> None:
     file = Path(sys.argv[1])
     job = read_job(file)
     import deepspeed
-    import torch.distributed as dist
 
     transformers: Any = import_module("transformers")
     on_cpu = job.device == "cpu"
-    # Before TrainingArguments, which would ask for a process group on a GPU.
+    # Before TrainingArguments, which would create a process group on a GPU.
     deepspeed.init_distributed("gloo" if on_cpu else None)
     where = {"use_cpu": True, "ddp_backend": "gloo"} if on_cpu else {}
-    # Before the model: transformers then knows of ZeRO-3, and shards it while it loads.
+    # Before the model, so that transformers knows of ZeRO-3 and shards the model while it loads.
     arguments = transformers.TrainingArguments(**_with_objects(job.arguments), **where)
     transformers.set_seed(arguments.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
@@ -124,7 +132,7 @@ def main() -> None:
         if evaluation is not None and not _is_evaluated(trainer.state):
             trainer.evaluate()
         if job.gathers:
-            if uses_cache is not None:  # the Trainer switches it off, and generation would do without it for good
+            if uses_cache is not None:  # the Trainer switches it off, and the saved model would generate without it
                 model.config.use_cache = uses_cache
             trainer.save_model(str(job.output))
     if dist.get_rank() == 0:
@@ -132,29 +140,29 @@ def main() -> None:
     dist.barrier()
     dist.destroy_process_group()
     if on_cpu:
-        # The interpreter is not shut down: gloo's threads now and then abort that after all work is done.
+        # Without the interpreter's shutdown, which gloo's threads sometimes abort.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
 def _with_objects(arguments: dict[str, Any]) -> dict[str, Any]:
-    """TrainingArguments' own, of what JSON holds: accelerate's ParallelismConfig is an object."""
+    """TrainingArguments from JSON: accelerate's ParallelismConfig is an object."""
     values = arguments.get("parallelism_config")
     if values is None:
         return arguments
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import DeepSpeedSequenceParallelConfig
 
-    _begin_epochs_anew()
+    _restart_loader()
     handler = DeepSpeedSequenceParallelConfig(**values["sp_handler"])
     return arguments | {"parallelism_config": ParallelismConfig(**(values | {"sp_handler": handler}))}
 
 
-def _begin_epochs_anew() -> None:
-    """The Trainer asks a loader for as many batches as there are, never for the end; DeepSpeed's, which notices only at
-    its end that an epoch is over, would give nothing in every second one (deepspeed 0.19.8 ulysses_sp.py
-    `UlyssesSPDataLoaderAdapter`)."""
+def _restart_loader() -> None:
+    """Restart DeepSpeed's sequence-parallel loader in every epoch. The Trainer takes exactly as many batches as there
+    are; the loader notices only beyond the last one that an epoch is over, so every second epoch would be empty
+    (deepspeed 0.19.8 ulysses_sp.py `UlyssesSPDataLoaderAdapter`)."""
     loader: Any = import_module("deepspeed.runtime.sequence_parallel.ulysses_sp").UlyssesSPDataLoaderAdapter
 
     def begin(self: Any) -> Any:
@@ -166,23 +174,18 @@ def _begin_epochs_anew() -> None:
 
 
 def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
-
+    """(training data, evaluation data, collator)."""
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     evaluation = None
     if job.evaluation_tokens is not None and job.evaluation_samples is not None:
         evaluation = TokenDataset(Path(job.evaluation_tokens), Path(job.evaluation_samples))
-    return (
-        TokenDataset(Path(job.tokens), Path(job.samples)),
-        evaluation,
-        Collator(
-            pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing, shared_by=job.sequence_parallel_size
-        ),
+    collator = Collator(
+        pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing, shared_by=job.sequence_parallel_size
     )
+    return TokenDataset(Path(job.tokens), Path(job.samples)), evaluation, collator
 
 
 def _model(job: TrainingJob, arguments: Any) -> Any:
-    import torch
-
     transformers: Any = import_module("transformers")
     workload, dtype = job.workload, getattr(torch, job.dtype)
     more: dict[str, Any] = {}
@@ -228,8 +231,6 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
 
 
 def _whole_callback(transformers: Any) -> Any:
-    import torch.distributed as dist
-
     class Whole(transformers.TrainerCallback):  # type: ignore[misc]
         """Marks a checkpoint when all ranks have saved their parts."""
 

@@ -1,31 +1,33 @@
-"""What `ds-advise train` prints: the data and the plan before the start, what came of it at the end. 80 columns."""
+"""The output of `ds-advise train`: data and plan before the start, the result at the end. 80 columns."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.write import config_text
-from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.recommendation import closest
 from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
-from ..render.launch import LaunchAttemptJson, attempt_json, render_failure, render_figures
+from ..launch.request import LaunchOutcome
+from ..render.launch import render_failure, render_figures
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
 from ..text.units import counted_noun, gib, percent, rate, seconds
-from .folder import TrainingFolder, newest_whole
+from .folder import TrainingFolder
 from .proposal import Proposal
-from .train import Trained, request_of
+from .train import Trained, request_of_proposal
 
 
-class TrainingDataJson(TypedDict):
-    """What is trained on."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The data of a training."""
 
     rows: int
     train_samples: int
@@ -36,31 +38,33 @@ class TrainingDataJson(TypedDict):
     """Tokens of all training samples, those of one epoch."""
 
 
-class TrainingProposalJson(TypedDict):
-    """What is to be trained, and how."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingProposal:
+    """A training before its start."""
 
-    data: TrainingDataJson
+    data: TrainingData
     plan: PlanFigures | None
     """In the form of a candidate of `advise --json`; null where nothing fits, or nothing passed the check."""
     steps: int
-    """Optimizer steps in all."""
+    """Optimizer steps of the whole training."""
     learning_rate: float
     duration_s: float | None
     """Predicted, of all steps, with samples padded as the ranks pad them."""
 
 
-class TrainingJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
     """A training from the data to the saved model."""
 
     schema_version: int
-    proposal: TrainingProposalJson | None
+    proposal: TrainingProposal | None
     """Null for a training that is resumed."""
-    launched: LaunchAttemptJson | None
+    launched: LaunchOutcome | None
     """The last launch, in the form of an attempt of `launch --json`; null where nothing was started."""
     finished: bool
     """Whether all steps were made and the model was saved."""
-    evaluations: list[tuple[int, float]]
-    """(step, loss) on the rows that were held out."""
+    evaluations: tuple[tuple[int, float], ...]
+    """(step, loss) on the evaluation rows."""
     model: str | None
     """The folder of the model, or of the adapters, and their tokenizer; null unless it has finished."""
     merged: str | None
@@ -69,47 +73,38 @@ class TrainingJson(TypedDict):
     """The last whole checkpoint, from which --resume goes on; null where there is none."""
 
 
-def json_form(proposed: Proposal | None, trained: Trained | None) -> TrainingJson:
-    """What was proposed, where it was now, and what came of it, where it was started."""
-    checkpoint = newest_whole(trained.folder.path) if trained is not None else None
-    done = trained is not None and trained.finished
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "proposal": None if proposed is None else _proposal_json(proposed),
-        "launched": None if trained is None else attempt_json(trained.request, trained.outcome),
-        "finished": done,
-        "evaluations": list(trained.result.evaluations) if trained is not None and trained.result is not None else [],
-        "model": str(trained.folder.path) if trained is not None and done else None,
-        "merged": str(trained.folder.merged) if trained is not None and trained.merged else None,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-    }
-
-
-def _proposal_json(proposed: Proposal) -> TrainingProposalJson:
-    samples, plan = proposed.samples, proposed.answer.recommended
-    return {
-        "data": {
-            "rows": proposed.data.rows,
-            "train_samples": samples.train_samples,
-            "evaluation_samples": samples.evaluation_samples,
-            "seq_len": samples.seq_len,
-            "tokens": samples.tokens,
-        },
-        "plan": None if plan is None else plan_figures(plan),
-        "steps": proposed.steps,
-        "learning_rate": proposed.learning_rate,
-        "duration_s": None if plan is None else proposed.training_s,
-    }
+def training_report(proposed: Proposal | None, trained: Trained | None) -> TrainingReport:
+    """The JSON of a training. proposed: None where it is resumed; trained: None where it was not started."""
+    proposal = None
+    if proposed is not None:
+        plan = proposed.answer.recommended
+        proposal = TrainingProposal(
+            data=from_attributes(TrainingData, proposed.samples, proposed.data),
+            plan=None if plan is None else plan_figures(plan),
+            steps=proposed.steps,
+            learning_rate=proposed.learning_rate,
+            duration_s=None if plan is None else proposed.training_s,
+        )
+    result = trained.result if trained is not None else None
+    checkpoint = trained.folder.newest_whole() if trained is not None else None
+    return TrainingReport(
+        schema_version=SCHEMA_VERSION,
+        proposal=proposal,
+        launched=None if trained is None else trained.attempt.outcome,
+        finished=trained is not None and trained.finished,
+        evaluations=() if result is None else result.evaluations,
+        model=str(trained.folder.path) if trained is not None and trained.finished else None,
+        merged=str(trained.folder.merged) if trained is not None and trained.merged else None,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
 
 
 def render_proposal(proposed: Proposal, console: Console) -> None:
-    """The data, the plan that is recommended for them (or what is nearest to fitting), and how long it will take."""
+    """The data, the recommended plan (or the one nearest to fitting), and the predicted duration."""
     for line in _data(proposed):
         sentence(console, line)
     blank(console)
-    for styled in _plan(proposed):
-        sentence(console, styled)
-    blank(console)
+    _render_plan(proposed, console)
 
 
 def _data(proposed: Proposal) -> list[str]:
@@ -148,7 +143,7 @@ def _data(proposed: Proposal) -> list[str]:
 
 
 def left_out(data: DataFile) -> str:
-    """How many rows are empty, and where the first of them stand."""
+    """The number of empty rows, and the places of the first."""
     first, *others = data.empty_places
     places = ", ".join([first, *(place.rpartition(" ")[2] for place in others)])
     more = f" and {data.empty_rows - 1 - len(others):,} more" if data.empty_rows > 1 + len(others) else ""
@@ -159,15 +154,21 @@ def left_out(data: DataFile) -> str:
     )
 
 
+def _render_plan(proposed: Proposal, console: Console) -> None:
+    for line in _plan(proposed):
+        sentence(console, line)
+    blank(console)
+
+
 def _plan(proposed: Proposal) -> list[str | Text]:
     question, chosen = proposed.answer.question, proposed.answer.recommended
     device, cluster = device_label(question.cluster), question.cluster
     if chosen is None:
         near = closest(proposed.answer.ladder)
-        nearest = [f"{plan_title(near.estimate.plan)} comes nearest: {near.fit.reason}."] if near else []
+        nearest = [f"{plan_title(near.plan)} comes nearest: {near.fit.reason}."] if near else []
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
-        return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} tells what would help."]
-    plan, memory = chosen.estimate.plan, chosen.estimate.memory
+        return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
+    plan, memory = chosen.plan, chosen.memory
     accumulation = plan.gradient_accumulation_steps
     every = proposed.settings.save_steps
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
@@ -189,32 +190,28 @@ def _plan(proposed: Proposal) -> list[str | Text]:
 
 
 def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
-    """What the check made of the plan that was shown; nothing where that stands."""
+    """The plan that passed the check, where it is another than the one that was shown."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
         sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
         sentence(console, "A shorter --seq-len, --method lora or --loss fused takes less memory.")
-    elif now is not None and was is not None and now.estimate.plan != was.estimate.plan:
-        for line in _plan(after):
-            sentence(console, line)
-        blank(console)
+    elif now is not None and was is not None and now.plan != was.plan:
+        _render_plan(after, console)
 
 
 def render_start(proposed: Proposal, folder: TrainingFolder, console: Console) -> None:
-    """What `--dry` shows: configuration, environment and command; nothing of it is written or started."""
-    recommended, run = proposed.answer.recommended, proposed.run
-    assert recommended is not None
-    request = request_of(run, recommended.estimate, folder, device=proposed.settings.device, steps=proposed.steps)
+    """The output of `--dry`: configuration, environment and command."""
+    request = request_of_proposal(proposed, folder)
     sentence(console, f"{folder.ds_config} would be:")
-    copyable(console, config_text(run.config).splitlines())
+    copyable(console, config_text(request.run.config).splitlines())
     sentence(console, "It would be started with:")
     copyable(console, [line for _, line in dry_lines(request)])
 
 
 def render_trained(trained: Trained, console: Console) -> None:
-    """How it ended, measured beside predicted, and where the model lies."""
+    """How it ended, measured and predicted figures, and where the model is."""
     blank(console)
-    outcome, result = trained.outcome, trained.result
+    outcome, result = trained.attempt.outcome, trained.result
     if outcome.failure is not None:
         render_failure(outcome.failure, console, style="bold red")
         _go_on(trained, console)
@@ -224,7 +221,7 @@ def render_trained(trained: Trained, console: Console) -> None:
     else:
         sentence(console, _ended(trained), style="bold green")
     if outcome.last_step:
-        render_figures(trained.request, outcome, console)
+        render_figures(trained.attempt, console)
     if trained.finished:
         _where(trained, console)
 
@@ -232,7 +229,8 @@ def render_trained(trained: Trained, console: Console) -> None:
 def _ended(trained: Trained) -> str:
     result = trained.result
     assert result is not None
-    text = f"Finished: {result.step - trained.request.resumes_after:,} steps in {seconds(trained.outcome.seconds)}"
+    steps = result.step - trained.attempt.request.resumes_after
+    text = f"Finished: {steps:,} steps in {seconds(trained.attempt.outcome.seconds)}"
     if result.losses:
         text += f", loss {result.losses[0][1]:.3g} to {result.losses[-1][1]:.3g}"
     if result.evaluations:
@@ -241,8 +239,8 @@ def _ended(trained: Trained) -> str:
 
 
 def _go_on(trained: Trained, console: Console) -> None:
-    checkpoint, failure = newest_whole(trained.folder.path), trained.outcome.failure
-    logs = f"The ranks' output: {trained.outcome.folder}."
+    checkpoint, failure = trained.folder.newest_whole(), trained.attempt.outcome.failure
+    logs = f"The ranks' output: {trained.attempt.outcome.folder}."
     if checkpoint is None:
         sentence(console, f"There is no checkpoint yet. {logs}")
         return
@@ -256,10 +254,10 @@ def _where(trained: Trained, console: Console) -> None:
     path, merged, result = trained.folder.path, trained.folder.merged, trained.result
     is_full = trained.job.workload.method == "full"
     if result is not None and not result.whole:
-        last = newest_whole(path)
+        last = trained.folder.newest_whole()
         sentence(
             console,
-            "The host has no room for all weights at once, so they lie as ZeRO's shards in "
+            "The host has no room for all weights at once, so they are saved as ZeRO's shards in "
             f"{last or path}. On a machine with the room:",
         )
         copyable(console, [f"python {last}/zero_to_fp32.py {last} {path} --safe_serialization"])

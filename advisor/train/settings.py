@@ -1,4 +1,4 @@
-"""What a training has where the user leaves it open: learning rate, warm-up, checkpoints."""
+"""The settings of a training besides the question to `advise`, and their defaults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...probes.real_run.job import Device
 from ..data.counting import SEED
 
 KEPT_CHECKPOINTS = 2
-"""The Trainer removes older ones once a new one is written, so for a moment there is one more: one that is cut off by a
-full disk or a killed rank never was the only one."""
+"""Two, so that an incomplete one never is the only one. The Trainer removes the oldest once a new one is written, so
+there is one more for a moment."""
 
 LEARNING_RATES: dict[Method, float] = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
 """Peak rates for AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314, appendix
@@ -24,38 +24,35 @@ B)."""
 WARMUP = 0.03
 """Share of the steps in which the learning rate rises, before it falls as a cosine; Alpaca's."""
 
-_CHECKPOINTS, _MOST_STEPS_BETWEEN = 10, 500
-"""A training leaves so many checkpoints, and never makes more steps between two (TrainingArguments' save_steps)."""
+Proof = Literal["probe", "dry-run", "none"]
 
 
 def default_save_steps(steps: int) -> int:
-    return max(1, min(_MOST_STEPS_BETWEEN, steps // _CHECKPOINTS))
-
-
-Proof = Literal["probe", "dry-run", "none"]
+    """Ten checkpoints a training, at most 500 steps apart (TrainingArguments' save_steps)."""
+    return max(1, min(500, steps // 10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """One training's own options; None and "auto" are chosen, see `choices`."""
+    """The options of one training; None and "auto" are replaced by defaults."""
 
     model: str
-    """As it was named."""
+    """As given by the user."""
     data: Path
     device: Device = "cuda"
     eval_data: Path | None = None
     eval_split: float = 0.0
-    """Share of `data` that is evaluated, where there is no file for it."""
+    """Share of `data` for evaluation, without `eval_data`."""
     shape: str | None = None
     """A key of `data.shapes.ROW_SHAPES`."""
     system: str | None = None
-    """A message that is put before chats without one."""
+    """System message for chats without one."""
     packing: bool = False
     """Whether several sequences fill one sample."""
     lora_alpha: int | None = None
     epochs: float | None = None
     max_steps: int | None = None
-    """Counts in place of `epochs`."""
+    """Takes precedence over `epochs`."""
     learning_rate: float | None = None
     seed: int = SEED
     save_steps: int | None = None
@@ -63,16 +60,16 @@ class TrainingSettings:
     report_to: str = "auto"
     """"auto" (TensorBoard where it is installed), "tensorboard", "swanlab", "wandb" or "none"."""
     merge: bool = False
-    """Whether the model with the adapters in its weights is saved too."""
+    """Whether the model with the adapters merged into its weights is saved too."""
     rung: str | None = None
     """The rung to train on, in place of the recommended one."""
     proof: Proof = "probe"
-    """What must show that it fits; "none" leaves out the check of the disk too."""
+    """How to prove that it fits; "none" leaves out the check of the disk too."""
     offline: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TrainingSettings:
-        """The settings among the command's options. Raises WorkloadError for those that are impossible."""
+        """The settings among the command's options. Raises WorkloadError for impossible ones."""
         own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
         own["data"] = Path(own["data"])
         if own["eval_data"]:
@@ -89,7 +86,7 @@ class TrainingSettings:
                 fix="pass one such as --eval-split 0.05",
             )
         if share and self.eval_data:
-            raise WorkloadError("--eval-split and --eval-data both say what is evaluated", fix="leave one out")
+            raise WorkloadError("--eval-split and --eval-data both select the rows to evaluate", fix="leave one out")
         positive = "it must be above 0"
         if epochs is not None and not 0 < epochs <= 10_000:
             raise WorkloadError(f"--epochs is {epochs:g}", why=positive, fix="pass one such as --epochs 3")
@@ -98,10 +95,10 @@ class TrainingSettings:
             raise WorkloadError(f"--learning-rate is {rate:g}", why=positive, fix=fix)
 
 
-def missing_package(workload: Workload, *, report_to: str, device: Device) -> WorkloadError | None:
-    """The error for the first library that the options need and that is not there; None where all are."""
+def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:
+    """Raises WorkloadError for the first library that an option needs and that is not installed."""
     if workload.method == "qlora" and device == "cpu":
-        return WorkloadError(
+        raise WorkloadError(
             "--method qlora needs a GPU", why="bitsandbytes' kernels are for GPUs", fix="pass --method lora"
         )
     packages = {
@@ -114,5 +111,4 @@ def missing_package(workload: Workload, *, report_to: str, device: Device) -> Wo
     for package, (is_needed, option) in packages.items():
         if is_needed and find_spec(package) is None:
             name = package.replace("_", "-")
-            return WorkloadError(f"{option} needs {name}", why="it is not installed", fix=f"pip install {name}")
-    return None
+            raise WorkloadError(f"{option} needs {name}", why="it is not installed", fix=f"pip install {name}")

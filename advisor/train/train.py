@@ -1,4 +1,4 @@
-"""`--merge`: adapters and the model that they were trained on, as one model."""
+"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging, and resuming."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import free_bytes, prediction_of
 from ..launch.fallback import Continuation, with_less_memory
-from ..launch.request import LaunchOutcome, LaunchRequest, Script
+from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script
 from ..launch.session import make_attempts
 from ..question.question import Question
 from ..question.run import read_ds_config, run_of
@@ -32,44 +32,56 @@ from ..text.units import gib
 from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
-from .folder import (
-    TrainingFolder,
-    TrainingJob,
-    TrainingResult,
-    newest_whole,
-    read_job,
-    read_result,
-    remove_broken,
-    step_of,
-    write_record,
-)
+from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, step_of, write_record
 from .proposal import Proposal, gathers_weights, job_of
 from .settings import KEPT_CHECKPOINTS, TrainingSettings
 
-
-def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
-    """Save the base model with the adapters' products added to its weights, and the adapter's tokenizer beside it.
-
-    On the CPU, in this process, once the ranks have gone: it takes the base model's weights in RAM. A base that was
-    trained on in 4 bits is merged in `dtype`, so that nothing is quantized twice.
-    """
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed, which peft imports, would look for a GPU and say so
-    peft: Any = import_module("peft")
-    torch: Any = import_module("torch")
-    transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # what one library will rename in another
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
-        )
-        peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
-    transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))
-
+_RANK_MODULE = f"{__package__}.rank"
 
 _PROBE_LIMIT_S = 1800.0
-"""When one probe is given up, which takes a minute or two with the largest models."""
+"""Time limit of one probe, which takes a minute or two with the largest models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A training after its last launch."""
+
+    attempt: Attempt
+    result: TrainingResult | None
+    """None where rank 0 left none, because the training failed."""
+    job: TrainingJob
+    """As the ranks got it first."""
+    folder: TrainingFolder
+    merged: bool
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None and self.result.finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingControls:
+    """How a training is launched."""
+
+    output: Output
+    fallback: bool
+    """Whether it goes on with the next plan that fits where memory runs out."""
+    verbose: bool
+    """Whether the first rank's output is shown."""
+
+
+def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
+    """The proposal under the fastest plan that passes the proof; its `answer.recommended` is None where none does.
+
+    Raises ConfigFileError where the disk has no room; what `prove` raises.
+    """
+    settings, answer = proposed.settings, proposed.answer
+    if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the proof
+        weights_folder(settings.model, answer.question.model, offline=settings.offline)
+    if answer.recommended is None or settings.proof == "none":
+        return proposed
+    check_disk(answer.question, proposed.folder.path)
+    return replace(proposed, answer=prove(answer, settings, memory_limit_bytes=memory_limit_bytes, output=output))
 
 
 def check_disk(question: Question, folder: Path) -> None:
@@ -92,7 +104,7 @@ def prove(
     """The answer with the fastest plan that passes the proof recommended, None where none does.
 
     "probe": a few real steps with random weights and full sequences; where memory does not suffice, the next best plan.
-    "dry-run": the same by dry runs. "none": the answer as it is.
+    "dry-run": the same by dry runs. "none": the answer unchanged.
 
     Raises WorkloadError where a probe fails for another reason than memory: the training would as well.
     """
@@ -105,7 +117,7 @@ def prove(
     for candidate in by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has run on this machine before
             return replace(answer, recommended=candidate)
-        plan = candidate.estimate.plan
+        plan = candidate.plan
         output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
         result = probe_and_keep(
             run_of(answer.question, plan, offline=settings.offline),
@@ -126,71 +138,23 @@ def prove(
     return replace(answer, recommended=None)
 
 
-RANK_MODULE = f"{__package__}.rank"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What came of a training: the last launch of it."""
-
-    request: LaunchRequest
-    outcome: LaunchOutcome
-    result: TrainingResult | None
-    """None where rank 0 left none, because the training failed."""
-    job: TrainingJob
-    """As the ranks got it first."""
-    folder: TrainingFolder
-    merged: bool
-
-    @property
-    def finished(self) -> bool:
-        return self.result is not None and self.result.finished
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingControls:
-    """How a training is launched, apart from what is trained."""
-
-    output: Output
-    fallback: bool
-    """Whether it goes on with the next plan that fits where memory runs out."""
-    verbose: bool
-    """Whether the first rank's output is shown."""
-
-
-def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output) -> Proposal:
-    """The proposal under the fastest plan that passes the proof; its `answer.recommended` is None where none does.
-
-    Raises ConfigFileError where the disk has no room; what `prove` raises.
-    """
-    settings, answer = proposed.settings, proposed.answer
-    if Path(settings.model).expanduser().exists():  # what is still to be fetched is fetched once it is known to fit
-        weights_folder(settings.model, answer.question.model, offline=settings.offline)
-    if answer.recommended is None or settings.proof == "none":
-        return proposed
-    check_disk(answer.question, proposed.folder.path)
-    return replace(proposed, answer=prove(answer, settings, memory_limit_bytes=memory_limit_bytes, output=output))
-
-
 def start(proposed: Proposal, controls: TrainingControls) -> Trained:
     """Write configuration and job into the training's folder, and train.
 
     Raises ModelConfigError where there are no weights, ConfigFileError where a file cannot be written.
     """
-    settings, run, candidate = proposed.settings, proposed.run, proposed.answer.recommended
-    assert candidate is not None, "it was proposed"
+    settings = proposed.settings
     job = job_of(proposed, weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline))
-    request = request_of(run, candidate.estimate, proposed.folder, device=settings.device, steps=proposed.steps)
-    return _train(request, job, proposed.folder, controls, merging=settings.merge)
+    return _train(request_of_proposal(proposed), job, proposed.folder, controls, merging=settings.merge)
 
 
 def resume(
     shape: ModelShape, cluster: Cluster, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
 ) -> Trained:
-    """Go on with the training in the folder from its last whole checkpoint, with its configuration and its data.
+    """Resume the training in the folder from its last whole checkpoint, with its configuration and its data.
 
-    Raises ConfigFileError where there is no checkpoint to go on from, or the training has ended; ClusterError where
-    there are other ranks than it had, because ZeRO's checkpoints are one file a rank.
+    Raises ConfigFileError where there is no checkpoint or the training has ended; ClusterError for another number of
+    ranks, because ZeRO's checkpoints are one file a rank.
     """
     job = read_job(folder.job)
     if cluster.world_size != job.ranks:
@@ -206,17 +170,17 @@ def resume(
             why="there is nothing to resume",
             fix="start another one in another --output-dir",
         )
-    checkpoint = newest_whole(folder.path)
+    checkpoint = folder.newest_whole()
     if checkpoint is None:
         raise ConfigFileError(
             f"{folder.path} has no whole checkpoint",
             why="the training ended before the first one",
             fix="start it again with --force in place of --resume",
         )
-    for broken in remove_broken(folder.path):
-        controls.output.say(f"{broken.name} was cut off while it was written; removed")
+    for broken in folder.remove_broken():
+        controls.output.say(f"{broken.name} was incomplete; removed")
     controls.output.say(f"going on from {checkpoint.name}")
-    job, arguments = replace(job, checkpoint=str(checkpoint)), job.arguments
+    arguments = job.arguments
     run = Run(
         config=read_ds_config(folder.ds_config),
         model={},
@@ -228,16 +192,27 @@ def resume(
         gradient_accumulation_steps=arguments["gradient_accumulation_steps"],
         gradient_checkpointing=arguments["gradient_checkpointing"],
     )
-    request = request_of(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
-    return _train(replace(request, resumes_after=step_of(checkpoint)), job, folder, controls, merging=merging)
+    request = _request(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
+    request = replace(request, resumes_after=step_of(checkpoint))
+    return _train(request, replace(job, checkpoint=str(checkpoint)), folder, controls, merging=merging)
 
 
-def request_of(
+def request_of_proposal(proposed: Proposal, folder: TrainingFolder | None = None) -> LaunchRequest:
+    """The launch of the recommended plan, in the proposal's folder or another."""
+    return _request(
+        proposed.run,
+        proposed.chosen.estimate,
+        folder or proposed.folder,
+        device=proposed.settings.device,
+        steps=proposed.steps,
+    )
+
+
+def _request(
     run: Run, prediction: Estimate | None, folder: TrainingFolder, *, device: Device, steps: int
 ) -> LaunchRequest:
-    """The training as `launch` takes it."""
     return LaunchRequest(
-        script=Script(target=RANK_MODULE, arguments=(str(folder.job),), is_module=True),
+        script=Script(target=_RANK_MODULE, arguments=(str(folder.job),), is_module=True),
         run=run,
         config_path=folder.ds_config,
         launcher="torchrun",
@@ -252,33 +227,32 @@ def request_of(
 def _train(
     request: LaunchRequest, job: TrainingJob, folder: TrainingFolder, controls: TrainingControls, *, merging: bool
 ) -> Trained:
-    """Train, with less memory where that ran out and a fallback is wanted; then merge."""
+    """Train, with less memory where it ran out and a fallback is requested; then merge."""
 
     def prepare(attempt: LaunchRequest) -> None:
-        """Write what the ranks read."""
+        """Write the ranks' input."""
         write_config(attempt.run.config, folder.ds_config, force=True)
         write_record(job if attempt is request else _job_of_fallback(job, attempt, folder), folder.job)
         folder.result.unlink(missing_ok=True)
-        remove_broken(folder.path)
+        folder.remove_broken()
 
     def follow(attempt: LaunchRequest, outcome: LaunchOutcome, _: Path) -> Continuation:
-        return with_less_memory(attempt, outcome, newest_whole(folder.path), folder.new_launch())
+        return with_less_memory(attempt, outcome, folder.newest_whole(), folder.new_launch())
 
-    attempts = make_attempts(
+    session = make_attempts(
         request, follow, fallback=controls.fallback, verbose=controls.verbose, output=controls.output, prepare=prepare
     )
     result = read_result(folder.result)
     merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
     if merged:
         merge(Path(job.model), folder.path, folder.merged, dtype=job.dtype)
-    last, outcome = attempts.made[-1]
-    return Trained(request=last, outcome=outcome, result=result, job=job, folder=folder, merged=merged)
+    return Trained(attempt=session.attempts[-1], result=result, job=job, folder=folder, merged=merged)
 
 
 def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:
     """The job under the plan of a later attempt, from the checkpoint that it resumes from."""
     assert request.prediction is not None, "a plan that is predicted to fit"
-    plan, checkpoint = request.prediction.plan, newest_whole(folder.path) if request.resumes_after else None
+    plan, checkpoint = request.prediction.plan, folder.newest_whole() if request.resumes_after else None
     changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))
     changed["output_dir"] = job.arguments["output_dir"]
     if "per_device_eval_batch_size" in job.arguments:
@@ -289,3 +263,24 @@ def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingF
         gathers=gathers_weights(request.run.config),
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
+
+
+def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
+    """Save the base model with the adapters' products added to its weights, and the adapter's tokenizer.
+
+    On the CPU, in this process, once the ranks have ended: it takes the base model's weights in RAM. A base that was
+    trained on in 4 bits is merged in `dtype`, so that nothing is quantized twice.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # peft imports DeepSpeed, which would warn of a missing GPU
+    peft: Any = import_module("peft")
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # a rename in transformers that peft has not followed
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+        )
+        peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
+    transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))

@@ -11,7 +11,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 OWN: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 8,

@@ -11,24 +11,30 @@ import gc
 import multiprocessing
 import os
 import runpy
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRELOAD = [__name__ + "_imports", "benchmarks.dry_run.forked_dry_runs_imports"]
+LIMIT_S = 900
 
 
 def start_server() -> None:
-    """The one process whose forks are ranks and dry runs, unless it runs already."""
+    """Start the process whose forks are ranks and dry runs, unless it runs."""
     forkserver.set_forkserver_preload(PRELOAD)
-    with contextlib.chdir(ROOT):  # it looks for what it imports there
+    with contextlib.chdir(ROOT):  # it looks for its imports there
         forkserver.ensure_running()
 
 
 class ForkedRank:
-    """A process that runs a script, in a session of its own; polled and waited for as `subprocess.Popen` is."""
+    """A process that runs a script, in a session of its own; with the methods of `subprocess.Popen`."""
 
     def __init__(self, script: Path, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> None:
         start_server()
@@ -45,12 +51,75 @@ class ForkedRank:
     def wait(self) -> None:
         self._process.join()
 
-    def kill(self) -> None:
-        self._process.kill()
+
+Process = ForkedRank | subprocess.Popen[bytes]
+
+
+def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, **variables: str) -> list[Path]:
+    """Run a script on several ranks on the CPU, as a launcher does, without the network; returns their logs."""
+    environment = cpu_environment() | {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        **variables,
+    }
+
+    def start(rank: int, log: Path) -> ForkedRank:
+        env = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return ForkedRank(script, arguments, cwd=folder, env=env, log=log)
+
+    return run_to_the_end([partial(start, rank) for rank in range(ranks)], folder)
+
+
+def run_to_the_end(starts: Sequence[Callable[[Path], Process]], folder: Path) -> list[Path]:
+    """Run processes side by side, each in a session of its own and with a log. All must succeed, in time, and leave
+    nothing running."""
+    logs = [folder / f"log{number}" for number in range(len(starts))]
+    processes: list[Process] = []
+    try:
+        for start, log in zip(starts, logs, strict=True):
+            processes.append(start(log))
+        deadline = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            if any(process.poll() for process in processes):
+                break  # the others would wait for the one that failed
+            time.sleep(0.1)
+        codes = [process.poll() for process in processes]
+        left_behind = [process.pid for process in processes if process.poll() is not None and _has_group(process.pid)]
+    finally:
+        for process in processes:
+            if _has_group(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert codes == [0] * len(starts), "\n".join(log.read_text()[-4000:] for log in logs)
+    assert not left_behind
+    return logs
+
+
+def cpu_environment() -> dict[str, str]:
+    """No GPU, one thread for each rank, no network."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _has_group(group: int) -> bool:
+    """Whether a process of this group runs; one that has ended and is not collected yet does not."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _run(script: Path, arguments: list[str], cwd: Path, env: dict[str, str], log: Path) -> None:
-    """In the fork: become what `python script arguments` is."""
+    """In the fork: become the process of `python script arguments`."""
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
@@ -60,5 +129,5 @@ def _run(script: Path, arguments: list[str], cwd: Path, env: dict[str, str], log
     os.dup2(output, 2)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
-    gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
+    gc.freeze()  # the imported modules are no garbage, and scanning them takes long
     runpy.run_path(str(script), run_name="__main__")

@@ -13,12 +13,13 @@ from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.html_report.launch import session_html
 from ds_advise.advisor.html_report.probe import probe_html
 from ds_advise.advisor.launch.check import Objection
-from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
-from ds_advise.advisor.launch.session import Attempts, Session, keep_training
+from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
+from ds_advise.advisor.launch.session import Session, keep_training
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.advisor.render.launch import json_form
+from ds_advise.advisor.render.launch import launch_report
 from ds_advise.advisor.verification.probe import ProbeAnswer
+from ds_advise.estimators.json_form import to_json
 from ds_advise.probes.real_run import RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
@@ -26,7 +27,7 @@ from ds_advise.probes.store import Store
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.probe_results import ran
+from tests.helpers import launch_request, ran
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -98,14 +99,7 @@ def test_a_probe_that_failed_says_why(run_of_gpt2: Run) -> None:
 
 
 def _session(run: Run, folder: Path, **outcome: Any) -> Session:
-    request = LaunchRequest(
-        script=Script(target="train.py"),
-        run=run,
-        config_path=folder / "ds_config.json",
-        launcher="torchrun",
-        folder=folder,
-        prediction=run.estimate(),
-    )
+    request = launch_request(run, folder, prediction=run.estimate())
     known: dict[str, Any] = {
         "status": "finished",
         "failure": None,
@@ -118,7 +112,7 @@ def _session(run: Run, folder: Path, **outcome: Any) -> Session:
         "tokens_per_s": 512.0,
         "losses": tuple((step, 10.0 / step) for step in range(1, 3000)),
     }
-    return Session(attempts=Attempts(made=((request, LaunchOutcome(**known | outcome)),)))
+    return Session(attempts=(Attempt(request=request, outcome=LaunchOutcome(**known | outcome)),))
 
 
 def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_path: Path) -> None:
@@ -126,7 +120,7 @@ def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_p
     text = session_html(session)
     page = Page(text)
     assert len(text) < MOST_BYTES
-    assert page.data == json.loads(json.dumps(json_form(session)))
+    assert page.data == to_json(launch_report(session))
     assert wrong(page.data, schema_of_command("launch"), schema_of_command("launch")) == []
     assert "Finished after step 9." in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
@@ -137,11 +131,11 @@ def test_a_past_launch_has_the_report_of_its_end(
 ) -> None:
     """The figures, measured and predicted, the end and the configuration; other records have no report."""
     session = _session(run_of_gpt2, tmp_path, failure=TrainingFailure(kind="hang", rank=0, step=9, message=EVIL))
-    number, path = keep_training(*session.attempts.made[0]), tmp_path / "past.html"
+    number, path = keep_training(session.attempts[0]), tmp_path / "past.html"
     assert run(["history", str(number), "--html", str(path)]) == 0
     now, past = Page(session_html(session)), Page(path.read_text())
     assert exact(past, "figures") == exact(now, "figures")
-    assert "Nothing moved any more, first on rank 0, after step 9." in past.text and EVIL in past.text
+    assert "The ranks made no progress, first on rank 0, after step 9." in past.text and EVIL in past.text
     assert past.names.count("script") == 2 and "configuration" in past.sections
     assert wrong(past.data, schema_of_command("history"), schema_of_command("history")) == []
     other = Store().add(replace(Store().find()[0], kind="dry-run"))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.config_files import IMPORT_FORMATS
+from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import import_file
 from ds_advise.advisor.importers.formats import NAMES
 

@@ -9,21 +9,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch.check import Objection, objections, prediction_of
+from ds_advise.advisor.launch.check import Check, objections, prediction_of
 from ds_advise.advisor.launch.command import costly_switches, environment_of, kept_settings
 from ds_advise.advisor.launch.fallback import next_launch, plans_that_fit
-from ds_advise.advisor.launch.monitor import Display, Progress
+from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
-from ds_advise.advisor.launch.question import framework_of, launcher_of
-from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
+from ds_advise.advisor.launch.question import default_launcher, framework_of
+from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
+from ds_advise.advisor.render.launch import render_figures
 from ds_advise.advisor.search.candidate import Fit
+from ds_advise.advisor.text.output import Output
+from ds_advise.advisor.train.settings import TrainingSettings
+from ds_advise.advisor.train.train import prove
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -35,20 +39,8 @@ from ds_advise.probes.run import Run
 from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
 
-from tests.probe_results import ran
+from tests.helpers import TINY, launch_request, ran
 
-MODEL = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
@@ -67,13 +59,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ds_config.json").write_text(json.dumps(AUTO))
     (tmp_path / "train.py").write_text("from transformers import Trainer\n")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(TINY))
     return tmp_path
 
 
-def dry(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[str, str]]:
-    """(where, command) pairs that --dry prints, the python that runs this left out of the commands."""
-    assert run(["launch", "ds_config.json", "--dry", "--log-dir", "log", "--json", *arguments]) == 0
+def dry(capsys: pytest.CaptureFixture[str], options: str, *script: str) -> list[tuple[str, str]]:
+    """(where, command) pairs of --dry, with `python` for this python."""
+    words = ["--dry", "--log-dir", "log", "--json", *options.split(), "--", "train.py", *script]
+    assert run(["launch", "ds_config.json", *words]) == 0
     out = capsys.readouterr().out
     return [(line["where"], line["command"].replace(sys.executable, "python")) for line in json.loads(out)]
 
@@ -87,21 +80,21 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each launcher starts the wrapper as a module; the configuration goes the way that the framework wants it."""
-    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--output_dir", "my out") == [
+    assert dry(capsys, "--gpus 2x24GB", "--output_dir", "my out") == [
         (
             "on this node",
             f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 {wrapped(folder)} "
             "--output_dir 'my out' --deepspeed ds_config.json",
         )
     ]
-    assert dry(capsys, "--gpus", "2x24GB", "--launcher", "accelerate", "--", "train.py")[0][1].endswith(
+    assert dry(capsys, "--gpus 2x24GB --launcher accelerate")[0][1].endswith(
         "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 "
         f"{wrapped(folder)}"
     )
-    assert dry(capsys, "--gpus", "2x24GB", "--framework", "deepspeed", "--", "train.py")[0][1].endswith(
+    assert dry(capsys, "--gpus 2x24GB --framework deepspeed")[0][1].endswith(
         f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
     )
-    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--deepspeed=./ds_config.json")[0][1].endswith(
+    assert dry(capsys, "--gpus 2x24GB", "--deepspeed=./ds_config.json")[0][1].endswith(
         f"{wrapped(folder)} --deepspeed=./ds_config.json"
     )
     assert not (folder / "log").exists()
@@ -110,7 +103,7 @@ def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A line for each node with its own rank; one line where ssh or srun reaches the others, with the variables that
     ssh would not pass on."""
-    assert dry(capsys, "--gpus", "8xH100", "--nodes", "2", "--master", "node-0:29511", "--", "train.py") == [
+    assert dry(capsys, "--gpus 8xH100 --nodes 2 --master node-0:29511") == [
         (
             f"on node {node}",
             f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
@@ -119,7 +112,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         for node in range(2)
     ]
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8  # the other\n")
-    assert dry(capsys, "--gpus", "8xH100", "--hostfile", "hosts", "--", "train.py") == [
+    assert dry(capsys, "--gpus 8xH100 --hostfile hosts") == [
         (
             "on this node, which reaches the others by ssh",
             f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts "
@@ -128,7 +121,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     ]
     for name, value in (("ID", "77"), ("NUM_NODES", "2"), ("NODELIST", "gpu[003-004]")):
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
-    assert dry(capsys, "--gpus", "8xH100", "--slurm", "--", "train.py") == [
+    assert dry(capsys, "--gpus 8xH100 --slurm") == [
         (
             "in the allocation",
             f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 python -m torch.distributed.run --nnodes 2 "
@@ -141,73 +134,32 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "2x8xH100", "--", "train.py"], "no word of how they meet"),
-        (["--gpus", "8xH100", "--slurm", "--", "train.py"], "no Slurm allocation"),
-        (["--gpus", "8xH100", "--master", "a:b", "--nodes", "2", "--", "train.py"], "is no address"),
-        (
-            ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--node-rank", "2", "--", "train.py"],
-            "no node 2 among 2",
-        ),
-        (
-            ["--gpus", "8xH100", "--hostfile", "hosts", "--launcher", "torchrun", "--", "train.py"],
-            "pass --launcher deepspeed",
-        ),
-        (["--gpus", "8xH100", "--hostfile", "none", "--", "train.py"], "cannot read the hostfile"),
-        (["--gpus", "8xH100", "--", "no.py"], "no script no.py"),
-        (["--gpus", "8xH100", "--", "python", "train.py"], "write the Python script and its arguments alone"),
-        (["--gpus", "8xH100", "--", "-m", "train"], "write it before: -m --"),
-        (["--gpus", "8xH100", "--", "run.sh"], "run.sh is a program and no training script"),
-        (["--gpus", "8xH100", "train.py", "--steps", "3"], "write -- before the script"),
-        (["--gpus", "8xH100"], "no script; write --"),
-        (
-            ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--fallback", "--", "train.py"],
-            "does not go with --master",
-        ),
-        (["--gpus", "8xH100", "--", "train.py"], "pass --model NAME, or --no-check"),
+        ("--gpus 2x8xH100 -- train.py", "no rendezvous given"),
+        ("--gpus 8xH100 --slurm -- train.py", "no Slurm allocation"),
+        ("--gpus 8xH100 --master a:b --nodes 2 -- train.py", "is no address"),
+        ("--gpus 8xH100 --master a --nodes 2 --node-rank 2 -- train.py", "no node 2 among 2"),
+        ("--gpus 8xH100 --hostfile hosts --launcher torchrun -- train.py", "pass --launcher deepspeed"),
+        ("--gpus 8xH100 --hostfile none -- train.py", "cannot read the hostfile"),
+        ("--gpus 8xH100 -- no.py", "no script no.py"),
+        ("--gpus 8xH100 -- python train.py", "write the Python script and its arguments alone"),
+        ("--gpus 8xH100 -- -m train", "write it before: -m --"),
+        ("--gpus 8xH100 -- run.sh", "run.sh is a program and no training script"),
+        ("--gpus 8xH100 train.py --steps 3", "write -- before the script"),
+        ("--gpus 8xH100", "no script; write --"),
+        ("--gpus 8xH100 --master a --nodes 2 --fallback -- train.py", "does not go with --master"),
+        ("--gpus 8xH100 -- train.py", "pass --model NAME, or --no-check"),
     ],
 )
-def test_what_cannot_be_launched_is_said(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
+def test_errors_name_the_fix(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ) -> None:
-    """One line that names it and what to do; nothing is started."""
+    """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 8)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     (folder / "run.sh").write_text("deepspeed train.py\n")
-    assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments]) == 2
+    assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
-    assert not (folder / "log").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "told"),
-    [
-        ("HfArgumentParser(TrainingArguments)", ["--bf16"], True),
-        ("HfArgumentParser(TrainingArguments)", ["--bf16", "True", "--output_dir", "out"], True),
-        ("HfArgumentParser(TrainingArguments)", ["--bf16", "--use_cpu"], False),
-        ("TrainingArguments(bf16=args.bf16, use_cpu=True)", ["--bf16"], False),
-        ("HfArgumentParser(TrainingArguments)", ["--bf16", "false"], False),
-        ("deepspeed.initialize()", ["--bf16"], False),
-    ],
-)
-def test_what_transformers_refuses_on_the_cpu_is_said_first(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    words: list[str],
-    told: bool,
-) -> None:
-    """bf16 needs --use_cpu there, which no probe would show; nothing is run before."""
-    (folder / "train.py").write_text(text)
-    monkeypatch.setattr("ds_advise.advisor.launch.session.objections", lambda *_, **__: [Objection(what="run", fix="")])
-    words = ["--device", "cpu", "--offline", "--", "train.py", "--model_name_or_path", "model", *words]
-    assert run(["launch", "ds_config.json", "--log-dir", "log", *words]) == 1
-    assert ("add --use_cpu" in capsys.readouterr().out.lower()) == told
     assert not (folder / "log").exists()
 
 
@@ -232,18 +184,18 @@ def test_addresses() -> None:
 
 
 def test_the_script_decides_framework_and_launcher() -> None:
-    """`auto` values or the Trainer mean hf; Accelerator alone wants its launcher; a plain script deepspeed's."""
+    """`auto` values or the Trainer mean hf; Accelerator alone needs its launcher, a plain script deepspeed's."""
     trainer, accelerate, plain = "from transformers import Trainer", "Accelerator()", "deepspeed.initialize(model)"
     assert framework_of(AUTO, plain) == framework_of({}, trainer) == framework_of({}, accelerate) == "hf"
     assert framework_of({"a": [1]}, plain) == "deepspeed"
-    launchers = [launcher_of(*pair)[0] for pair in (("hf", trainer), ("hf", accelerate), ("deepspeed", plain))]
+    launchers = [default_launcher(*pair)[0] for pair in (("hf", trainer), ("hf", accelerate), ("deepspeed", plain))]
     assert launchers == ["torchrun", "accelerate", "deepspeed"]
 
 
 def test_environment(folder: Path) -> None:
     """What the plan needs, unless the user has said otherwise; a CPU training never sees a GPU."""
     run = replace(_run(folder), cluster=Cluster(nodes=1, gpus_per_node=1, gpu=gpu_of_memory(24)))
-    request = _request(folder, run)
+    request = launch_request(run, folder)
     assert environment_of(request, {}) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     offloading = replace(request, run=replace(run, config=offload))
@@ -299,15 +251,9 @@ def _run(folder: Path) -> Run:
     )
 
 
-def _request(folder: Path, run: Run, *arguments: str, **changes: Any) -> LaunchRequest:
-    return LaunchRequest(
-        script=Script(target="train.py", arguments=arguments),
-        run=run,
-        config_path=folder / "ds_config.json",
-        launcher="torchrun",
-        folder=folder / "log",
-        **changes,
-    )
+def _objections(folder: Path, run: Run, check: Check, *arguments: str, said: list[str] | None = None) -> list[str]:
+    request = launch_request(run, folder, *arguments, device="cpu", prediction=prediction_of(run))
+    return [each.what for each in objections(request, check, ([] if said is None else said).append)]
 
 
 def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,29 +266,19 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
 
-    told = list[str]()
+    said = list[str]()
+    out = ("--output_dir", str(folder / "out"), "--save_strategy", "steps", "--save_steps", "1")
 
-    def found(checkpoints: int | None, question: Run) -> list[str]:
-        return [
-            each.what
-            for each in objections(
-                question,
-                prediction_of(question),
-                how="dry-run",
-                device="cpu",
-                output_dir=folder / "out",
-                checkpoints=checkpoints,
-                on_progress=told.append,
-            )
-        ]
+    def found(question: Run, *more: str) -> list[str]:
+        return _objections(folder, question, "dry-run", *out, *more, said=said)
 
-    assert found(2, run) == []
-    assert "3 checkpoints" in found(3, run)[0]
-    assert found(0, run) == []
-    assert (found(None, run), len(told)) == ([], 1)
-    assert "2 fit into" in told[0]
+    assert found(run, "--max_steps", "2") == []
+    assert "3 checkpoints" in found(run, "--max_steps", "3")[0]
+    assert found(run, "--save_strategy", "no") == []
+    assert (found(run, "--num_train_epochs", "2"), len(said)) == ([], 1)
+    assert "2 fit into" in said[0]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
-    assert "loading the model" in found(1, small)[0]
+    assert "loading the model" in found(small, "--max_steps", "1")[0]
 
 
 @pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])
@@ -353,19 +289,11 @@ def test_what_is_likely_to_fit_is_started(
     fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
     answer = SimpleNamespace(fit=fit, required_device_bytes_per_gpu=1, required_host_bytes_per_node=0)
     monkeypatch.setattr("ds_advise.advisor.launch.check.prove_by_dry_run", lambda _: answer)
-    run, told = _run(folder), list[str]()
-    found = objections(
-        run,
-        prediction_of(run),
-        how="dry-run",
-        device="cpu",
-        output_dir=None,
-        checkpoints=1,
-        on_progress=told.append,
-    )
+    said = list[str]()
+    found = _objections(folder, _run(folder), "dry-run", said=said)
     assert (not found) == starts
-    words = " ".join([*told, *(each.what for each in found)])
-    assert ("it fits with" in words) == (probability < 1) and ("all the same" in words) == (probability == 0.8)
+    words = " ".join([*said, *found])
+    assert ("it fits with" in words) == (probability < 1) and ("is started" in words) == (probability == 0.8)
 
 
 def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
@@ -396,7 +324,7 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     step = StepTime(total_s=1.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     success = ran(step, world_size=2, device="cpu", tokens_per_step=1)
     failure = RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no room")
-    probed, told = list[Run](), list[str]()
+    probed, said = list[Run](), list[str]()
 
     def probe_and_keep(question: Run, **_: object) -> ProbeResult:
         probed.append(question)
@@ -404,26 +332,14 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
 
     monkeypatch.setattr("ds_advise.advisor.launch.check.probe_and_keep", probe_and_keep)
 
-    def found(question: Run, *, anew: bool = False) -> list[str]:
-        return [
-            each.what
-            for each in objections(
-                question,
-                None,
-                how="probe",
-                anew=anew,
-                device="cpu",
-                output_dir=None,
-                checkpoints=1,
-                on_progress=told.append,
-            )
-        ]
+    def found(question: Run, check: Check = "auto") -> list[str]:
+        return _objections(folder, question, check, said=said)
 
     assert (found(run), len(probed)) == ([], 1)
     keep_probe(success, run, memory_limit_bytes=None)
     assert (found(run), len(probed)) == ([], 1)
-    assert "probe 1 (just now) answers for this plan" in told[-1]
-    assert (found(run, anew=True), len(probed)) == ([], 2)
+    assert "probe 1 (just now) answers for this plan" in said[-1]
+    assert (found(run, "probe"), len(probed)) == ([], 2)
     assert (found(replace(run, micro_batch_size=1)), len(probed)) == ([], 3)
     keep_probe(replace(success, ranks=(), failure=failure), run, memory_limit_bytes=None)
     assert found(run) == ["probe 2 (just now) failed in step 1 on rank 1: no room"]
@@ -433,18 +349,12 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "checkpoint", "wanted"),
     [
-        (
-            ["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"],
-            "out/checkpoint-4",
-            "--resume_from_checkpoint",
-        ),
-        (["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"], None, "no checkpoint was saved"),
-        (["--epochs", "3"], None, "cannot be known"),
+        ("--output_dir out --max_steps 9 --save_steps 2", "out/checkpoint-4", "--resume_from_checkpoint"),
+        ("--output_dir out --max_steps 9 --save_steps 2", None, "no checkpoint was saved"),
+        ("--epochs 3", None, "cannot be known"),
     ],
 )
-def test_how_to_go_on_after_memory_ran_out(
-    folder: Path, arguments: list[str], checkpoint: str | None, wanted: str
-) -> None:
+def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpoint: str | None, wanted: str) -> None:
     """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
     (folder / "ds_config.json").write_text(json.dumps(AUTO | {"scheduler": SCHEDULER}))
     run = _run(folder)
@@ -459,7 +369,7 @@ def test_how_to_go_on_after_memory_ran_out(
         folder=folder / "log",
         checkpoint=None if checkpoint is None else Path(checkpoint),
     )
-    request = _request(folder, run, *arguments, device="cpu", prediction=prediction)
+    request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
     following = next_launch(request, outcome, folder / "next")
     assert wanted in f"{following.description} {following.command}"
     if "cannot be known" in wanted:
@@ -489,26 +399,56 @@ def test_plans_keep_the_global_batch(folder: Path) -> None:
 
 def test_what_is_kept_in_view_fits_80_columns() -> None:
     """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
-    progress = Progress(
-        step=123_456,
-        total_steps=200_000,
-        loss=2.345678,
-        tokens_per_s=123_456.7,
-        step_s=1.2,
-        device_bytes=20 * 2**30,
-        device_peak_bytes=22 * 2**30,
-        device_predicted_bytes=21 * 2**30,
-        host_bytes=400 * 2**30,
-        host_peak_bytes=500 * 2**30,
-        host_predicted_bytes=600 * 2**30,
-    )
+    gib = 2**30
+    progress = progress_line(123_456, 200_000, 2.345678, 123_456.7, 1.2)
+    memory = memory_line((20 * gib, 22 * gib, 21 * gib), (400 * gib, 500 * gib, 600 * gib))
     drawn = io.StringIO()
     with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
-        display.show(progress)
+        display.show(123_456, progress, memory)
     assert "step 123456/200000  loss 2.346  123,000 tokens/s  25 h 31 min left" in drawn.getvalue()
     assert "GPU GiB: 20.0 now, 22.0 peak, 21.0 predicted; host: 400.0, 500.0, 600.0" in drawn.getvalue()
     printed = io.StringIO()
     with Display(Console(file=printed, width=80)) as display:
-        display.show(progress)
-        display.show(progress)
+        display.show(123_456, progress, memory)
+        display.show(123_456, progress, memory)
     assert printed.getvalue().count("step 123456") == 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float) -> None:
+    """Steps of shorter batches are compared with shorter steps, so step and tokens/s have one ratio."""
+    run = _run(folder)
+    prediction = run.estimate()
+    assert prediction is not None
+    tokens, step_s = prediction.time.tokens_per_step * share, prediction.time.step_s * share
+    outcome = LaunchOutcome(
+        status="finished",
+        failure=None,
+        last_step=9,
+        peaks=Peaks(host_bytes=1),
+        seconds=9.0,
+        folder=folder,
+        step_s=step_s,
+        tokens_per_step=tokens,
+        tokens_per_s=tokens / step_s,
+    )
+    page = io.StringIO()
+    request = launch_request(run, folder, prediction=prediction)
+    render_figures(Attempt(request=request, outcome=outcome), Console(file=page, width=80))
+    rows = {line.split()[0]: line.split()[1:] for line in page.getvalue().splitlines()}
+    assert rows["tokens/s"][0] == rows["tokens/s"][1]
+    half = len(rows["step"]) // 2
+    assert rows["step"][:half] == rows["step"][half:]
+    assert f"Padding counts as tokens: {tokens:.0f} in a step. Predicted by the closed form" in page.getvalue()
+
+
+def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its measured speed is shown at the end, not the closed form's."""
+    answer = advise("gpt2", gpus=cpu_cluster(2), seq_len=32, deepspeed_estimate=False, offline=True)
+    step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    probed = ran(step, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**8)
+    monkeypatch.setattr("ds_advise.advisor.train.train.probe_and_keep", lambda *_, **__: probed)
+    settings = TrainingSettings(model="gpt2", data=tmp_path, device="cpu", offline=True)
+    proven = prove(answer, settings, memory_limit_bytes=None, output=Output("quiet")).recommended
+    assert proven is not None
+    assert (proven.estimate.evidence, proven.estimate.time.step_s) == ("probe", pytest.approx(7.0))

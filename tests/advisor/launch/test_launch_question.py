@@ -1,4 +1,4 @@
-"""What a launch takes from the script and its arguments, and which options contradict each other."""
+"""From the command line to a launch: the script's arguments, contradicting options, and the configuration file."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     ("words", "rank", "targets"),
     [
         # peft's examples/sft/train.py, TRL's ModelConfig, LLaMA-Factory, ms-swift, LLaVA
-        (["--use_peft_lora", "True", "--lora_r", "16", "--lora_target_modules", "all-linear"], 16, None),
-        (["--use_peft", "--lora_r=32", "--lora_target_modules", "q_proj", "v_proj"], 32, ("q_proj", "v_proj")),
-        (["--finetuning_type", "lora", "--lora_target", "q_proj,v_proj"], 8, ("q_proj", "v_proj")),
-        (["--train_type", "lora", "--lora_rank", "4", "--target_modules", "all-linear"], 4, None),
-        (["--lora_enable", "True", "--lora_r", "128"], 128, None),
+        ("--use_peft_lora True --lora_r 16 --lora_target_modules all-linear", 16, None),
+        ("--use_peft --lora_r=32 --lora_target_modules q_proj v_proj", 32, ("q_proj", "v_proj")),
+        ("--finetuning_type lora --lora_target q_proj,v_proj", 8, ("q_proj", "v_proj")),
+        ("--train_type lora --lora_rank 4 --target_modules all-linear", 4, None),
+        ("--lora_enable True --lora_r 128", 128, None),
     ],
 )
 def test_adapters_are_seen_in_the_scripts_arguments(
-    asked: Asked, words: list[str], rank: int, targets: tuple[str, ...] | None
+    asked: Asked, words: str, rank: int, targets: tuple[str, ...] | None
 ) -> None:
-    """By the names that the field's scripts give them; what is taken is said."""
-    request, remarks = asked(*words)
+    """By the option names of common scripts; a remark names the method."""
+    request, remarks = asked(*words.split())
     workload = request.run.workload
     assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", rank, targets)
     assert f"counted as LoRA of rank {rank}" in " ".join(remarks)
@@ -108,11 +108,11 @@ def test_full_fine_tuning_is_said_to_be_assumed(asked: Asked, words: list[str]) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpus": "8xH100", "hostfile": Path("hosts")}, "--gpus says 8 GPUs a node, hostfile hosts 4"),
-        ({"gpus": "3x4xH100", "hostfile": Path("hosts")}, "--gpus says 3 nodes, hostfile hosts 2"),
-        ({"gpus": "H100", "hostfile": Path("hosts"), "nodes": 4}, "--nodes says 4 nodes, hostfile hosts 2"),
-        ({"gpus": "4x8xH100", "master": "n0", "nodes": 2}, "--gpus says 4 nodes, --nodes 2"),
-        ({"gpus": "4x8xH100", "slurm": True}, "--gpus says 4 nodes, this Slurm allocation 2"),
+        ({"gpus": "8xH100", "hostfile": Path("hosts")}, "--gpus has 8 GPUs a node, hostfile hosts 4"),
+        ({"gpus": "3x4xH100", "hostfile": Path("hosts")}, "--gpus has 3 nodes, hostfile hosts 2"),
+        ({"gpus": "H100", "hostfile": Path("hosts"), "nodes": 4}, "--nodes has 4 nodes, hostfile hosts 2"),
+        ({"gpus": "4x8xH100", "master": "n0", "nodes": 2}, "--gpus has 4 nodes, --nodes 2"),
+        ({"gpus": "4x8xH100", "slurm": True}, "--gpus has 4 nodes, this Slurm allocation 2"),
     ],
 )
 def test_counts_that_contradict_each_other_are_refused(
@@ -195,3 +195,82 @@ def test_quantized_collectives_are_not_launched_on_the_cpu(asked: Asked) -> None
         asked(device="cpu", gpus="auto", ranks=2)
     Path("ds_config.json").write_text(json.dumps({"zero_optimization": zero | {"stage": 2}}))
     asked(device="cpu", gpus="auto", ranks=2)  # stage 2 ignores it
+
+
+FILE = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}
+PARSER = "import argparse, deepspeed\nparser = argparse.ArgumentParser()\n"
+ADDED = f"{PARSER}parser = deepspeed.add_config_arguments(parser)\nargs = parser.parse_args()\n"
+
+Launched = Callable[..., tuple[int, str, str]]
+"""A script's text and the words of a launch -> (exit code, the script's words in the command, stderr)."""
+
+
+@pytest.fixture
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launched:
+    """Shows the launch of a script with this text."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text(json.dumps(FILE))
+    Path("same.json").write_text(json.dumps(FILE, indent=4))
+    Path("other.json").write_text(json.dumps(FILE | {"zero_optimization": {"stage": 3}}))
+
+    def show(text: str, *script: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        Path("train.py").write_text(text)
+        words = ["--gpus", "2x24GB", "--dry", "--json", *options, "--", "train.py", *script]
+        code = run(["launch", "ds_config.json", *words])
+        out, err = capsys.readouterr()
+        return code, json.loads(out)[0]["command"].partition("train.py")[2].strip() if out else "", err
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        # As DeepSpeedExamples' training/cifar: DeepSpeed refuses a file beside a dictionary.
+        (f"{ADDED}deepspeed.initialize(args=args, model=net, config=get_ds_config(args))", ""),
+        (f"{ADDED}deepspeed.initialize(args, net, config_params={{'train_batch_size': 4}})", ""),
+        (f"{PARSER}import deepspeed as ds\nds.initialize(model=net, config='ds_config.json')", ""),
+        # As its training/bf16_master_weight: the dictionary comes from the file.
+        (
+            f"{ADDED}deepspeed.initialize(model=net, config=args.deepspeed_config)",
+            "--deepspeed --deepspeed_config ds_config.json",
+        ),
+        (
+            f"{ADDED}deepspeed.initialize(model=net, config=json.load(open(getattr(args, 'deepspeed_config'))))",
+            "--deepspeed --deepspeed_config ds_config.json",
+        ),
+        (f"{ADDED}deepspeed.initialize(args=args, config=None)", "--deepspeed --deepspeed_config ds_config.json"),
+        # argparse takes `--deepspeed` for an abbreviation where a parser knows the longer option alone.
+        (
+            f"{PARSER}parser.add_argument('--deepspeed_config')\ndeepspeed.initialize(args=parser.parse_args())",
+            "--deepspeed_config ds_config.json",
+        ),
+        ("from transformers import TrainingArguments\nTrainingArguments('out', deepspeed=settings())", ""),
+        (
+            "from transformers import TrainingArguments\nTrainingArguments('out', deepspeed=args.deepspeed)",
+            "--deepspeed ds_config.json",
+        ),
+        ("import deepspeed\ndef broken(:\n", "--deepspeed --deepspeed_config ds_config.json"),
+    ],
+)
+def test_a_script_with_its_own_configuration_gets_no_other(launched: Launched, text: str, passed: str) -> None:
+    """A remark names it, unless it is the very file; --pass-config and --no-pass-config take precedence."""
+    code, words, err = launched(text)
+    assert (code, words) == (0, passed)
+    assert ("configuration of its own" in err) == (not passed and "'ds_config.json'" not in text)
+    assert launched(text, options=("--no-pass-config",))[1] == ""
+    assert launched(text, options=("--pass-config",))[1].endswith("ds_config.json")
+
+
+@pytest.mark.parametrize("name", ["--deepspeed", "--deepspeed_config", "--ds-config"])
+def test_the_file_that_is_checked_is_the_one_that_trains(launched: Launched, name: str) -> None:
+    """Another one among the script's arguments or in its text is refused, unless it is equal."""
+    code, _, err = launched(ADDED, name, "other.json")
+    assert code == 2
+    assert "other.json, which differs from ds_config.json" in err
+    assert launched(ADDED, name, "missing.json")[0] == 2
+    assert launched(ADDED, name, json.dumps(FILE))[0] == 0
+    assert launched(ADDED, name, "same.json")[:2] == (0, f"{name} same.json")
+    code, _, err = launched(f"{PARSER}deepspeed.initialize(model=net, config='other.json')")
+    assert code == 2
+    assert "line 3, names other.json" in err

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,17 @@ from ds_advise.advisor.launch.failures import failure_of
 from ds_advise.advisor.launch.host import HostWatcher
 from ds_advise.advisor.launch.monitor import Display, Monitor
 from ds_advise.advisor.launch.records import Records
-from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
+from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.launch.supervisor import free_abandoned_buffers
+from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.rank_processes.event_log import EventLog
 from ds_advise.probes.run import Run
 from rich.console import Console
+
+from tests.helpers import launch_request
 
 PRINTS = """
 import json, os, sys
@@ -395,20 +397,29 @@ def _run(ranks: int) -> Run:
     return Run(config={}, model={}, cluster=cpu_cluster(ranks))
 
 
-def _request(tmp_path: Path, script: str, **changes: Any) -> LaunchRequest:
+def _request(tmp_path: Path, script: str, *arguments: str, ranks: int = 2, **changes: Any) -> LaunchRequest:
     (tmp_path / "train.py").write_text(script)
-    return replace(
-        LaunchRequest(
-            script=Script(target=str(tmp_path / "train.py")),
-            run=_run(2),
-            config_path=tmp_path / "ds_config.json",
-            launcher="torchrun",
-            folder=tmp_path / "log",
-            device="cpu",
-            passes_config=False,
-        ),
-        **changes,
-    )
+    return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", passes_config=False, **changes)
+
+
+def test_a_script_that_trains_by_another_plan_is_told_of(tmp_path: Path) -> None:
+    """The engine's settings at its first step are compared with the plan that was checked, once."""
+    config = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}
+    (tmp_path / "ds_config.json").write_text(json.dumps(config))
+    gpt2 = read_run(tmp_path / "ds_config.json", "gpt2", cpu_cluster(2), seq_len=32, micro_batch=4, offline=True)
+    folder = tmp_path / "log"
+    folder.mkdir()
+    request = launch_request(gpt2, tmp_path, prediction=gpt2.estimate())
+    seen = {"zero_stage": 0, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
+    (folder / "rank0.jsonl").write_text(json.dumps({"time": 1.0, "engine": seen}) + "\n")
+    with (tmp_path / "shown").open("w") as page:
+        monitor = Monitor(request, Display(Console(file=page)))
+        for _ in range(2):
+            monitor.look(1)
+            monitor._sampled_at = 0.0
+    outcome = monitor.outcome(0, None, stopped=False)
+    assert outcome.differences == ("ZeRO 0 instead of 2", "accumulation 2 instead of 1")
+    assert (tmp_path / "shown").read_text().count("another plan than the one that was checked") == 1
 
 
 def test_a_memory_limit_is_named_as_such(tmp_path: Path) -> None:
@@ -474,8 +485,8 @@ def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     """A script that goes on after SIGTERM is ended by the next one, with all its processes."""
     script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STEPPING
-    request = _request(tmp_path, script.replace("LOSS", "1").replace("FIRST", "5"), run=_run(1))
-    request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
+    script = script.replace("LOSS", "1").replace("FIRST", "5")
+    request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1)
     outcome = _stopped(request, 2)
     assert (outcome.status, outcome.failure) == ("stopped", None)
     pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
@@ -484,7 +495,7 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
 
 def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has open or mapped stays, and so does another user's."""
-    monkeypatch.setattr("ds_advise.advisor.launch.supervisor.FOLDER", tmp_path)
+    monkeypatch.setattr("ds_advise.advisor.launch.supervisor.SHARED_MEMORY", tmp_path)
     prefix = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
     abandoned, opened, mapped = (Path(f"{prefix}_4711_{rank}") for rank in range(3))
     foreign = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_4711_0"
@@ -534,15 +545,15 @@ def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: p
     monitor = Monitor(request, Display(Console(file=StringIO())))
     monitor.look(os.getpid())
     monitor.records.heard_at -= 650.0
-    assert monitor.futility() is None
+    assert monitor.abort_reason() is None
     monitor.look(os.getpid())
     (warning,) = (text for text in monitor.outcome(0, None, stopped=True).warnings if "10 min" in text)
-    assert "rank 1 said last: waiting for rank 0" in warning
+    assert "last line of rank 1: waiting for rank 0" in warning
     assert str(os.getpid()) in warning
     monitor.records.heard_at -= 100.0
-    failure = monitor.futility()
+    failure = monitor.abort_reason()
     assert failure is not None
-    assert (failure.kind, failure.evidence) == ("hang", ("rank 1 said last: waiting for rank 0",))
+    assert (failure.kind, failure.evidence) == ("hang", ("last line of rank 1: waiting for rank 0",))
 
 
 @pytest.mark.parametrize(
@@ -555,8 +566,7 @@ def test_what_would_be_in_vain_is_ended(
     """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is
     stopped."""
     script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", str(first))
-    request = _request(tmp_path, script, run=_run(1), resumes_after=resumes_after)
-    request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
+    request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1, resumes_after=resumes_after)
     if kind is None:
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         outcome = _stopped(request, 1)

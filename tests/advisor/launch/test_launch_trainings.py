@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,42 +31,17 @@ from ds_advise.estimators.plan import Plan, Rung
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.store import Store
 
+from tests.helpers import TINY, TINY_SIZES
+
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 LIMIT_S, BUILD_LIMIT_S = 900, 1800
 STEPS = 5
+SCRIPT = "train_with_arguments.py"
 
-MODEL = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
-ARGUMENTS = [
-    "--model_name_or_path",
-    "model",
-    "--output_dir",
-    "out",
-    "--per_device_train_batch_size",
-    "4",
-    "--gradient_accumulation_steps",
-    "1",
-    "--bf16",
-    "True",
-    "--use_cpu",
-    "True",
-    "--ddp_backend",
-    "gloo",
-    "--report_to",
-    "none",
-    "--disable_tqdm",
-    "True",
-]
+ARGUMENTS = (
+    "--model_name_or_path model --output_dir out --per_device_train_batch_size 4 --gradient_accumulation_steps 1 "
+    "--bf16 True --use_cpu True --ddp_backend gloo --report_to none --disable_tqdm True"
+)
 
 pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 2 * LIMIT_S)  # the first test compiles DeepSpeed's extensions
 
@@ -78,7 +53,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest
     """Write the model, the configuration of a rung and the job of the scripts into the working folder."""
 
     def prepare(rung: Rung, framework: Framework, *, file: str = "ds_config.json") -> Plan:
-        shape, workload, cluster = shape_from_config(MODEL, name="small"), Workload(seq_len=32), cpu_cluster(2)
+        shape, workload, cluster = shape_from_config(TINY, name="small"), Workload(seq_len=32), cpu_cluster(2)
         plan = plan_for(
             rung,
             shape,
@@ -94,13 +69,11 @@ def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest
         write_config(config, tmp_path / file, force=False)
         for name in ("model", "reports"):
             (tmp_path / name).mkdir()
-        (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+        (tmp_path / "model" / "config.json").write_text(json.dumps(TINY))
         (tmp_path / "job.json").write_text(
             json.dumps(
                 {
-                    "model": {
-                        name: value for name, value in MODEL.items() if name not in ("model_type", "architectures")
-                    },
+                    "model": TINY_SIZES,
                     "dtype": "bfloat16",
                     "lora_rank": 0,
                     "gradient_checkpointing": True,
@@ -126,32 +99,21 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
     def start(
-        config: str,
-        options: Sequence[str],
+        options: str,
         script: str,
-        arguments: Sequence[str] = (),
+        arguments: str = "",
         *,
-        before: Sequence[str] = (),
+        config: str = "ds_config.json",
+        before: str = "",
         log: str = "log",
         **variables: str,
     ) -> subprocess.Popen[str]:
+        launch = ["launch", config, "--device", "cpu", "--log-dir", log, "--json", *options.split()]
         process = subprocess.Popen(
             [
-                *before,
-                sys.executable,
-                "-m",
-                "ds_advise",
-                "launch",
-                config,
-                "--device",
-                "cpu",
-                "--log-dir",
-                log,
-                "--json",
-                *options,
-                "--",
-                str(SCRIPTS / script),
-                *arguments,
+                *before.split(),
+                *(sys.executable, "-m", "ds_advise", *launch),
+                *("--", str(SCRIPTS / script), *arguments.split()),
             ],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
@@ -218,28 +180,11 @@ def _cases(*cases: tuple[str, str, Framework]) -> list[Any]:
 def test_a_script_is_launched_and_seen(
     prepare: Prepare, start: Callable[..., Any], tmp_path: Path, launcher: str, script: str, framework: Framework
 ) -> None:
-    """Every step of every rank is seen with its loss, the figures go into the store, and the script does what it does
-    alone."""
+    """Every step of every rank is observed with its loss, the figures go into the store, and the script is not
+    disturbed."""
     prepare("zero2", framework, file="my ds_config.json")
-    session, printed = ended(
-        start(
-            "my ds_config.json",
-            [
-                "--launcher",
-                launcher,
-                "--no-check",
-                "--model",
-                "model",
-                "--seq-len",
-                "32",
-                "--micro-batch",
-                "2",
-                "--accumulation",
-                "2",
-            ],
-            script,
-        )
-    )
+    options = f"--launcher {launcher} --no-check --model model --seq-len 32 --micro-batch 2 --accumulation 2"
+    session, printed = ended(start(options, script, config="my ds_config.json"))
     (attempt,) = session["attempts"]
     assert attempt["status"] == "finished", printed
     assert attempt["last_step"] == STEPS
@@ -265,12 +210,7 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
 ) -> None:
     """SIGTERM: all ranks save and stop after the same step and end well; the resumed training goes on behind it."""
     prepare("zero2", "hf")
-    process = start(
-        "ds_config.json",
-        ["--no-check"],
-        "train_with_arguments.py",
-        [*ARGUMENTS, "--max_steps", "100000", "--save_strategy", "no"],
-    )
+    process = start("--no-check", SCRIPT, f"{ARGUMENTS} --max_steps 100000 --save_strategy no")
     wait_for_step(tmp_path / "log", 5)
     process.send_signal(signal.SIGTERM)
     session, printed = ended(process)
@@ -279,15 +219,8 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
     assert process.returncode == 1
     assert Path(attempt["checkpoint"]) == tmp_path / "out" / f"checkpoint-{attempt['last_step']}"
     stopped_at = attempt["last_step"]
-    session, printed = ended(
-        start(
-            "ds_config.json",
-            ["--no-check"],
-            "train_with_arguments.py",
-            [*ARGUMENTS, "--max_steps", str(stopped_at + 2), "--resume_from_checkpoint", attempt["checkpoint"]],
-            log="log2",
-        )
-    )
+    resumed = f"{ARGUMENTS} --max_steps {stopped_at + 2} --resume_from_checkpoint {attempt['checkpoint']}"
+    session, printed = ended(start("--no-check", SCRIPT, resumed, log="log2"))
     (attempt,) = session["attempts"]
     assert attempt["status"] == "finished", printed
     assert [step for step, _ in attempt["losses"]] == [stopped_at + 1, stopped_at + 2]
@@ -297,14 +230,7 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
 def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start: Callable[..., Any]) -> None:
     """Unless told otherwise: a few real steps of the same plan, whose speed is the prediction that is kept."""
     prepare("zero1", "hf")
-    session, printed = ended(
-        start(
-            "ds_config.json",
-            ["--seq-len", "32"],
-            "train_with_arguments.py",
-            [*ARGUMENTS, "--max_steps", "4", "--save_strategy", "no"],
-        )
-    )
+    session, printed = ended(start("--seq-len 32", SCRIPT, f"{ARGUMENTS} --max_steps 4 --save_strategy no"))
     (attempt,) = session["attempts"]
     assert attempt["status"] == "finished" and "probe: step" in printed, printed
     (probed,) = Store().find(kind="probe")
@@ -318,12 +244,7 @@ def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start
 def test_a_killed_rank_is_named_and_nothing_stays(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
     """SIGKILL of rank 1: that rank, that signal, and that it was not the kernel."""
     prepare("zero2", "hf")
-    process = start(
-        "ds_config.json",
-        ["--no-check"],
-        "train_with_arguments.py",
-        [*ARGUMENTS, "--max_steps", "100000", "--save_strategy", "no"],
-    )
+    process = start("--no-check", SCRIPT, f"{ARGUMENTS} --max_steps 100000 --save_strategy no")
     wait_for_step(tmp_path / "log", 3)
     os.kill(json.loads((tmp_path / "log" / "rank1.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
     session, printed = ended(process)
@@ -349,14 +270,8 @@ def test_a_full_disk_is_named_and_a_checkpoint_stays(
     if mounted.returncode:
         pytest.skip(mounted.stderr)
     try:
-        session, printed = ended(
-            start(
-                "ds_config.json",
-                ["--no-check"],
-                "train_with_arguments.py",
-                [*ARGUMENTS, "--max_steps", "100", "--save_strategy", "steps", "--save_steps", "1"],
-            )
-        )
+        saving = f"{ARGUMENTS} --max_steps 100 --save_strategy steps --save_steps 1"
+        session, printed = ended(start("--no-check", SCRIPT, saving))
         (attempt,) = session["attempts"]
         assert attempt["failure"]["kind"] == "disk_full", (attempt["failure"], printed)
         assert any(f"free in {tmp_path}/out" in evidence for evidence in attempt["failure"]["evidence"])
@@ -371,15 +286,9 @@ def test_a_full_disk_is_named_and_a_checkpoint_stays(
 def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
     """Out of GPU memory at step 5: the next plan reads the checkpoint of step 4 and trains the steps that are left."""
     prepare("zero2", "hf")
-    session, printed = ended(
-        start(
-            "ds_config.json",
-            ["--no-check", "--fallback", "--seq-len", "32"],
-            "train_with_arguments.py",
-            [*ARGUMENTS, "--max_steps", "8", "--save_strategy", "steps", "--save_steps", "2"],
-            RUN_OUT_AT_STEP="5",
-        )
-    )
+    saving = f"{ARGUMENTS} --max_steps 8 --save_strategy steps --save_steps 2"
+    options = "--no-check --fallback --seq-len 32"
+    session, printed = ended(start(options, SCRIPT, saving, RUN_OUT_AT_STEP="5"))
     first, second = session["attempts"]
     assert (first["failure"]["kind"], first["failure"]["step"]) == ("gpu_out_of_memory", 5), printed
     assert second["status"] == "finished", printed
@@ -400,10 +309,9 @@ def test_two_network_namespaces_train_as_two_nodes(
     address = two_networks[0][1]
     processes = [
         start(
-            "ds_config.json",
-            ["--no-check", "--ranks", "1", "--nodes", "2", "--node-rank", str(node), "--master", f"{address}:29511"],
+            f"--no-check --ranks 1 --nodes 2 --node-rank {node} --master {address}:29511",
             "train_with_trainer.py",
-            before=["ip", "netns", "exec", network],
+            before=f"ip netns exec {network}",
             log=f"log{node}",
             GLOO_SOCKET_IFNAME="cable",
         )
@@ -430,20 +338,8 @@ def two_networks() -> Iterator[tuple[tuple[str, str], ...]]:
     try:
         for name, _ in networks:
             ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            "cable",
-            "netns",
-            networks[0][0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "cable",
-            "netns",
-            networks[1][0],
-        )
+        ends = [name for name, _ in networks]
+        ip(*f"link add cable netns {ends[0]} type veth peer name cable netns {ends[1]}".split())
         for name, address in networks:
             ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
             ip("-n", name, "link", "set", "cable", "up")

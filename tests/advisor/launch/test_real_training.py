@@ -1,20 +1,15 @@
 """The emitted configurations train for real: two ranks, DeepSpeed's CPU accelerator over gloo, both flavours.
 
-The files are those that a user gets, but for the learning rate: a small model on random tokens wants a larger one. What
-training without a GPU takes besides is `NO_GPU` in train_with_trainer.py and `_environment` here.
+The files are those that a user gets, except for the learning rate: a small model on random tokens needs a larger one.
+Training without a GPU also needs `NO_GPU` in train_with_trainer.py and `cpu_environment`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -31,28 +26,19 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan, Rung
 from ds_advise.estimators.workload import Framework, Workload
 
-from tests.training_scripts.forked_ranks import ForkedRank
+from tests.helpers import TINY_SIZES
+from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, free_port, run_ranks, run_to_the_end
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 SCRIPT = {"hf": SCRIPTS / "train_with_trainer.py", "deepspeed": SCRIPTS / "train_with_deepspeed.py"}
 FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 RANKS, STEPS = 2, 5
-TRAINING_LIMIT_S, BUILD_LIMIT_S = 900, 1800
+BUILD_LIMIT_S = 1800
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
 # Wide enough that half of a matrix exceeds the 1 MiB below which DeepSpeed leaves a tensor in RAM.
-WIDE = SMALL | {"hidden_size": 1024, "intermediate_size": 1024, "vocab_size": 1024}
+WIDE = TINY_SIZES | {"hidden_size": 1024, "intermediate_size": 1024, "vocab_size": 1024}
 
-pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + TRAINING_LIMIT_S)  # the first test compiles DeepSpeed's extensions
+pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + LIMIT_S)  # the first test compiles DeepSpeed's extensions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +49,6 @@ class Run:
     flavor: Framework
     plan: Plan
     cluster: Cluster
-    environment: dict[str, str]
 
     @property
     def config(self) -> Path:
@@ -89,7 +74,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         rung: Rung,
         flavor: Framework,
         *,
-        model: dict[str, Any] = SMALL,
+        model: dict[str, Any] = TINY_SIZES,
         workload: Workload | None = None,
         micro_batch_size: int = 2,
         gradient_accumulation_steps: int = 2,
@@ -140,7 +125,6 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             flavor=flavor,
             plan=plan,
             cluster=cluster,
-            environment=_environment() | {"TRAINING_JOB": str(folder / "job.json")},
         )
         write_config(config, run.config, force=False)
         extensions(*_builders(plan))
@@ -186,16 +170,21 @@ def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepar
     """accelerate fills every `auto` from the script and from the configuration file that we write for it."""
     run = prepare("zero2-offload", "hf")
     (run.folder / "accelerate.yaml").write_text(accelerate_config(run.plan, run.cluster, config_path=str(run.config)))
-    options = ["--main_process_port", str(_free_port()), "--config_file", "accelerate.yaml"]
+    options = ["--main_process_port", str(free_port()), "--config_file", "accelerate.yaml"]
     command = ["accelerate", "launch", *options, str(SCRIPTS / "train_with_accelerate.py")]
 
     def launcher(log: Path) -> subprocess.Popen[bytes]:
         with log.open("w") as output:
             return subprocess.Popen(
-                command, cwd=run.folder, env=run.environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=run.folder,
+                env=cpu_environment() | {"TRAINING_JOB": str(run.folder / "job.json")},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
-    _to_the_end(run, [launcher])
+    run_to_the_end([launcher], run.folder)
     assert_trained(run)
 
 
@@ -303,18 +292,7 @@ def train(run: Run) -> None:
     """Start the ranks as a launcher does, and wait for them."""
     config = str(run.config)
     arguments = ["--deepspeed", config] if run.flavor == "hf" else ["--deepspeed", "--deepspeed_config", config]
-    place = {
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-    }
-
-    def rank(number: int, log: Path) -> ForkedRank:
-        environment = run.environment | place | {"RANK": str(number), "LOCAL_RANK": str(number)}
-        return ForkedRank(SCRIPT[run.flavor], arguments, cwd=run.folder, env=environment, log=log)
-
-    _to_the_end(run, [partial(rank, number) for number in range(RANKS)])
+    run_ranks(SCRIPT[run.flavor], arguments, RANKS, run.folder, TRAINING_JOB=str(run.folder / "job.json"))
 
 
 def assert_trained(run: Run) -> None:
@@ -346,54 +324,7 @@ def assert_trained(run: Run) -> None:
         assert {name: report[name] for name in wanted} == wanted
 
 
-def _to_the_end(run: Run, starts: Sequence[Callable[[Path], ForkedRank | subprocess.Popen[bytes]]]) -> None:
-    """Run processes side by side, each in a session of its own and with a log. All must end well, in time, and leave
-    nothing running."""
-    logs = [run.folder / f"log{number}" for number in range(len(starts))]
-    processes: list[ForkedRank | subprocess.Popen[bytes]] = []
-    try:
-        for start, log in zip(starts, logs, strict=True):
-            processes.append(start(log))
-        deadline = time.monotonic() + TRAINING_LIMIT_S
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            if any(process.poll() for process in processes):
-                break  # the others would wait for the one that failed
-            time.sleep(0.1)
-        codes = [process.poll() for process in processes]
-        left_behind = [
-            process.pid for process in processes if process.poll() is not None and _group_exists(process.pid)
-        ]
-    finally:
-        for process in processes:
-            if _group_exists(process.pid):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert codes == [0] * len(starts), "\n".join(log.read_text()[-4000:] for log in logs)
-    assert not left_behind
-
-
-def _group_exists(group: int) -> bool:
-    """Whether a process of this group runs (one that has ended and waits to be collected does not)."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _environment() -> dict[str, str]:
-    """No GPU, one thread for each rank, no network."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
 def _builders(plan: Plan) -> list[str]:
     """What DeepSpeed compiles for a plan."""
     builders = ["ShareMemCommBuilder", "FusedAdamBuilder" if plan.offload_optimizer == "none" else "CPUAdamBuilder"]
     return builders + ["AsyncIOBuilder"] * ("nvme" in (plan.offload_optimizer, plan.offload_param))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

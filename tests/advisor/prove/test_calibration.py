@@ -11,7 +11,7 @@ from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.probes.real_run import ProbeResult
 from ds_advise.probes.real_run.result import StepTime
 
-from tests.probe_results import ran
+from tests.helpers import ran
 
 OPTIMIZER = ("optimizer", "optimizer on the host")
 

@@ -19,7 +19,7 @@ from ds_advise.probes.recording.request import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.forked_dry_runs import ask_forks
+from tests.helpers import ask_forks
 
 MODEL = {
     "model_type": "llama",

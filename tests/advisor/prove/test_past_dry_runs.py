@@ -14,7 +14,7 @@ from ds_advise.probes.recording.result import Reserved
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 RUN = Run(config={"zero_optimization": {"stage": 2}}, model={"model_type": "llama"}, cluster=h100s(2))
 

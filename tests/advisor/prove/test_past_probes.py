@@ -17,7 +17,7 @@ from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store, model_key
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 FAILED = ProbeResult(
     world_size=2,

@@ -19,7 +19,7 @@ from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from rich.console import Console
 
-from tests.probe_results import ran
+from tests.helpers import ran
 
 MEMORY = 79 * 2**30
 

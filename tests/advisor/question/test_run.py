@@ -17,7 +17,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.run import Run
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 V100 = Cluster(nodes=1, gpus_per_node=1, gpu=find_gpu("V100-SXM2-32GB"))
 

@@ -24,22 +24,13 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
-from ds_advise.advisor.train.folder import WHOLE, checkpoints, newest_whole, read_result
+from ds_advise.advisor.train.folder import WHOLE, TrainingFolder, read_result
 
 from tests.advisor.schemas.validator import wrong
+from tests.helpers import TINY_SIZES
 
 pytestmark = pytest.mark.timeout(1500)  # the first test compiles DeepSpeed's extensions
 
-MODEL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 304,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
 STEPS = 12
 
 CHAT = [
@@ -62,7 +53,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
 
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(Qwen2Config(**MODEL), dtype=torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(Qwen2Config(**TINY_SIZES), dtype=torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
     return folder
 
@@ -86,26 +77,10 @@ def no_process_is_left() -> Iterator[None]:
     assert {pid: words for pid, words in _children().items() if pid not in before} == {}
 
 
-def train(model: Path, data: Path, output: Path, *options: str) -> int:
-    return run(
-        [
-            "train",
-            "--model",
-            str(model),
-            "--data",
-            str(data),
-            "--output-dir",
-            str(output),
-            "--device",
-            "cpu",
-            "--ranks",
-            "2",
-            "--max-steps",
-            str(STEPS),
-            "--no-check",
-            *options,
-        ]
-    )
+def train(model: Path, data: Path, output: Path, options: str) -> int:
+    fixed = f"--device cpu --ranks 2 --max-steps {STEPS} --no-check"
+    paths = ["--model", str(model), "--data", str(data), "--output-dir", str(output)]
+    return run(["train", *paths, *fixed.split(), *options.split()])
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -157,7 +132,7 @@ def weights(folder: Path, name: str = "model.safetensors") -> dict[str, Any]:
     return dict(load_file(folder / name))
 
 
-CHATS_OPTIONS = ("--rung", "zero2-offload", "--learning-rate", "3e-3", "--save-steps", "4", "--global-batch", "4")
+CHATS_OPTIONS = "--rung zero2-offload --learning-rate 3e-3 --save-steps 4 --global-batch 4"
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +141,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) ->
     folder = tmp_path_factory.mktemp("undisturbed")
     data, output = write(folder / "chats.jsonl", CHAT), folder / "out"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert train(model_folder, data, output, *CHATS_OPTIONS) == 0
+        assert train(model_folder, data, output, CHATS_OPTIONS) == 0
     return data, output, " ".join(printed.getvalue().split())
 
 
@@ -187,8 +162,8 @@ def test_chats_train_to_a_saved_model(
         name: tensor.shape for name, tensor in after.items()
     }
     assert not before["lm_head.weight"].equal(after["lm_head.weight"])
-    assert [path.name for path in checkpoints(output)] == ["checkpoint-8", "checkpoint-12"]
-    assert newest_whole(output) == output / "checkpoint-12"
+    assert [path.name for path in TrainingFolder(output).checkpoints()] == ["checkpoint-8", "checkpoint-12"]
+    assert TrainingFolder(output).newest_whole() == output / "checkpoint-12"
     assert run(["train", "--resume", "--output-dir", str(output)]) == 2
     assert f"has ended after {STEPS} steps" in capsys.readouterr().err
 
@@ -218,23 +193,8 @@ def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder
     from transformers import AutoModelForCausalLM
 
     output = tmp_path / "out"
-    assert (
-        train(
-            model_folder,
-            write(tmp_path / "data.json", INSTRUCTIONS),
-            output,
-            "--rung",
-            "zero2",
-            "--method",
-            "lora",
-            "--lora-rank",
-            "32",
-            "--learning-rate",
-            "3e-2",
-            "--merge",
-        )
-        == 0
-    )
+    options = "--rung zero2 --method lora --lora-rank 32 --learning-rate 3e-2 --merge"
+    assert train(model_folder, write(tmp_path / "data.json", INSTRUCTIONS), output, options) == 0
     assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
     merged = generated(output / "merged").float()
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -251,22 +211,8 @@ def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: 
     """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an
     evaluation loss is told at every checkpoint and falls; the loss is drawn for TensorBoard."""
     output = tmp_path / "out"
-    assert (
-        train(
-            model_folder,
-            write(tmp_path / "train.json", LABELLED),
-            output,
-            "--rung",
-            "zero3-offload",
-            "--learning-rate",
-            "3e-3",
-            "--eval-split",
-            "0.25",
-            "--save-steps",
-            "6",
-        )
-        == 0
-    )
+    options = "--rung zero3-offload --learning-rate 3e-3 --eval-split 0.25 --save-steps 6"
+    assert train(model_folder, write(tmp_path / "train.json", LABELLED), output, options) == 0
     assert_learned(output)
     generated(output)
     assert all(tensor.shape == weights(model_folder)[name].shape for name, tensor in weights(output).items())
@@ -281,25 +227,8 @@ def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: 
 def test_completions_train_adapters_under_zero3(tmp_path: Path, model_folder: Path) -> None:
     """From a CSV file, packed; only the adapter is saved, without the base that ZeRO-3 gathers."""
     output = tmp_path / "out"
-    assert (
-        train(
-            model_folder,
-            write(tmp_path / "data.csv", COMPLETIONS),
-            output,
-            "--rung",
-            "zero3",
-            "--method",
-            "lora",
-            "--lora-rank",
-            "32",
-            "--learning-rate",
-            "3e-2",
-            "--packing",
-            "--seq-len",
-            "64",
-        )
-        == 0
-    )
+    options = "--rung zero3 --method lora --lora-rank 32 --learning-rate 3e-2 --packing --seq-len 64"
+    assert train(model_folder, write(tmp_path / "data.csv", COMPLETIONS), output, options) == 0
     assert_learned(output, to=0.95)
     generated(output, tokenizer_in=output)  # transformers loads the base that the adapter names
     assert all("lora_" in name for name in weights(output, "adapter_model.safetensors"))
@@ -315,18 +244,18 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     data, whole, _ = undisturbed
     output = tmp_path / "out"
     with after_step(output, (1,), 6, lambda pid: os.kill(pid, signal.SIGKILL)):
-        assert train(model_folder, data, output, *CHATS_OPTIONS) == 1
+        assert train(model_folder, data, output, CHATS_OPTIONS) == 1
     printed = capsys.readouterr().out
     assert f"ds-advise train --resume --output-dir {output}" in printed
-    last = newest_whole(output)
+    last = TrainingFolder(output).newest_whole()
     assert last is not None
     (output / "checkpoint-11").mkdir()
     assert run(["train", "--resume", "--output-dir", str(output), "--epochs", "9"]) == 2
-    assert "--epochs was None in the training that is to go on" in capsys.readouterr().err
+    assert "--epochs was None in the training to resume" in capsys.readouterr().err
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     told = capsys.readouterr()
     assert f"going on from {last.name}" in told.err
-    assert "checkpoint-11 was cut off while it was written; removed" in told.err
+    assert "checkpoint-11 was incomplete; removed" in told.err
     assert losses(output) == losses(whole)
     assert (output / "checkpoint-12" / WHOLE).exists()
     first, second = weights(whole), weights(output)
@@ -344,13 +273,13 @@ def test_a_checkpoint_too_large_for_the_disk_costs_no_other(
         psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (300_000, 300_000))
 
     data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
-    options = ("--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "6")
+    options = "--rung zero2 --learning-rate 3e-3 --save-steps 6"
     # The weights are smaller than the limit, the optimizer's states are not.
     with after_step(output, (0, 1), 6, no_more_room, when_saved=True):
-        assert train(model_folder, data, output, *options) == 1
+        assert train(model_folder, data, output, options) == 1
     assert "The last checkpoint is checkpoint-6" in capsys.readouterr().out
-    assert [path.name for path in checkpoints(output)] == ["checkpoint-6", "checkpoint-12"]
-    assert newest_whole(output) == output / "checkpoint-6"
+    assert [path.name for path in TrainingFolder(output).checkpoints()] == ["checkpoint-6", "checkpoint-12"]
+    assert TrainingFolder(output).newest_whole() == output / "checkpoint-6"
 
 
 @contextlib.contextmanager
@@ -396,8 +325,8 @@ def _children() -> dict[int, str]:
 def test_ranks_share_samples_through_several_epochs(tmp_path: Path, model_folder: Path) -> None:
     """Both ranks take part in every sample; no epoch of the data is empty."""
     data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
-    shared = ("--sequence-parallel-size", "2", "--seq-len", "96", "--rung", "zero2", "--learning-rate", "1e-2")
-    assert train(model_folder, data, output, *shared, "--global-batch", "4") == 0
+    shared = "--sequence-parallel-size 2 --seq-len 96 --rung zero2 --learning-rate 1e-2"
+    assert train(model_folder, data, output, f"{shared} --global-batch 4") == 0
     assert_learned(output)
     assert json.loads((output / "ds_config.json").read_text())["sequence_parallel_size"] == 2
 
@@ -408,8 +337,8 @@ def test_tiled_loss_and_feed_forward_train(
 ) -> None:
     """Two tiles of each feed-forward; and a program gets one object."""
     data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
-    tiled = ("--loss", "tiled", "--mlp", "tiled", "--seq-len", "96", "--rung", "zero2", "--learning-rate", "1e-2")
-    assert train(model_folder, data, output, *tiled, "--global-batch", "4", "--json") == 0
+    tiled = "--loss tiled --mlp tiled --seq-len 96 --rung zero2 --learning-rate 1e-2"
+    assert train(model_folder, data, output, f"{tiled} --global-batch 4 --json") == 0
     assert_learned(output)
     form, whole = json.loads(capsys.readouterr().out), schema_of_command("train")
     assert wrong(form, whole, whole) == []

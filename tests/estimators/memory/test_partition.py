@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from ds_advise.estimators.memory.partition import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training_scripts.forked_ranks import ForkedRank
+from tests.training_scripts.forked_ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("partition_sizes.py")
 NUMELS = [77, 13, 30, 51, 1, 29]
@@ -34,33 +31,8 @@ NUMELS = [77, 13, 30, 51, 1, 29]
 def allocated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What `deepspeed.initialize` allocated on each rank of 2 and of 4."""
     world_size, folder = request.param, tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Another local size keeps DeepSpeed from compiling its shared-memory collectives.
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    logs = [folder / f"rank{rank}" for rank in range(world_size)]
-    ranks = [
-        ForkedRank(
-            SCRIPT, [], cwd=folder, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log=logs[rank]
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            time.sleep(0.05)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    logs = run_ranks(SCRIPT, [], world_size, folder, LOCAL_SIZE="1")
     answers = []
     for log in logs:
         lines = [line for line in log.read_text().splitlines() if line.startswith("SIZES ")]

@@ -18,7 +18,7 @@ from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.recording.result import from_json
 from ds_advise.probes.run import Run
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",

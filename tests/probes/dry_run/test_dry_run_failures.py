@@ -13,7 +13,7 @@ from ds_advise.probes.dry_run.ask import ask_each
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.run import Run
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 FILE = """
 import os, signal

@@ -16,8 +16,7 @@ from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.recording.request import Request
 from ds_advise.probes.run import Run
 
-from tests.forked_dry_runs import ask_forks
-from tests.machines import h100s
+from tests.helpers import ask_forks, h100s
 
 LAYERS = 14
 """As few as shallow models are worth while for."""

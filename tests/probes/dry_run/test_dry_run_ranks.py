@@ -9,8 +9,7 @@ from ds_advise.probes.dry_run.fullest_rank import fullest_rank
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.run import Run
 
-from tests.forked_dry_runs import ask_forks
-from tests.machines import h100s
+from tests.helpers import ask_forks, h100s
 
 RANKS = 8
 MODEL: dict[str, Any] = {

@@ -29,7 +29,7 @@ from ds_advise.probes.recording.schedule import _computed, _of_groups
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.forked_dry_runs import ask_forks
+from tests.helpers import ask_forks
 
 CLUSTER = parse_cluster("4xA100-80GB")
 MODEL: dict[str, Any] = {

@@ -14,7 +14,7 @@ from ds_advise.probes.real_run import base_model
 from ds_advise.probes.recording.request import Request
 from ds_advise.probes.run import Run
 
-from tests.machines import h100s
+from tests.helpers import h100s
 
 
 def prepare(model: torch.nn.Module, **workload: Any) -> None:

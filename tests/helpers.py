@@ -1,0 +1,89 @@
+"""Shared by tests of all areas: a tiny model, machines, launches, and results without their run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ds_advise.advisor.launch.request import LaunchRequest, Script
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.probes.dry_run import DryRunResult
+from ds_advise.probes.real_run import ProbeResult, RankReport
+from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.recording.request import Request
+from ds_advise.probes.run import Run
+
+TINY_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+TINY: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TINY_SIZES}
+"""A transformers configuration of 100 thousand parameters."""
+
+
+def h100s(count: int) -> Cluster:
+    """H100s in one node."""
+    return Cluster(nodes=1, gpus_per_node=count, gpu=find_gpu("H100-80GB-SXM"))
+
+
+def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> LaunchRequest:
+    """A launch of `train.py` in the folder with torchrun."""
+    request = LaunchRequest(
+        script=Script(target=str(folder / "train.py"), arguments=arguments),
+        run=run,
+        config_path=folder / "ds_config.json",
+        launcher="torchrun",
+        folder=folder / "log",
+    )
+    return replace(request, **changes)
+
+
+def ran(step: StepTime, *, world_size: int, device: Any, tokens_per_step: int, **memory: int | None) -> ProbeResult:
+    """A probe with this time for every step; memory: fields of its first rank's report."""
+    report: dict[str, Any] = {
+        "rank": 0,
+        "allocated_bytes": None,
+        "reserved_bytes": None,
+        "device_bytes": None,
+        "host_baseline_bytes": 0,
+        "host_loading_peak_bytes": 0,
+        "host_peak_bytes": 0,
+        "host_pinned_bytes": None,
+        "nvme_bytes": 0,
+        "nvme_read_bytes": 0,
+        "nvme_written_bytes": 0,
+        "steps": (step,),
+        "losses": (1.0,),
+    }
+    return ProbeResult(
+        world_size=world_size,
+        device=device,
+        solo=False,
+        tokens_per_step=tokens_per_step,
+        ranks=(RankReport(**report | memory),),
+        failure=None,
+        versions={},
+    )
+
+
+def ask_forks(requests: Sequence[Request], _timeout_s: float = 0.0) -> list[DryRunResult]:
+    """The answers of `probes.dry_run.ask.ask`, by forks of one process that has made the imports. An error of a run
+    fails the test."""
+    from benchmarks.dry_run.forked_dry_runs import answers
+    from tests.training_scripts.forked_ranks import start_server
+
+    start_server()
+    results = []
+    for answer in answers(requests):
+        assert isinstance(answer, DryRunResult), answer
+        results.append(answer)
+    return results
