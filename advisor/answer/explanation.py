@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
+from ...estimators.json_form import from_attributes
 from ...estimators.plan import RUNGS, PlainPyTorch, Rung
 from ..search.candidate import Candidate, Verdict
 from ..text.labels import component_title
@@ -69,16 +69,11 @@ def _written(formula: str, symbols: Mapping[str, object], word_of: Callable[[str
 Term = MemoryTerm | TimeTerm
 
 
-class TermJson(TypedDict):
-    """A component: of memory with size_bytes, of time with seconds."""
+@dataclass(frozen=True, kw_only=True)
+class TermFigures:
+    """A component of memory or time."""
 
     name: str
-    size_bytes: NotRequired[int]
-    seconds: NotRequired[float]
-    hidden_seconds: NotRequired[float]
-    """Seconds behind other work, which cost nothing."""
-    resource: NotRequired[str]
-    """What it keeps busy."""
     formula: str
     formula_in_words: str
     formula_with_numbers: str
@@ -88,15 +83,35 @@ class TermJson(TypedDict):
     not_covered: str
 
 
-class SectionJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class MemoryTermFigures(TermFigures):
+    """A component of memory."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeTermFigures(TermFigures):
+    """A component of the step's time."""
+
+    seconds: float
+    hidden_seconds: float
+    """Seconds behind other work, which cost nothing."""
+    resource: str
+    """What it keeps busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionFigures:
     """Terms that add up to the total, in bytes or seconds."""
 
     total: float
-    terms: list[TermJson]
+    terms: tuple[MemoryTermFigures | TimeTermFigures, ...]
 
 
-class ExplanationJson(TypedDict):
-    """A plan taken apart."""
+@dataclass(frozen=True, kw_only=True)
+class ExplanationFigures:
+    """A plan with all terms of its memory and time."""
 
     rung: Rung | PlainPyTorch
     micro_batch_size: int
@@ -117,17 +132,17 @@ class ExplanationJson(TypedDict):
     reserved_bytes_per_gpu: int
     device_bytes_per_gpu: int
     cached_bytes_per_gpu: int
-    """What PyTorch keeps cached besides, as far as that is known; nvidia-smi shows both."""
+    """What PyTorch also keeps cached, as far as that is known; nvidia-smi shows both."""
     step_seconds: float
     tokens_per_second: float
     peak: str
     """The moment of a step at which the GPU holds the most."""
     allocated_bytes_by_moment: dict[str, int]
     host_loading_bytes_per_node: int
-    sections: dict[str, SectionJson]
+    sections: dict[str, SectionFigures]
     """gpu_memory, gpu_cache, host_memory, nvme and time, as far as the plan has them."""
     symbols: dict[str, str]
-    """What the symbols of the formulas mean."""
+    """Meanings of the symbols in the formulas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +156,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A candidate's sections, and the symbols that stand in their formulas."""
+    """A plan's sections."""
 
     candidate: Candidate
     sections: tuple[Section, ...]
@@ -157,55 +172,37 @@ class Explanation:
                     known.setdefault(meaning, f"in {section.name.replace('_', ' ')}, {meaning}" if known else meaning)
         return {symbol: "; ".join(known.values()) for symbol, known in meanings.items()}
 
-    def to_json(self) -> ExplanationJson:
-        """One object; the terms of a section add up to its total."""
-        plan, memory = self.candidate.plan, self.candidate.memory
-        return {
-            "rung": plan.rung,
-            "micro_batch_size": plan.micro_batch_size,
-            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-            "gradient_checkpointing": plan.gradient_checkpointing,
-            "cpu_checkpointing": plan.cpu_checkpointing,
-            "sequence_parallel_size": plan.sequence_parallel_size,
-            "autotp_size": plan.autotp_size,
-            "autoep_size": plan.autoep_size,
-            "bf16_optimizer_states": plan.bf16_optimizer_states,
-            "zero_hpz_partition_size": plan.zero_hpz_partition_size,
-            "zero_quantized_weights": plan.zero_quantized_weights,
-            "zero_quantized_gradients": plan.zero_quantized_gradients,
-            "evidence": self.candidate.estimate.evidence,
-            "fit_probability": self.candidate.fit.probability,
-            "verdict": self.candidate.fit.verdict,
-            "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
-            "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
-            "device_bytes_per_gpu": memory.device_bytes_per_gpu,
-            "cached_bytes_per_gpu": memory.cached_bytes_per_gpu,
-            "step_seconds": self.candidate.time.step_s,
-            "tokens_per_second": self.candidate.tokens_per_s,
-            "peak": memory.peak.name,
-            "allocated_bytes_by_moment": {phase.name: phase.allocated_bytes for phase in memory.phases},
-            "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
-            "sections": {
-                section.name: {"total": section.total, "terms": [_json(term) for term in section.terms]}
+    def figures(self) -> ExplanationFigures:
+        """The explanation as data."""
+        candidate, memory = self.candidate, self.candidate.memory
+        return from_attributes(
+            ExplanationFigures,
+            candidate.plan,
+            memory,
+            candidate.fit,
+            candidate.estimate,
+            fit_probability=candidate.fit.probability,
+            step_seconds=candidate.time.step_s,
+            tokens_per_second=candidate.tokens_per_s,
+            peak=memory.peak.name,
+            allocated_bytes_by_moment={phase.name: phase.allocated_bytes for phase in memory.phases},
+            sections={
+                section.name: SectionFigures(total=section.total, terms=tuple(map(_term, section.terms)))
                 for section in self.sections
             },
-            "symbols": self.symbols,
-        }
+            symbols=self.symbols,
+        )
 
 
-def _json(term: Term) -> TermJson:
-    form: TermJson = {
-        "name": term.name,
-        "formula": term.formula,
+def _term(term: Term) -> MemoryTermFigures | TimeTermFigures:
+    texts = {
         "formula_in_words": in_words(term),
         "formula_with_numbers": with_numbers(term),
         "inputs": dict(term.inputs),
-        "source": term.source,
-        "not_covered": term.not_covered,
     }
     if isinstance(term, MemoryTerm):
-        return {**form, "size_bytes": term.size_bytes}
-    return {**form, "seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
+        return from_attributes(MemoryTermFigures, term, **texts)
+    return from_attributes(TimeTermFigures, term, hidden_seconds=term.hidden_s, **texts)
 
 
 def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:

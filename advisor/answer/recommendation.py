@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
+from ...estimators.json_form import from_attributes, to_json
 from ...estimators.memory.host_memory import PROCESS_BYTES
 from ..question.question import Question
 from ..search.candidate import Candidate, Fit, LadderStep, Verdict, dry_run_fit
@@ -23,7 +24,8 @@ STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library
 """What stays on the GPU for the whole training, among the categories of a dry run's memory."""
 
 
-class DryRunAdditions(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class DryRunFigures:
     """What an answer adds to a dry run's own result."""
 
     age_s: float | None
@@ -31,14 +33,14 @@ class DryRunAdditions(TypedDict):
     fits: bool
     fit_probability: float
     verdict: Verdict
-    step_s: float | None
-    """As the recorded schedule plays out; null where nothing is known of the GPU's speed."""
-    tokens_per_s: float | None
+    step_s: float | None = None
+    """By the recorded schedule; null where the GPU's speed is unknown."""
+    tokens_per_s: float | None = None
     step_s_by_component: dict[str, float]
     """Parts of the critical path, which add up to step_s."""
-    gpu_busy_s: float | None
-    links_busy_s: float | None
-    overlapped_s: float | None
+    gpu_busy_s: float | None = None
+    links_busy_s: float | None = None
+    overlapped_s: float | None = None
     required_device_bytes_per_gpu: int
     required_host_bytes_per_node: int
     analytic_allocated_bytes_per_gpu: int | None
@@ -92,23 +94,18 @@ class DryRunAnswer:
         """The result without its timeline and schedule, with the verdict, the step's time and the closed form."""
         result = replace(self.result, schedule=None, timeline=()).to_json()
         del result["timeline"], result["schedule"]
-        step, analytic = self.step, self.analytic
-        additions: DryRunAdditions = {
-            "age_s": self.age_s,
-            "fits": self.fit.fits,
-            "fit_probability": self.fit.probability,
-            "verdict": self.fit.verdict,
-            "step_s": None if step is None else step.time.step_s,
-            "tokens_per_s": None if step is None else step.time.tokens_per_s,
-            "step_s_by_component": {} if step is None else step.time.components,
-            "gpu_busy_s": None if step is None else step.gpu_busy_s,
-            "links_busy_s": None if step is None else step.links_busy_s,
-            "overlapped_s": None if step is None else step.overlapped_s,
-            "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
-            "required_host_bytes_per_node": self.required_host_bytes_per_node,
-            "analytic_allocated_bytes_per_gpu": None if analytic is None else analytic.allocated_bytes_per_gpu,
-        }
-        return {**result, **additions}
+        step = self.step
+        figures = from_attributes(
+            DryRunFigures,
+            self,
+            self.fit,
+            step,
+            None if step is None else step.time,
+            fit_probability=self.fit.probability,
+            step_s_by_component={} if step is None else step.time.components,
+            analytic_allocated_bytes_per_gpu=self.analytic and self.analytic.allocated_bytes_per_gpu,
+        )
+        return {**result, **to_json(figures)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,7 +181,7 @@ def explain(
     else:
         answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
         explanation = explain_answer(answer, rung=rung, component=component)
-    output.show(explanation.to_json, lambda console: render_explanation(explanation, console))
+    output.show(explanation.figures, lambda console: render_explanation(explanation, console))
     return 0
 
 

@@ -15,9 +15,9 @@ from ...probes.store import RecordJson
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonJson
-from ..answer.explanation import ExplanationJson
+from ..answer.explanation import ExplanationFigures
 from ..answer.json_schema import DIALECT, Schema, schema_of
-from ..answer.recommendation import DryRunAdditions
+from ..answer.recommendation import DryRunFigures
 from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
 from ..render.history import HistoryJson
@@ -33,8 +33,8 @@ _LEFT_OUT = ("timeline", "schedule")
 
 _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "advise": lambda: schema_of([Advice]),
-    "explain": lambda: schema_of([ExplanationJson]),
-    "dry-run": lambda: schema_of([DryRunResult, DryRunAdditions], without=_LEFT_OUT),
+    "explain": lambda: schema_of([ExplanationFigures]),
+    "dry-run": lambda: schema_of([DryRunResult, DryRunFigures], without=_LEFT_OUT),
     "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
     "launch": lambda: schema_of([LaunchReport]),
     "train": lambda: schema_of([TrainingReport]),

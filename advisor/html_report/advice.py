@@ -138,7 +138,7 @@ def _pictures(answer: Recommendation, form: Plan) -> list[Section]:
     if not plans:
         return []
     device = device_label(answer.question.cluster)
-    sections = [explain_plan(step.candidate).to_json()["sections"] for step in answer.ladder if step.candidate]
+    sections = [to_json(explain_plan(step.candidate).figures())["sections"] for step in answer.ladder if step.candidate]
     memory_terms = [terms_by_key(section["gpu_memory"]["terms"]) for section in sections]
     time_terms = [terms_by_key(section["time"]["terms"]) for section in sections]
     memory = memory_bars(plans, limit, chosen=chosen, terms=memory_terms, device=device)
@@ -246,7 +246,7 @@ def _terms(answer: Recommendation) -> Section | None:
     shown = answer.recommended or closest(answer.ladder)
     if shown is None:
         return None
-    sections = explain_plan(shown).to_json()["sections"]
+    sections = to_json(explain_plan(shown).figures())["sections"]
     device = device_label(answer.question.cluster)
     titles = {
         "gpu_memory": f"Memory per {device} at the peak ({phase_title(shown.memory.peak.name)})",

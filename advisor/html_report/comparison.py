@@ -89,7 +89,7 @@ def _memory(comparison: Comparison, plans: list[dict[str, Any]]) -> StackedBars:
 
 def _terms(comparison: Comparison, section: str) -> list[Mapping[str, Any]]:
     return [
-        terms_by_key(explain_plan(side.candidate).to_json()["sections"][section]["terms"])
+        terms_by_key(to_json(explain_plan(side.candidate).figures())["sections"][section]["terms"])
         for side in (comparison.first, comparison.second)
         if side.candidate is not None
     ]

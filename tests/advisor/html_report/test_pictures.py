@@ -134,7 +134,7 @@ def test_bars_of_time_are_of_as_many_tokens(answer: dict[str, Any]) -> None:
 def test_hints_have_formula_and_source_of_every_part(answer: dict[str, Any]) -> None:
     advice = advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
     plan = answer["recommended"]
-    sections = explain(advice).to_json()["sections"]
+    sections = to_json(explain(advice).figures())["sections"]
     memory = memory_bars([plan], 1, terms=[terms_by_key(sections["gpu_memory"]["terms"])])
     time = time_bars([plan], terms=[terms_by_key(sections["time"]["terms"])])
     for part in (*memory.bars[0].parts, *time.bars[0].parts):

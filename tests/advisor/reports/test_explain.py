@@ -14,6 +14,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, TimeTerm, symbols_of
+from ds_advise.estimators.json_form import to_json
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
@@ -35,7 +36,7 @@ def test_the_terms_of_a_section_add_up_to_the_advised_figure(answers: list[Recom
         for step in answer.ladder:
             if step.candidate is None:
                 continue
-            explanation = explain(answer, rung=step.rung).to_json()
+            explanation = to_json(explain(answer, rung=step.rung).figures())
             sections, estimate = explanation["sections"], step.candidate.estimate
             totals = {
                 name: sum(term.get("size_bytes", term.get("seconds")) for term in section["terms"])
