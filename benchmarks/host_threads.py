@@ -21,7 +21,7 @@ import sys
 import time
 from multiprocessing.synchronize import Barrier
 
-from ds_advise.probes.this_machine import cpu_cores
+from ds_advise.probes.machine import cpu_cores
 
 REPEATS = 7
 ADAM_BYTES, SCALE_BYTES, CAST_BYTES = 28, 8, 6

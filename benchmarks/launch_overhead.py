@@ -89,7 +89,7 @@ def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
     """Seconds per micro batch, on the CPU."""
     import torch
     from ds_advise.advisor.launch.observe import observe
-    from ds_advise.probes.rank_processes.event_log import EventLog
+    from ds_advise.probes.real_run.rank import EventLog
 
     class Engine:
         def __init__(self) -> None:

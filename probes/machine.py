@@ -1,31 +1,47 @@
-"""The machine that a figure was measured on, as far as it decides the figure: no name, no serial number, no address."""
+"""This machine: its GPUs by the driver, its memory and cores within the container's limits.
+
+`Machine` identifies the machine of a measurement, without names, serial numbers and addresses.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..estimators.errors import ClusterError
-from .this_machine import cpu_cores, host_memory_bytes, visible_gpus
+from ..estimators.hardware.cluster import Gpu
+from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+from .kernel_files import cpu_quota, memory_groups, read_pairs
+
+_T = TypeVar("_T")
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GIB = 2**30
 
+_SAME_CARD = 0.1
+"""Relative difference in memory up to which a card is the one of that name in the data file (modified cards have twice
+the memory)."""
+
+_OTHER_FIX = "describe the machine instead, such as --gpus 2x24GB"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a process here may use; the container's limits count first."""
+    """The resources of a process on this machine, within the container's limits."""
 
     gpus: tuple[str, ...]
-    """Names of the GPUs that CUDA would see, in its order."""
+    """Names of the GPUs that CUDA sees, in its order."""
     gpu_memory_bytes: tuple[int, ...]
     driver: str
-    """The NVIDIA driver's version, "" without one; it does not make another machine."""
+    """Version of the NVIDIA driver, "" without one; not part of `key`."""
     cpu: str
     """The processor's model."""
     cpu_cores: int
@@ -33,8 +49,8 @@ class Machine:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits, equal for machines of the same kind: a kernel update, which changes the RAM by
-        some MiB, or another driver does not change them."""
+        """Twelve hexadecimal digits, equal for machines of the same kind: another driver, or a kernel update, which
+        changes the RAM by some MiB, does not change them."""
         gpu_gib = [round(size / _GIB) for size in self.gpu_memory_bytes]
         identity = [self.gpus, gpu_gib, self.cpu, self.cpu_cores, round(self.ram_bytes / _GIB)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
@@ -49,7 +65,7 @@ def machine_from_json(values: Mapping[str, Any]) -> Machine:
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on."""
+    """The machine of this process."""
     try:
         gpus = visible_gpus()
     except ClusterError:
@@ -57,7 +73,7 @@ def this_machine() -> Machine:
     return Machine(
         gpus=tuple(gpu.name for gpu in gpus),
         gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
-        driver=_driver() if gpus else "",
+        driver=_with_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "") if gpus else "",
         cpu=cpu_model(),
         cpu_cores=cpu_cores(),
         ram_bytes=host_memory_bytes(),
@@ -65,26 +81,177 @@ def this_machine() -> Machine:
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture where Linux does not tell one
-    (ARM)."""
-    try:
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name" and value.strip():
-                return " ".join(value.split())
-    except OSError:
-        pass
-    return platform.machine()
+    """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture where Linux gives none (ARM)."""
+    return " ".join(read_pairs(cpuinfo).get("model name", "").split()) or platform.machine()
 
 
-def _driver() -> str:
+def _with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
+    """The answer to an NVML query; `otherwise` without a driver or an answer."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
+            return query(pynvml)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return ""
+        return otherwise
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs of the driver (NVML) within CUDA_VISIBLE_DEVICES, with their actual memory.
+
+    Raises ClusterError without a driver, without a GPU, or when CUDA_VISIBLE_DEVICES names an absent one.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise ClusterError(
+            f"the GPUs of this machine cannot be listed: {error}",
+            why="--gpus auto queries the NVIDIA driver",
+            fix=_OTHER_FIX,
+        ) from None
+    try:
+        gpus = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
+    except pynvml.NVMLError as error:
+        raise ClusterError(
+            f"the driver does not describe the GPUs: {error}",
+            why="--gpus auto reads their names and memory from it",
+            fix=_OTHER_FIX,
+        ) from None
+    finally:
+        pynvml.nvmlShutdown()
+    if not gpus:
+        raise ClusterError(
+            "no GPU is visible",
+            why="--gpus auto takes the GPUs that CUDA uses",
+            fix=f"check CUDA_VISIBLE_DEVICES, or {_OTHER_FIX}",
+        )
+    return gpus
+
+
+def check_gpus(count: int) -> None:
+    """Raises ClusterError where this machine has fewer GPUs than `count`. Torch is queried where NVML finds none: ROCm
+    has GPUs without it."""
+    found = _gpus_of_the_driver()
+    if not found:
+        import torch
+
+        found = torch.cuda.device_count()
+    if found >= count:
+        return
+    raise ClusterError(
+        f"this machine has {f'only {found}' if found else 'no'} GPU{'s' * (found > 1)}",
+        why=f"{count} are needed, one for each rank" if found else "every rank needs one",
+        fix="pass --device cpu, or use ds-advise dry-run, which simulates GPUs",
+    )
+
+
+def _gpus_of_the_driver() -> int:
+    return _with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
+
+
+def visible_handles(pynvml: Any) -> list[Any]:
+    """NVML's handles of the GPUs that CUDA uses, in its order; between nvmlInit and nvmlShutdown. Raises NVMLError."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    handles = []
+    for device in filter(None, (part.strip() for part in chosen.split(","))):
+        if device == "-1":
+            break  # CUDA ignores all devices from the first absent one on
+        by_index = device.isdigit()
+        handles.append(
+            pynvml.nvmlDeviceGetHandleByIndex(int(device)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(device)
+        )
+    return handles
+
+
+def _gpu(pynvml: Any, handle: Any) -> Gpu:
+    name = pynvml.nvmlDeviceGetName(handle)
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    usable = int(total * UNMEASURED_MEMORY_SHARE)
+    try:
+        known = _known_card(name, total)
+    except ClusterError:
+        return replace(gpu_of_memory(total / 2**30), name=name, memory_bytes=usable)
+    if abs(total - known.memory_bytes) > _SAME_CARD * known.memory_bytes:
+        return replace(known, memory_bytes=usable, nominal_gb=round(total / 2**30))
+    return known
+
+
+def _known_card(name: str, total_bytes: int) -> Gpu:
+    """The card in the data file, by name and memory or by name. Raises ClusterError."""
+    try:
+        return find_gpu(f"{name} {round(total_bytes / 2**30)}GB")
+    except ClusterError:
+        return find_gpu(name)
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """RAM for a process here: the machine's, or the container's limit (cgroup v2 or v1) where that is less.
+
+    A job beyond the container's limit is killed without a message, however much RAM the machine has.
+    """
+    import psutil
+
+    limits = (group.limit_bytes for group in memory_groups(root))
+    return min([int(psutil.virtual_memory().total), *filter(None, limits)])
+
+
+def cpu_cores(root: Path = Path("/")) -> int:
+    """Cores for a process here: its affinity, or the container's quota where that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return cores if quota is None else min(cores, max(1, int(quota)))
+
+
+def chosen_threads() -> int | None:
+    """Threads per rank from OMP_NUM_THREADS, None where it is not set."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) else None
+
+
+def threads_of_a_rank(ranks: int) -> int:
+    """Threads per rank: OMP_NUM_THREADS, or an equal part of the cores.
+
+    By default every process takes all cores, and threads that wait for each other at the end of every operation then
+    also wait for a core: several times slower, and not reproducible.
+    """
+    return chosen_threads() or cores_per_rank(ranks)
+
+
+def cores_per_rank(ranks: int) -> int:
+    """Cores per rank."""
+    return max(1, cpu_cores() // ranks)
+
+
+def can_bind_cores(ranks: int) -> bool:
+    """Whether the deepspeed launcher's `--bind_cores_to_rank` works here: it needs numactl, and every core, since it
+    assigns the machine's cores in order (deepspeed 0.19.8 utils/numa.py)."""
+    import psutil
+
+    physical = psutil.cpu_count(logical=False) or 0
+    whole = hasattr(os, "sched_getaffinity") and cpu_cores() == (psutil.cpu_count() or 0)
+    return physical >= ranks and whole and "KMP_AFFINITY" not in os.environ and shutil.which("numactl") is not None
+
+
+def mount_point(path: str | Path) -> str:
+    """The mount point of a path's file system."""
+    folder = Path(path).expanduser().resolve()
+    while not folder.is_mount() and folder != folder.parent:
+        folder = folder.parent
+    return str(folder)
+
+
+def search_path() -> str:
+    """$PATH with the folder of this Python first, as in an activated virtual environment.
+
+    `.venv/bin/ds-advise` may be called by its path. Its processes would then compile DeepSpeed's extensions with the
+    system's ninja, or none; and two versions of ninja reject each other's logs: a training in the activated environment
+    would compile everything again, and so in turns.
+    """
+    return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH"))))

@@ -1,14 +1,19 @@
-"""What a dry run, a probe, a training and a stored measurement are *of*."""
+"""A run: the subject of a dry run, a probe, a training and a stored measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..ds_configs.emit import ds_config
-from ..ds_configs.read import plan_from_ds_config, ranks_per_sample_in
-from ..estimators.errors import ClusterError, ConfigFileError
+from ..ds_configs.read import (
+    needs_quantizer,
+    plan_from_ds_config,
+    ranks_per_sample_in,
+    sequence_parallel_size_in,
+)
+from ..estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
@@ -17,27 +22,30 @@ from ..estimators.plan import Plan
 from ..estimators.time.step_time import estimate_plan
 from ..estimators.workload import Workload
 
+Device = Literal["cpu", "cuda"]
+"""Device of a real run; "cpu" is DeepSpeed's CPU accelerator over gloo."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A DeepSpeed configuration with the model, the machines and the batch that it is run with."""
+    """A DeepSpeed configuration with its model, machines and batch."""
 
     config: Mapping[str, Any]
-    """The ds_config, `auto` still in it."""
+    """The ds_config, with its `auto` values."""
     model: Mapping[str, Any] | str
     """A transformers configuration, or "FILE.py:FACTORY", a function of the user's that returns a module."""
     cluster: Cluster
     workload: Workload = field(default_factory=Workload)
     shape: ModelShape | None = None
-    """The model as the closed forms know it; None for one that they do not know."""
+    """The model's shape for the closed forms; None for an unknown model."""
     model_name: str = ""
-    """The model as people call it, for the records."""
+    """The model's name, for the records."""
     micro_batch_size: int | None = None
     """Fills an `auto` or absent key of the configuration; None leaves it to DeepSpeed, or to 1."""
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
     cpu_checkpointing: bool = False
-    """Checkpointed layers' inputs wait on the host."""
+    """The inputs of checkpointed layers are stored on the host."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one sample, for a FACTORY without `make_batch`."""
 
@@ -51,9 +59,9 @@ class Run:
         *,
         description: Mapping[str, Any] | None = None,
     ) -> Run:
-        """The run of the configuration that is written for a plan.
+        """The run of a plan's configuration.
 
-        description: the transformers configuration, without which it can be looked up but not run.
+        description: the transformers configuration; a run without it can be looked up but not executed.
 
         Raises ClusterError as `ds_config` does.
         """
@@ -64,7 +72,7 @@ class Run:
 
     def with_plan(self, plan: Plan) -> Run:
         """The same model on the same machines under another plan."""
-        assert self.shape is not None, "plans are those of a known model"
+        assert self.shape is not None, "a plan needs a known model"
         return replace(
             self,
             config=ds_config(plan, self.shape, self.workload, self.cluster, flavor=self.workload.framework),
@@ -76,16 +84,16 @@ class Run:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step over all ranks, where the question decides the batch."""
+        """Samples of one optimizer step over all ranks, where the question sets the batch."""
         samples = (self.micro_batch_size or 1) * (self.gradient_accumulation_steps or 1) * self.cluster.world_size
         return samples // ranks_per_sample_in(self.config)
 
     def plan(self, filled: Mapping[str, Any] | None = None) -> Plan | None:
-        """The plan that the configuration describes; None where the closed forms do not know model or optimizer.
+        """The plan of the configuration; None for a model or optimizer without closed form.
 
         filled: the configuration as it ran, without `auto`.
 
-        Raises ConfigFileError for a configuration that DeepSpeed refuses.
+        Raises ConfigFileError for a configuration that DeepSpeed rejects.
         """
         if self.shape is None or self.workload.optimizer not in OPTIMIZERS:
             return None
@@ -108,7 +116,7 @@ class Run:
         )
 
     def estimate(self, filled: Mapping[str, Any] | None = None) -> Estimate | None:
-        """The closed form of `plan`; None also where the GPU's speed is unknown or DeepSpeed refuses the file."""
+        """The closed form of `plan`; None also for an unknown GPU speed or a configuration that DeepSpeed rejects."""
         try:
             plan = self.plan(filled)
             if plan is None or self.shape is None:
@@ -116,3 +124,73 @@ class Run:
             return estimate_plan(self.shape, self.workload, self.cluster, plan)
         except (ClusterError, ConfigFileError):
             return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One rank of a `Run`, in JSON's types (`dataclasses.asdict` writes it)."""
+
+    config: dict[str, Any]
+    """The ds_config, with its `auto` values."""
+    model: dict[str, Any] | None
+    """A transformers `config.json`; None where `factory` is given."""
+    factory: str | None
+    """ "FILE.py:FUNCTION"; the function returns the module."""
+    input_shape: tuple[int, ...] | None
+    """Shape of one sample for a factory without `make_batch`."""
+    workload: Workload
+    micro_batch_size: int | None
+    """This and the next replace `auto` or an absent value; None leaves them to DeepSpeed."""
+    gradient_accumulation_steps: int | None
+    gradient_checkpointing: bool
+    cpu_checkpointing: bool
+    world_size: int
+    gpus_per_node: int
+    rank: int
+    compute_capability: int
+    """major * 10 + minor of the GPU, which determines its kernels."""
+    gpu_memory_bytes: int
+    """Memory that the simulated GPU reports; exceeding it is no error."""
+    iterations: int
+    """Optimizer steps at most; 0 ends with the initialization."""
+    expandable_segments: bool
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share a sample."""
+        return sequence_parallel_size_in(self.config)
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """Ranks per sample by sequence and tensor parallelism."""
+        return ranks_per_sample_in(self.config)
+
+
+_MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")
+
+
+def isolated_config(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """The configuration without effects outside this process; memory stays the same.
+
+    DeepSpeed clears and creates its swap folders below `nvme_path`, where a real training may be running: they are
+    placed in `folder`. Monitors, which write files or open connections, and the profiler, which prints, are removed.
+    """
+    isolated = {key: value for key, value in config.items() if key not in _MONITORS}
+    zero = isolated.get("zero_optimization")
+    if isinstance(zero, dict):
+        isolated["zero_optimization"] = {
+            key: {**value, "nvme_path": folder} if isinstance(value, dict) and value.get("nvme_path") else value
+            for key, value in zero.items()
+        }
+    return isolated
+
+
+def check_kernels(config: Mapping[str, Any], device: Device) -> None:
+    """Raises WorkloadError for a configuration that cannot run on the device: ZeRO++'s quantized collectives have no
+    CPU kernels (deepspeed 0.19.8 op_builder/cpu/no_impl.py)."""
+    if device == "cpu" and needs_quantizer(config):
+        raise WorkloadError(
+            "quantized collectives do not run on the CPU",
+            why="DeepSpeed's quantization kernels are for NVIDIA GPUs",
+            fix="set zero_quantized_weights and zero_quantized_gradients to false, or make a dry run",
+        )

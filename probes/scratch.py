@@ -1,34 +1,67 @@
-"""Folders for one run, removed at its end; those of runs that were killed are removed by the next run.
+"""Temporary folders, file locks, and deferred interrupts: nothing is left by a run that fails or is killed.
 
-The owner holds a lock on a file in its folder (`file_lock`) for as long as it lives.
+A folder's owner holds a lock on a file in it for as long as it lives. The system releases the lock with the process,
+and the next run removes folders without an owner. A process id would not do in place of a lock: another container may
+share the files but not the ids.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .file_lock import try_lock
-from .interrupts import interrupts_held
-
-_PREFIX, _OWNER = "ds-advise-", "owner"
+_PREFIX = "ds-advise-"
+_OWNER = "owner"
 _SETTLED_S = 60.0
-"""Age from which a folder is judged: its owner has long taken its lock. One from the future
-was made before the clock was set back."""
+"""Age from which a folder counts as abandoned without a lock; by then its owner has taken it. A time stamp in the
+future is from before the clock was set back."""
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, so that a process or file made in it is registered for removal before
+    KeyboardInterrupt is raised.
+
+    A signal mask would not do: another thread would receive the signal, and Python raises in the main thread. In other
+    threads nothing needs to be held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file unless another process holds its lock. Raises OSError on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
 def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
-    """A new folder `ds-advise-KIND-...` in `parent`, by default where temporary files go. Raises OSError where none can
-    be made."""
+    """A new folder `ds-advise-KIND-...` in `parent`, by default the folder of temporary files; removed at the end.
+    Raises OSError where none can be made."""
     folder = None
     try:
-        with interrupts_held():  # `gettempdir` too writes a file and removes it, the first time
+        with interrupts_held():  # the first call of `gettempdir` also writes a file and removes it
             where = Path(parent or tempfile.gettempdir())
             folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
         _sweep(where)
@@ -41,14 +74,11 @@ def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
 
 
 def _sweep(where: Path) -> None:
-    """Remove what runs left that were killed; what is another user's stays."""
+    """Remove this user's folders of killed runs."""
     for owner in where.glob(f"{_PREFIX}*/{_OWNER}"):
         with contextlib.suppress(OSError):
-            if (
-                abs(time.time() - owner.stat().st_mtime) > _SETTLED_S
-                and owner.stat().st_uid == os.getuid()
-                and _abandoned(owner)
-            ):
+            settled = abs(time.time() - owner.stat().st_mtime) > _SETTLED_S
+            if settled and owner.stat().st_uid == os.getuid() and _abandoned(owner):
                 shutil.rmtree(owner.parent, ignore_errors=True)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from ds_advise.probes.rank_processes import extension_lock
-from ds_advise.probes.search_path import search_path
+from ds_advise.probes.machine import search_path
+from ds_advise.probes.real_run import extension_lock
 from ds_advise.validate.lint import load_facts
 from hypothesis import HealthCheck, settings
 

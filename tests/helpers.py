@@ -13,8 +13,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.real_run import ProbeResult, RankReport
 from ds_advise.probes.real_run.result import StepTime
-from ds_advise.probes.recording.request import Request
-from ds_advise.probes.run import Run
+from ds_advise.probes.run import Request, Run
 
 TINY_SIZES: dict[str, Any] = {
     "hidden_size": 64,

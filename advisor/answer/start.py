@@ -116,7 +116,7 @@ def _binds_cores(cluster: Cluster) -> bool:
     threads."""
     if not cluster.is_this_machine or cluster.threads_per_rank is not None:
         return False
-    from ...probes.this_machine import can_bind_cores  # imported here: most questions are about other machines
+    from ...probes.machine import can_bind_cores  # imported here: most questions are about other machines
 
     return can_bind_cores(cluster.gpus_per_node)
 

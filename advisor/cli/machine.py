@@ -67,7 +67,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 
     Exit code: 0, or 2 if the measurement failed.
     """
-    from ...probes.bench.ask import ask_bench
+    from ...probes.benchmark import ask_bench
     from ..render.bench import render_bench
 
     record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))

@@ -15,7 +15,7 @@ from ...ds_configs.launch_commands import (
     launcher_words,
     shell_line,
 )
-from ...probes.this_machine import can_bind_cores, cores_per_rank
+from ...probes.machine import can_bind_cores, cores_per_rank
 from .request import LaunchRequest
 
 _NCCL_SWITCHES = {

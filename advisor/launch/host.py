@@ -10,10 +10,9 @@ from typing import Any
 
 import psutil
 
-from ...probes.cgroup import memory_groups
-from ...probes.kernel_files import read_pairs
-from ...probes.rank_processes.watch import COMPILERS
-from ...probes.this_machine import host_memory_bytes, visible_handles
+from ...probes.kernel_files import memory_groups, read_pairs
+from ...probes.machine import host_memory_bytes, visible_handles
+from ...probes.real_run.watch import COMPILERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

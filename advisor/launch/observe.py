@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...probes.rank_processes.event_log import EventLog
+from ...probes.real_run.rank import EventLog
 
 STOP_FILE = "stop"
 """Created in the record folder of a node to make its training save and stop."""
@@ -45,7 +45,7 @@ def install(events: EventLog, folder: Path) -> None:
 
 
 def _use_lasting_lock(_: ModuleType) -> None:
-    from ...probes.rank_processes import extension_lock
+    from ...probes.real_run import extension_lock
 
     extension_lock.install()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostfile
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...probes.real_run.job import Device
+from ...probes.run import Device
 from ..question.cluster import cluster_here, cluster_of, counts_in, join_nodes
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {

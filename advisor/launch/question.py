@@ -14,9 +14,8 @@ from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...ds_configs.read import has_auto
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Framework, Workload
-from ...probes.real_run.kernels import check_kernels
-from ...probes.run import Run
-from ...probes.search_path import search_path
+from ...probes.machine import search_path
+from ...probes.run import Run, check_kernels
 from ..question.run import configured_run, read_ds_config
 from .check import prediction_of
 from .config_passing import config_passing

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...probes.rank_processes.event_log import EventLog
+from ...probes.real_run.rank import EventLog
 
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
 

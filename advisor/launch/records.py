@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ...probes.kernel_files import read_text
-from ...probes.rank_processes.event_log import EventLogReader
+from ...probes.real_run.rank import EventLogReader
 
 _RECENT = 20
 """Steps over which the speed is measured."""
@@ -71,7 +71,7 @@ class RankRecord:
 
     def read(self, now: float) -> None:
         """Read the new events, and check whether its process still exists."""
-        for event in self.log.news():
+        for event in self.log.read_new():
             self._take(event)
         if self.pid and self.gone_at is None and self.end is None and not _is_alive(self.pid):
             self.gone_at = now

@@ -8,8 +8,7 @@ from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
-from ...probes.real_run.job import Device
-from ...probes.run import Run
+from ...probes.run import Device, Run
 
 LaunchStatus = Literal["finished", "stopped", "failed"]
 """How a training ended; "stopped": by Ctrl-C or SIGTERM."""

@@ -17,8 +17,8 @@ import psutil
 from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
-from ...probes.rank_processes import extension_lock
-from ...probes.search_path import search_path
+from ...probes.machine import search_path
+from ...probes.real_run import extension_lock
 from .command import environment_of, launch_line
 from .monitor import Display, Monitor
 from .observe import STOP_FILE

@@ -112,7 +112,7 @@ def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> C
     """
     if options.get("device") == "cpu" or options.get("ranks") is not None or options.get("memory") is not None:
         return cluster_of(options)
-    from ...probes.this_machine import check_gpus
+    from ...probes.machine import check_gpus
 
     check_gpus(devices or 1)  # before `cluster_of`, whose advice to describe the GPUs would not help
     cluster = cluster_of(options)
@@ -256,7 +256,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
 
 
 def _this_machine() -> Cluster:
-    from ...probes.this_machine import chosen_threads, cpu_cores, host_memory_bytes, visible_gpus
+    from ...probes.machine import chosen_threads, cpu_cores, host_memory_bytes, visible_gpus
 
     found = visible_gpus()
     kinds = {gpu.name for gpu in found}

@@ -16,13 +16,12 @@ from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE, link_share
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
-from ...probes.machine import cpu_model
+from ...probes.machine import chosen_threads, cpu_cores, cpu_model, host_memory_bytes, mount_point
 from ...probes.store_path import anything_kept
-from ...probes.this_machine import chosen_threads, cpu_cores, host_memory_bytes, mount_point
 from ..text.units import age
 
 if TYPE_CHECKING:
-    from ...probes.bench.result import BenchResult
+    from ...probes.benchmark_result import BenchResult
     from ...probes.store import Record
 
 STREAM_SHARE = 0.9
@@ -54,7 +53,7 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     if not anything_kept():
         return None
     # Imported here: without results an answer needs no database.
-    from ...probes.bench.result import BENCH_VERSION, bench_from_json
+    from ...probes.benchmark_result import BENCH_VERSION, bench_from_json
     from ...probes.machine import this_machine
     from ...probes.store import try_store
 
@@ -146,7 +145,7 @@ def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], 
 
 
 if TYPE_CHECKING:
-    from ...probes.bench.result import BenchResult
+    from ...probes.benchmark_result import BenchResult
 
 CORE_FLOPS_PER_S = 20e9
 """Products on one core until they are measured: half of what AVX2 does at 2.5 GHz in the half of its peak (80 GFLOP/s)

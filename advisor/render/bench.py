@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ...probes.bench.result import BenchFigure, BenchResult, bench_from_json
+from ...probes.benchmark_result import BenchFigure, BenchResult, bench_from_json
 from ...probes.machine import Machine
 from ...probes.store import Record
 from ..text.lines import blank, cells, sentence

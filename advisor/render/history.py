@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import Plan
-from ...probes.bench.result import BENCH_VERSION, bench_from_json
+from ...probes.benchmark_result import BENCH_VERSION, bench_from_json
 from ...probes.store import Record, RecordJson
 from ..text.lines import WIDTH, blank, cells, sentence
 from ..text.units import age, amount, gib, rate

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
-from ...probes.file_lock import try_lock
-from ...probes.real_run.job import Device
+from ...probes.run import Device
+from ...probes.scratch import try_lock
 from ..question.model_source import read_json_object
 
 WHOLE = "ds_advise_whole"

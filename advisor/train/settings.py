@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
 from ...estimators.workload import Method, Workload
-from ...probes.real_run.job import Device
+from ...probes.run import Device
 from ..data.counting import SEED
 
 KEPT_CHECKPOINTS = 2

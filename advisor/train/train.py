@@ -16,8 +16,7 @@ from ...estimators.estimate import Estimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import checkpoint_bytes
-from ...probes.real_run.job import Device
-from ...probes.run import Run
+from ...probes.run import Device, Run
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import free_bytes, prediction_of

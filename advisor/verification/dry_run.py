@@ -14,7 +14,7 @@ from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import PlayedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run import DryRunResult, TimelinePoint
-from ...probes.dry_run.step_time import played_step
+from ...probes.dry_run.run import played_step
 from ...probes.run import Run
 from ..answer.recommendation import DryRunAnswer
 from .past_results import dry_run_once

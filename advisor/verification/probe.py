@@ -11,8 +11,7 @@ from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
 from ...probes.real_run import ProbeResult
-from ...probes.real_run.kernels import check_kernels
-from ...probes.run import Run
+from ...probes.run import Run, check_kernels
 from .dry_run import no_such_rank
 from .past_results import probe_and_keep
 

@@ -11,7 +11,7 @@ from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run import ProbeResult
-from ...probes.real_run.job import Device
+from ...probes.run import Device
 from ..answer.reasons import doubts, reasons
 from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd, Verification
 from ..answer.what_if import changes

@@ -21,9 +21,8 @@ from ds_advise.estimators.models.rank_part import of_rank
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.run import request_for
-from ds_advise.probes.recording.request import Request
 from ds_advise.probes.recording.result import DryRunResult
-from ds_advise.probes.run import Run
+from ds_advise.probes.run import Request, Run
 
 from .cases import FAMILIES, Case
 

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
-from ds_advise.probes.recording.request import Request
 from ds_advise.probes.recording.result import DryRunResult, from_json
+from ds_advise.probes.run import Request
 
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",

@@ -9,4 +9,5 @@ import torch.testing._internal.distributed.fake_pg
 import transformers.integrations
 from ds_advise.probes.dry_run import training, worker
 from ds_advise.probes.recording import mode
-from ds_advise.probes.simulated_gpu import attention, kernels, unknown_values
+from ds_advise.probes.simulated_gpu import attention, kernels
+from ds_advise.probes.simulated_gpu import patches as unknown_values

@@ -23,7 +23,7 @@ from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.estimate import Estimate
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.time.step_time import estimate_plan
-from ds_advise.probes.bench.result import bench_from_json
+from ds_advise.probes.benchmark_result import bench_from_json
 
 from ..accuracy.report import Section, Table, percent
 from .agenda.configurations import MEMORY

@@ -15,7 +15,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.probes.dry_run import DryRunError, dry_run
-from ds_advise.probes.dry_run.step_time import played_step
+from ds_advise.probes.dry_run.run import played_step
 
 from .configuration import Configuration, from_arguments
 from .machine.place import cluster_of

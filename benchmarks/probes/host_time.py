@@ -30,12 +30,10 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.host_costs import REFERENCE, HostCosts
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.workload import Software, Workload
-from ds_advise.probes.host_time.case import HostTimeCase
-from ds_advise.probes.host_time.narrow import defaults, narrow
-from ds_advise.probes.host_time.result import PHASES, HostCounts, HostTime
-from ds_advise.probes.host_time.run import host_times
-from ds_advise.probes.host_time.score import HostScore
+from ds_advise.probes.benchmark_rank import HostScore
 from ds_advise.probes.machine import cpu_model
+
+from .host_time_cases import PHASES, HostCounts, HostTime, HostTimeCase, defaults, host_times, narrow
 
 DATA = Path(__file__).parents[1] / "data" / "host_time.csv"
 

@@ -109,7 +109,7 @@ class Trial:
             return [
                 child
                 for child in psutil.Process(self.process.pid).children(recursive=True)
-                if _module(child) in ("ds_advise.probes.real_run.worker", "ds_advise.advisor.launch.rank")
+                if _module(child) in ("ds_advise.probes.real_run", "ds_advise.advisor.launch.rank")
             ]
         return []
 

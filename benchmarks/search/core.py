@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ds_advise.probes.host_time.score import HostScore
+from ds_advise.probes.benchmark_rank import HostScore
 
 
 def core_score() -> str:

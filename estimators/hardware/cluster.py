@@ -93,7 +93,7 @@ class Cluster:
     """The network between nodes, one way, per node; None on one node."""
     cpu_cores_per_node: int | None = None
     host_score_s: float | None = None
-    """The measured single-thread score of a core (`probes/host_time/score.py`): fewer seconds are faster."""
+    """The measured single-thread score of a core (`probes/benchmark_rank.py`): fewer seconds are faster."""
     threads_per_rank: int | None = None
     """Threads that each rank computes with on the host, as the training is started (OMP_NUM_THREADS). None: an equal
     part of the node's cores, which the printed commands and `launch` set where it counts."""

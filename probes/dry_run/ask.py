@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import DsAdviseError
-from ..recording.request import Request
 from ..recording.result import DryRunResult, from_json
+from ..run import Request
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
 

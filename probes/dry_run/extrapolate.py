@@ -31,8 +31,8 @@ from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Workload
-from ..recording.request import Request
 from ..recording.result import DryRunResult, Peak, PhaseMemory, Reserved
+from ..run import Request
 
 SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
 """Model types for which `benchmarks/dry_run/fast_vs_full.py` has shown it."""

@@ -1,4 +1,4 @@
-"""The model and its batch: from a transformers configuration, or from the user's own file."""
+"""The model and its batches: from a transformers configuration, or from the user's own file."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.version import Version
 
+from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
+from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
+from ...estimators.models.families import shape_from_config
 from ...estimators.workload import Workload
-from ..recording.request import Request
+from ..run import Request
 from ..simulated_gpu.attention import FLASH
 
 _BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the model"
 
 
 class UnusableModelError(ValueError):
-    """The model cannot be built or fed as asked; `fix` says what helps."""
+    """The model cannot be built, or has no batches."""
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(what)
@@ -30,18 +33,18 @@ class UnusableModelError(ValueError):
 
 @dataclass(frozen=True)
 class TrainableModel:
-    """A model, how to make a batch of so many samples for it, and how to get the loss of an output."""
+    """A model, its batches by number of samples, and its loss by output and batch."""
 
     model: torch.nn.Module
     make_batch: Callable[[int], Any]
     loss: Callable[[Any, Any], Any]
     vocab_size: int
     groups: Any = None
-    """DeepSpeed's `mpu`, where ranks share a sample."""
+    """DeepSpeed's `mpu`, with sequence parallelism."""
 
 
 def hidden_size(model_config: Any) -> int | None:
-    """H as the Trainer finds it for `auto` values, None where the configuration has none."""
+    """The hidden size of the Trainer's `auto` values, None where the configuration has none."""
     for config in (model_config, getattr(model_config, "text_config", model_config)):
         if getattr(config, "hidden_size", None) is not None:
             return int(config.hidden_size)
@@ -63,8 +66,7 @@ def transformers_config(request: Request) -> Any:
         import transformers
 
         raise UnusableModelError(
-            f"transformers {transformers.__version__} has no model type {kind!r}, and code that comes "
-            "with a model is not run",
+            f"transformers {transformers.__version__} has no model type {kind!r}, and a model's own code is not run",
             fix=_BUILD_IT,
         )
     config = CONFIG_MAPPING[kind].from_dict(values)
@@ -81,24 +83,22 @@ def from_config(
     checkpoint: str | None = None,
     prepare_base: Callable[[Any], None] | None = None,
 ) -> TrainableModel:
-    """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`.
+    """A transformers model in training mode, with LoRA and checkpointing as requested, and its batches on `device`.
 
-    checkpoint: a folder whose safetensors the weights are loaded from; None leaves them as memory comes.
-    prepare_base: changes the model before it is adapted, also by quantizing it and by exchanging its loss.
+    checkpoint: a folder whose safetensors the weights are loaded from; None leaves them uninitialized.
+    prepare_base: changes the model before LoRA; it may quantize it and replace its loss.
 
-    Raises UnusableModelError for a quantized base or a fused loss without `prepare_base`: fake tensors know neither
-    bitsandbytes' kernels nor Liger's.
+    Raises UnusableModelError for a quantized base or a fused loss without `prepare_base`: bitsandbytes' and Liger's
+    kernels have no fake tensors.
     """
     workload = request.workload
     unknown = _unknown_kernels(workload)
     if prepare_base is None and unknown:
-        raise UnusableModelError(
-            f"a dry run does not know {unknown}", fix="probe it on a GPU, or trust the closed form"
-        )
+        raise UnusableModelError(f"a dry run does not know {unknown}", fix="probe it on a GPU, or use the closed form")
     chosen = model_class(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
-    # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
+    # Without a name transformers uses torch's attention where the model supports it.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
     options: dict[str, Any] = {_dtype_option(): dtype, **named[workload.attention]}
     if checkpoint is not None:
@@ -117,9 +117,10 @@ def from_config(
     if request.gradient_checkpointing:
         _checkpoint(model, offload=request.cpu_checkpointing, pins=workload.software.pinned_inputs)
         if workload.method != "full" and _is_reentrant(model):
-            model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
+            model.enable_input_require_grads()  # needed with peft, or nothing below the first layer has a gradient
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
-    name, seq_len = chosen.main_input_name, request.workload.seq_len
+    name = chosen.main_input_name
+    seq_len = workload.seq_len
     per_sample = "Classification" in chosen.__name__ and "Token" not in chosen.__name__
 
     def make_batch(batch: int) -> dict[str, Any]:
@@ -130,10 +131,8 @@ def from_config(
         elif name == "input_features":
             shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's convolutions halve them
         if config.model_type == "clip":
-            side, words = (
-                config.vision_config.image_size,
-                torch.zeros((batch, seq_len), dtype=torch.long, device=device),
-            )
+            side = config.vision_config.image_size
+            words = torch.zeros((batch, seq_len), dtype=torch.long, device=device)
             images = torch.zeros((batch, config.vision_config.num_channels, side, side), dtype=dtype, device=device)
             return {"input_ids": words, "pixel_values": images, "return_loss": True}
         labels = torch.zeros(batch if per_sample else (batch, seq_len), dtype=torch.long, device=device)
@@ -144,7 +143,7 @@ def from_config(
 
 
 def _give_dimensions(model: torch.nn.Module) -> None:
-    """One to each parameter without any, such as CLIP's `logit_scale`: DeepSpeed cannot broadcast them.
+    """Give scalar parameters (CLIP's `logit_scale`) one dimension: DeepSpeed cannot broadcast scalars.
 
     Source: deepspeed 0.19.8 runtime/engine.py `_broadcast_model` views them as bytes. `ModelShape.assumptions` says so.
     """
@@ -155,11 +154,11 @@ def _give_dimensions(model: torch.nn.Module) -> None:
 
 
 def _checkpoint(model: Any, *, offload: bool, pins: bool) -> None:
-    """Switch checkpointing on. Raises UnusableModelError where this transformers cannot offload what it keeps."""
+    """Enable checkpointing. Raises UnusableModelError where this transformers cannot offload the layers' inputs."""
     enable: Any = getattr(model, "activation_checkpointing_enable", None)
     if enable is None and offload:
         raise UnusableModelError(
-            "this version of transformers cannot hold the inputs of checkpointed layers on the host",
+            "this version of transformers cannot store the inputs of checkpointed layers on the host",
             fix="install transformers 5.23",
         )
     if offload:
@@ -171,7 +170,7 @@ def _checkpoint(model: Any, *, offload: bool, pins: bool) -> None:
 
 
 def _leave_pageable() -> None:
-    """What the printed lines of a script do: inputs of layers that wait on the host are not page-locked."""
+    """Store the inputs of checkpointed layers in pageable memory, as the emitted lines of a script do."""
     import transformers.modeling_utils
 
     modeling: Any = transformers.modeling_utils
@@ -180,7 +179,7 @@ def _leave_pageable() -> None:
 
 
 def _unknown_kernels(workload: Workload) -> str:
-    """What fake tensors cannot run, in words; empty where they can run everything."""
+    """The kernels that fake tensors cannot run; "" where they can run all."""
     if workload.method == "qlora":
         return "the kernels of quantized weights"
     if workload.loss not in ("standard", "tiled"):
@@ -191,7 +190,7 @@ def _unknown_kernels(workload: Workload) -> str:
 
 
 def model_class(config: Any) -> Any:
-    """The class that trains the model of a transformers configuration: its architecture's, or the first that suits."""
+    """The class of a transformers configuration's architecture, or the first that fits."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -237,7 +236,7 @@ def _with_adapters(model: Any, request: Request) -> Any:
         lora_dropout=workload.lora_dropout,
         modules_to_save=list(workload.modules_to_save) or None,
     )
-    # The engine casts nothing of a model that zero.Init built, and wants one type of all that trains: that of copies.
+    # The engine does not cast a model of zero.Init, and needs one dtype for all trained tensors: that of the copies.
     return get_peft_model(model, adapters, autocast_adapter_dtype=not workload.modules_to_save)
 
 
@@ -250,25 +249,25 @@ def _is_reentrant(model: torch.nn.Module) -> bool:
 
 
 def _dtype_option() -> str:
-    """What transformers calls the option for the weights' type: `torch_dtype` until 4.56."""
+    """The option of the weights' dtype: `torch_dtype` before transformers 4.56."""
     from transformers import __version__
 
     return "dtype" if Version(__version__) >= Version("4.56") else "torch_dtype"
 
 
 def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableModel:
-    """The module that the user's function returns, with the user's batches and loss where the file has them.
+    """The module of the user's function, with the batches and loss of the file.
 
-    The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors go to `forward` (a dict by name, a tuple
-    in order), and `loss_fn(output, batch)`. Without them: `request.input_shape`, and the mean of the output.
+    The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors are passed to `forward` (a dict by name,
+    a tuple by position), and `loss_fn(output, batch)`. Defaults: `request.input_shape`, and the mean of the output.
 
-    Raises UnusableModelError where the function is missing or returns no module; whatever the user's code raises.
+    Raises UnusableModelError where the function is missing or returns no module, and the errors of the user's code.
     """
     path, _, function = (request.factory or "").rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).parent))  # the file may import its neighbours, as when it is run
+    sys.path.insert(0, str(Path(path).parent))  # the file may import modules of its folder
     spec.loader.exec_module(module)
     factory = getattr(module, function, None)
     if not callable(factory):
@@ -280,7 +279,8 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
         )
     if request.workload.method == "lora":
         model = _with_adapters(model, request)
-    given_batch, given_loss = getattr(module, "make_batch", None), getattr(module, "loss_fn", None)
+    given_batch = getattr(module, "make_batch", None)
+    given_loss = getattr(module, "loss_fn", None)
 
     def on_device(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -308,3 +308,79 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
         return first.float().mean()
 
     return TrainableModel(model, make_batch, loss, 0)
+
+
+def for_long_sequences(
+    subject: TrainableModel, request: Request, config: dict[str, Any], device: str
+) -> TrainableModel:
+    """The model with tiled feed-forward and loss, and with Ulysses' attention and batches; a user's own module is
+    returned unchanged.
+
+    Does the work of accelerate and the Trainer for `sp_size`: accelerate registers Ulysses' attention with transformers
+    and passes its groups to DeepSpeed (`Accelerator._prepare_deepspeed`); its loader gives each rank its part of the
+    tokens, with positions and shifted labels (`UlyssesSPDataLoaderAdapter`); the Trainer averages the parts' losses
+    (`deepspeed_sp_compute_loss`).
+
+    Raises DeepSpeed's ValueError for heads or an attention kernel that cannot be split.
+    """
+    ranks = request.sequence_parallel_size
+    if request.model is not None:
+        _tile(subject.model, request, config)
+    if ranks == 1 or request.model is None:
+        return subject
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    model: Any = subject.model
+    groups = UlyssesSPAttentionHF.register_with_transformers(
+        model,
+        core_attn_implementation=model.config._attn_implementation,
+        sequence_parallel_size=ranks,
+        micro_batch_size=_micro_batch_size(config, request),
+        seq_length_is_variable=True,
+    )
+    group = groups.get_sequence_parallel_group()
+    rank = groups.get_sequence_parallel_rank()
+    tokens = request.workload.seq_len // ranks
+
+    def make_batch(batch: int) -> dict[str, torch.Tensor]:
+        positions = torch.arange(rank * tokens, (rank + 1) * tokens, device=device)
+        ids = torch.zeros((batch, tokens), dtype=torch.long, device=device)
+        labels = torch.zeros_like(ids)
+        return {
+            "input_ids": ids,
+            "position_ids": positions.expand(batch, tokens).contiguous(),
+            "labels": labels,
+            "shift_labels": labels,
+        }
+
+    def loss(output: Any, _batch: Any) -> Any:
+        """The mean over the ranks, which have equally many labels. Its derivative by a rank's own loss, summed over
+        the ranks' copies, is 1, as with torch's differentiable all-gather, which gloo's subgroups do not support."""
+        own = output.loss
+        parts = [torch.empty_like(own) for _ in range(ranks)]
+        torch.distributed.all_gather(parts, own.detach(), group=group)
+        return own + (torch.stack(parts).mean() - own).detach()
+
+    return replace(subject, make_batch=make_batch, loss=loss, groups=groups)
+
+
+def _tile(model: Any, request: Request, config: dict[str, Any]) -> None:
+    """Tile feed-forward and loss, as the emitted lines do."""
+    workload = request.workload.of_rank(request.sequence_parallel_size)
+    if workload.mlp == "whole" and workload.loss != "tiled":
+        return
+    shape = shape_from_config(request.model or {}, name="")
+    if workload.mlp == "tiled":
+        tile_feed_forward(model, mlp_tiles(shape, workload))
+    if workload.loss == "tiled":
+        tile_loss(model, loss_tiles(shape, workload, _micro_batch_size(config, request)))
+
+
+def _micro_batch_size(config: dict[str, Any], request: Request) -> int:
+    """The micro batch size by DeepSpeed's rules; Ulysses needs it before the engine exists."""
+    given = config.get("train_micro_batch_size_per_gpu")
+    if given is not None:
+        return int(given)
+    replicas = request.world_size // request.sequence_parallel_size
+    samples = int(config.get("train_batch_size", replicas))
+    return samples // int(config.get("gradient_accumulation_steps", 1)) // replicas

@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
-from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, unmodeled_features
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, autoep_size_in, autotp_size_in, unmodeled_features
+from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
-from ..recording.request import Request
+from ...estimators.memory.trainable import shard_tensors, tensor_set
+from ...estimators.models import expert_parallel, tensor_parallel
+from ...estimators.models.families import shape_from_config
+from ...estimators.schedule.simulate import PlayedStep, play
+from ...estimators.workload import Workload
 from ..recording.result import DryRunResult, Peak, Reserved
-from ..run import Run
+from ..run import Request, Run
 from .ask import DryRunError, NeedsValuesError, ask
 from .extrapolate import DepthNotLinearError, depth_series, extrapolated
-from .fullest_rank import fullest_rank
 
 _HOPPER = 9.0
 """Compute capability whose kernels are chosen for a GPU without one (AMD's, the CPU)."""
@@ -150,3 +155,54 @@ def _factory(text: str) -> str:
             f"{file}: no such file", phase="start", fix="give FILE.py:FUNCTION, a function that returns a module"
         )
     return f"{path}:{function}"
+
+
+def fullest_rank(
+    config: Mapping[str, Any], model: Mapping[str, Any] | None, workload: Workload, world_size: int
+) -> int:
+    """The rank whose peak is the highest of all, by what distinguishes ranks before anything runs.
+
+    Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
+    every rank whose piece touches it: the rank that touches the most elements is the fullest. With the optimizer
+    offloaded, gradients leave at once, by way of a buffer of the largest slice of a tensor inside the piece: there the
+    rank with the largest slice is. Of equals the later one, whose gradients come earlier in the backward pass, beside
+    more activations. Stages 0 and 3 treat all ranks alike, padding apart: rank 0.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
+        `temp_grad_buffer_for_gpu_offload`).
+    Where ranks split layers (AutoTP), the first of a group answers for all of it.
+
+    Not covered: `round_robin_gradients`, which deals the tensors out; a model whose tensors only building it shows (a
+    module of the user's own, a family unknown to the estimators): rank 0.
+    """
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or model is None:
+        return 0
+    try:
+        split_by = autotp_size_in(config)
+        part = tensor_parallel.of_rank(shape_from_config(model, name="model"), split_by)
+        part = expert_parallel.of_rank(part, autoep_size_in(config))
+        loads = shard_tensors(tensor_set(part, workload), world_size // split_by).loads
+    except DsAdviseError:
+        return 0
+    offload = zero.get("offload_optimizer")
+    offloads = isinstance(offload, Mapping) and offload.get("device", "none") != "none"
+
+    def fullness(rank: int) -> tuple[int, int, int]:
+        load = loads[rank]
+        return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
+
+    return split_by * max(range(len(loads)), key=fullness)
+
+
+def played_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> PlayedStep | None:
+    """One optimizer step on `cluster` in time, None for a run that recorded no schedule (an extrapolated one).
+
+    Assumes that all ranks take as long as the one that was run. Raises ClusterError for a GPU without any published
+    rate.
+    """
+    if result.schedule is None:
+        return None
+    config = result.config
+    samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * result.world_size
+    return play(result.schedule, cluster, tokens_per_step=samples * seq_len)

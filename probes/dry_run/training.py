@@ -1,8 +1,8 @@
-"""Load, initialize and train for a few iterations, with a ledger that watches; on the simulated GPU or on a real
-device."""
+"""Load, initialize and train for a few iterations under a recorder, on the simulated GPU or on a real device."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 from typing import Any
@@ -11,23 +11,102 @@ import torch
 
 from ...ds_configs.read import autotp_size_in
 from ..recording.phases import PhaseRecorder
-from ..recording.request import Request
-from . import auto_values, long_sequences, models
+from ..run import Request
+from . import models
 
 _REPEATABLE = 3
-"""The first iteration that can repeat the one before: in the first the optimizer makes its states, and ZeRO-3 records
+"""The first iteration that can repeat the one before: in the first the optimizer creates its states, and ZeRO-3 records
 the order of the layers, by which it prefetches later."""
+
+
+class UnfilledAutoError(ValueError):
+    """An `auto` value that nothing replaces."""
+
+    fix = "write a number there: the Trainer replaces `auto` for some keys only, and for models with a hidden size"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f'nothing replaces "auto" at {name}')
+
+
+def filled_config(request: Request, hidden_size: int | None) -> dict[str, Any]:
+    """The configuration with the batch sizes, and with `auto` replaced as the Hugging Face Trainer replaces it.
+
+    Source: transformers `integrations/deepspeed.py`, `HfTrainerDeepSpeedConfig.trainer_config_process` and
+    `trainer_config_finalize`; hidden size H: reduce_bucket_size H^2, stage3_prefetch_bucket_size int(0.9 H^2),
+    stage3_param_persistence_threshold 10 H. The other values do not change memory.
+
+    Raises UnfilledAutoError for the Trainer's framework and an `auto` without a value. Plain DeepSpeed gets such an
+    `auto` unchanged.
+    """
+    config = copy.deepcopy(request.config)
+    _set_batch(config, request)
+    values: dict[str, Any] = {
+        "gradient_clipping": 1.0,
+        "bf16.enabled": request.workload.precision == "bf16",
+        "fp16.enabled": request.workload.precision == "fp16",
+        "optimizer.params.lr": 1e-5,
+        "optimizer.params.betas": [0.9, 0.999],
+        "optimizer.params.eps": 1e-8,
+        "optimizer.params.weight_decay": 0.0,
+        "scheduler.params.warmup_min_lr": 0.0,
+        "scheduler.params.warmup_max_lr": 1e-5,
+        "scheduler.params.warmup_num_steps": 1,
+        "scheduler.params.total_num_steps": 1000,
+    }
+    if hidden_size is not None:
+        values |= {
+            "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
+            "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+            "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
+        }
+    strict = request.workload.framework == "hf"
+    if strict:  # as accelerate does (DeepSpeedPlugin.__post_init__)
+        values |= {"steps_per_print": 10, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False}
+    _fill(config, "", values, strict=strict)
+    enabled = any((config.get(key) or {}).get("enabled") for key in ("bf16", "fp16"))
+    if not enabled and request.workload.precision != "fp32" and request.workload.precision not in config:
+        # as accelerate does (DeepSpeedPlugin.set_mixed_precision)
+        config[request.workload.precision] = {"enabled": True}
+    return config
+
+
+def _set_batch(config: dict[str, Any], request: Request) -> None:
+    """Replace `auto` and absent batch sizes by the requested ones; DeepSpeed derives the rest."""
+    total = config.get("train_batch_size")
+    for key, requested in (
+        ("train_micro_batch_size_per_gpu", request.micro_batch_size),
+        ("gradient_accumulation_steps", request.gradient_accumulation_steps),
+    ):
+        if config.get(key, "auto") == "auto":
+            config.pop(key, None)
+            if requested is not None or not isinstance(total, int):
+                config[key] = requested or 1
+    if total == "auto":
+        del config["train_batch_size"]
+
+
+def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any], *, strict: bool) -> None:
+    """strict: an `auto` without a value is an error, as for accelerate; DeepSpeed may accept it."""
+    for key, value in node.items():
+        name = prefix + key
+        if isinstance(value, dict):
+            _fill(value, name + ".", values, strict=strict)
+        elif value == "auto":
+            if name in values:
+                node[key] = values[name]
+            elif strict:
+                raise UnfilledAutoError(name)
 
 
 def run(
     request: Request, recorder: PhaseRecorder, device: str, *, until_repeated: bool = False
 ) -> tuple[dict[str, Any], int, int]:
-    """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones.
+    """Train. Returns DeepSpeed's configuration, the number of parameters and of trainable parameters.
 
     until_repeated: stop after an iteration that repeats the one before it.
     """
     description = models.transformers_config(request) if request.model is not None else None
-    config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
+    config = filled_config(request, models.hidden_size(description) if description is not None else None)
     dtype = model_dtype(config)
     keep_alive = announce_zero3(request, config)
     with recorder.phase(0, "load"):
@@ -35,9 +114,10 @@ def run(
             subject = models.from_config(request, description, dtype, device)
         else:
             subject = models.from_file(request, dtype, device)
-        subject = long_sequences.prepared(subject, request, config, device)
-        gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
-    model, classifier = subject.model, recorder.classifier
+        subject = models.for_long_sequences(subject, request, config, device)
+        gc.collect()  # weights that tying replaced are in reference cycles
+    model = subject.model
+    classifier = recorder.classifier
     classifier.vocab_size = subject.vocab_size
     classifier.weight_shapes = frozenset(
         tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters()
@@ -48,7 +128,8 @@ def run(
         classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     recorder.name_gradients(engine.module)
-    micro, steps = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
+    micro = engine.train_micro_batch_size_per_gpu()
+    steps = engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
     classifier.tokens = micro * request.workload.seq_len // request.sequence_parallel_size
     held: list[Any] | None = [] if holds_output(request) else None
@@ -65,8 +146,8 @@ def run(
 
 
 def holds_output(request: Request) -> bool:
-    """Whether the loop names the model's output, as `output = engine(x); loss = criterion(output, y)` does: one of the
-    user's own, with plain DeepSpeed or a module of theirs. The Trainer drops the output."""
+    """Whether the loop keeps the model's output in a variable (`output = engine(x); loss = criterion(output, y)`), as
+    loops with plain DeepSpeed or a module of the user's do. The Trainer drops the output."""
     return request.model is None or request.workload.framework == "deepspeed"
 
 
@@ -78,12 +159,12 @@ def _micro_batch(
     size: int,
     held: list[Any] | None,
 ) -> None:
-    """`held`: the output that the loop's name still binds, None where the loop drops it."""
+    """held: the output that the loop keeps in a variable, None where the loop drops it."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
         if held is not None:
-            held[:] = [output]  # the name is bound again, and lets go of the output of the micro batch before
+            held[:] = [output]  # releases the output of the previous micro batch
         loss = subject.loss(output, batch)
         del output
     with recorder.phase(iteration, "backward"):
@@ -103,8 +184,8 @@ def model_dtype(config: dict[str, Any]) -> torch.dtype:
 
 
 def announce_zero3(request: Request, config: dict[str, Any]) -> Any:
-    """Tell transformers about ZeRO-3, as creating TrainingArguments does, so that the model is partitioned while it is
-    built (`zero.Init`); the returned object must outlive the run."""
+    """Announce ZeRO-3 to transformers, as TrainingArguments does, so that the model is partitioned while it is built
+    (`zero.Init`); the returned object must outlive the run."""
     if request.workload.framework != "hf" or request.model is None:
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
@@ -120,11 +201,11 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> Any:
-    """DeepSpeed's engine around the model; `groups` is its `mpu`, None where ranks share no sample.
+    """DeepSpeed's engine around the model. groups: its `mpu`, None without sequence parallelism.
 
-    Where ranks split layers (AutoTP), their groups are formed before, by DeepSpeed's own function for where torch
-    cannot split groups: a `DeviceMesh` computes them with tensors, whose values a dry run does not know. Left out is
-    the comparison of those ranks' first batches: it needs values too, and the batches of a probe are random.
+    With AutoTP the groups are created first, by DeepSpeed's fallback function: a `DeviceMesh` computes them with tensor
+    values, which a dry run does not know. The comparison of the ranks' first batches is removed: it needs values too,
+    and the batches of a probe are random.
     """
     import deepspeed
 
@@ -145,10 +226,10 @@ def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> A
 
 
 def _client_optimizer(config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
-    """The optimizer that the Trainer brings when the configuration names none; None when it names one.
+    """The Trainer's optimizer for a configuration without one; None for a configuration with one.
 
-    torch's fused AdamW is the Trainer's default; with the optimizer offloaded, accelerate exchanges it for DeepSpeed's
-    CPU Adam (accelerate `utils/deepspeed.py`, map_pytorch_optim_to_deepspeed).
+    The default is torch's fused AdamW; with the optimizer offloaded, accelerate replaces it by DeepSpeed's CPU Adam
+    (accelerate `utils/deepspeed.py`, map_pytorch_optim_to_deepspeed).
     """
     if config.get("optimizer"):
         return None

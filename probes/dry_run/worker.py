@@ -1,6 +1,6 @@
-"""The subprocess: dry runs from JSON requests on stdin to JSON answers in the folder named by the first argument.
+"""The subprocess of dry runs: JSON requests on stdin, JSON answers in the folder of the first argument.
 
-Everything that changes torch, transformers or DeepSpeed for good happens in here, so the process ends with its answer.
+It changes torch, transformers and DeepSpeed permanently, so the process ends with its answers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from ..harmless import harmless
-from ..recording import analysis
-from ..recording.request import Request
+from ..recording import phases as recorded_phases
 from ..recording.result import DryRunResult
+from ..run import Request, isolated_config
 from ..simulated_gpu import collectives
 
 if TYPE_CHECKING:
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Answer the requests on stdin: one in this process, several each in a fork of it, all at once."""
+    """Answer the requests on stdin: one in this process, several in parallel forks."""
     folder = Path(sys.argv[1])
-    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
-    gc.disable()  # what is imported is no garbage
+    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
+    gc.disable()  # imported modules are no garbage
     requests = TypeAdapter(list[Request]).validate_json(sys.stdin.read())
     if len(requests) == 1:
         _answer(folder, 0, requests[0])
@@ -46,11 +45,11 @@ def main() -> None:
             status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
             (folder / f"status-{index}").write_text(str(status))
     sys.stdout.flush()
-    os._exit(0)  # threads and exit handlers of a process group that does not exist have nothing to do
+    os._exit(0)  # skips the exit handlers of the fake process group
 
 
 def _fork(folder: Path, index: int, request: Request) -> int:
-    """Start answering in a child of this process; its id."""
+    """Answer in a child process; returns its id."""
     child = os.fork()
     if not child:
         _answer(folder, index, request)
@@ -65,7 +64,7 @@ def _answer(folder: Path, index: int, request: Request) -> None:
 
 
 def _import_all(request: Request) -> None:
-    """Import what a run of the request will import, and change nothing yet."""
+    """Import the modules of a request's run, without changing them."""
     for name in (
         "deepspeed.runtime.engine",
         "transformers.integrations.deepspeed",
@@ -81,10 +80,10 @@ def _import_all(request: Request) -> None:
 
 
 def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
-    """{"result": ...}, or {"error": text, "kind": exception's name, "phase": where, "where": the user's line,
-    "package": whose code raised it, "fix": what helps, "traceback": text}.
+    """{"result": ...}, or {"error": message, "kind": exception class, "phase", "where": line of the user's code,
+    "package": origin of the exception, "fix", "traceback"}.
 
-    on_phase: called with the name of each phase that begins.
+    on_phase: called with the name of each phase.
     """
     recorder = None
     try:
@@ -104,7 +103,7 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
 
 
 def _users_line(error: Exception) -> str:
-    """FILE:LINE of the innermost code that is neither ours nor an installed package's, "" if there is none."""
+    """FILE:LINE of the innermost frame of the user's code, "" without one."""
     here = str(Path(__file__).parents[1])
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
@@ -116,7 +115,7 @@ def _users_line(error: Exception) -> str:
 
 
 def _package(error: Exception) -> str:
-    """The installed package that called the code which raised it, pydantic's left out: it speaks for its caller."""
+    """The installed package of the innermost frame, without pydantic, which validates for its caller."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     names = [file.split("-packages/")[1].split("/")[0] for file in files if "-packages/" in file]
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
@@ -137,15 +136,14 @@ def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
 
 
 def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> None:
-    """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
+    """Patch torch, DeepSpeed and transformers to train on the simulated GPU."""
     import torch
 
-    from ..simulated_gpu import attention, engine_hooks, expert_parallel, kernels, unknown_values
-    from ..simulated_gpu import startup_patches as short_cuts
+    from ..simulated_gpu import attention, kernels, patches
 
-    short_cuts.before_deepspeed()
+    patches.before_deepspeed()
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
-    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
+    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
     from deepspeed.accelerator import set_accelerator
 
     from ..simulated_gpu.accelerator import SimulatedAccelerator
@@ -157,20 +155,19 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     )
     import deepspeed
 
-    short_cuts.after_deepspeed()
+    patches.after_deepspeed()
     kernels.install(ledger, schedule)
     deepspeed.init_distributed(dist_backend="fake")
     attention.install(request.compute_capability)
     attention.register_with_transformers()
-    unknown_values.neutralize(ledger)
-    unknown_values.neutralize_transformers()
+    patches.patch_torch(ledger)
+    patches.patch_transformers()
     if request.config.get("expert_parallel"):
-        expert_parallel.neutralize()
+        patches.patch_autoep()
     collectives.silence_comparisons()
     collectives.record(schedule, request.gpus_per_node)
-    engine_hooks.record(schedule)
-    # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow
-    # into.
+    patches.record_hooks(schedule)
+    # Dispatch modes do not apply to the backward thread of a device.
     torch.autograd.set_multithreading_enabled(False)
 
 
@@ -180,22 +177,23 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     from ..simulated_gpu.quick_fake import QuickFakeTensorMode
     from . import training
 
-    ledger, schedule = recorder.ledger, recorder.schedule
+    ledger = recorder.ledger
+    schedule = recorder.schedule
     _simulate(request, ledger, schedule)
-    safe = replace(request, config=harmless(request.config, str(Path.cwd())))
-    gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
+    safe = replace(request, config=isolated_config(request.config, str(Path.cwd())))
+    gc.freeze()  # imported modules are no garbage, and scanning them is slow
     gc.enable()
     fake = QuickFakeTensorMode()
     with fake, RecordingMode(ledger, schedule, fake.known):
         config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE, until_repeated=True)
-    gc.disable()  # what dies from here on belongs to no phase
+    gc.disable()  # objects that die from here on belong to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
         phases=phases,
         iterations=request.iterations,
-        peak=analysis.peak(recorder, request),
-        peak_by_phase=analysis.peak_by_phase(recorder),
-        timeline=analysis.timeline(recorder),
+        peak=recorded_phases.highest_peak(recorder, request),
+        peak_by_phase=recorded_phases.peak_by_phase(recorder),
+        timeline=recorded_phases.timeline(recorder),
         schedule=schedule.recorded(),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),

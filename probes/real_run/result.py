@@ -1,26 +1,40 @@
-"""What a probe answers: every rank's memory and time, or why there is none."""
+"""The result of a probe: every rank's memory and time, or its failure."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from ..rank_processes.failure import RankFailure
+RankFailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout", "disk_full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """The failure of the rank that failed first."""
+
+    kind: RankFailureKind
+    rank: int
+    phase: str
+    """The phase of the rank."""
+    message: str
+    """The error in one line."""
+    details: str = ""
+    """Its traceback, or the end of the rank's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step, all its micro batches together."""
+    """Seconds of one optimizer step, summed over its micro batches."""
 
     total_s: float
     forward_s: float
     backward_s: float
     optimizer_s: float
-    """The engine's three calls; they and little else make up `total_s`."""
+    """The three calls of the engine, which are nearly all of `total_s`."""
     waiting_s: float | None
-    """How long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the device waits
-    and not the process (CUDA)."""
+    """Time blocked in collectives (transfer and waiting for slower ranks); None where the device waits instead of the
+    process (CUDA)."""
     optimizer_waiting_s: float | None = None
     """The part of `waiting_s` in the optimizer."""
 
@@ -32,24 +46,24 @@ class RankReport:
     rank: int
     allocated_bytes: int | None
     reserved_bytes: int | None
-    """Both are torch.cuda's peaks over the training steps."""
+    """Peaks of torch.cuda over the training steps."""
     device_bytes: int | None
-    """What the driver says this process holds on the GPU at the end (NVML)."""
+    """GPU memory of this process at the end, by the driver (NVML)."""
     host_baseline_bytes: int
-    """Resident memory once the libraries and the model's class are loaded, before the model."""
+    """Resident memory after the libraries and the model's class are loaded, before the model."""
     host_loading_peak_bytes: int
-    """The highest resident memory until the engine stands."""
+    """Peak resident memory until the engine is initialized."""
     host_peak_bytes: int
-    """The highest resident memory while training."""
+    """Peak resident memory during training."""
     host_pinned_bytes: int | None
-    """Page-locked memory that torch's allocator holds."""
+    """Page-locked memory of torch's allocator."""
     nvme_bytes: int
-    """Files of the swappers at the end."""
+    """Size of the swap files at the end."""
     nvme_read_bytes: int
     nvme_written_bytes: int
-    """By the process as a whole, while training."""
+    """By the whole process, during training."""
     steps: tuple[StepTime, ...]
-    """The optimizer steps after the first, which creates the optimizer's states."""
+    """The optimizer steps without the first, which creates the optimizer's states."""
     losses: tuple[float, ...]
 
     @property
@@ -58,13 +72,13 @@ class RankReport:
 
     @property
     def host_tensor_bytes(self) -> int:
-        """What training added to the libraries; on the CPU device the rank's tensors, GPU's and host's together."""
+        """Memory that training added; on the CPU device it includes the tensors of the GPU."""
         return self.host_peak_bytes - self.host_baseline_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """A probe that ran, or failed; either is an answer."""
+    """A probe that succeeded or failed."""
 
     world_size: int
     device: str
@@ -74,10 +88,10 @@ class ProbeResult:
     failure: RankFailure | None
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
-    """The configuration as DeepSpeed got it, `auto` filled; empty after a failure."""
+    """The configuration of DeepSpeed, without `auto`; empty after a failure."""
     seconds: float = 0.0
     load: float = 0.0
-    """Processes that wanted a core in the minute before, on average: more than a few make the times too long."""
+    """Load average of the minute before the probe; other busy processes make the times too long."""
 
     @property
     def step_s(self) -> float:
@@ -87,11 +101,11 @@ class ProbeResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """The speed of the whole job; without communication when `solo`."""
+        """Speed of the job; without communication when `solo`."""
         return self.tokens_per_step / self.step_s
 
     def highest(self, name: str) -> int | None:
-        """The highest of a rank's figures, None where the device has no such counter."""
+        """The maximum of a figure over the ranks, None where the device has no such counter."""
         values = [getattr(report, name) for report in self.ranks]
         return max(values) if values and None not in values else None
 
@@ -100,12 +114,13 @@ class ProbeResult:
 
 
 def from_json(values: dict[str, Any]) -> ProbeResult:
-    """The result that `to_json` wrote. By hand: answers read stored probes and have no time to import pydantic."""
-    failure, ranks = values["failure"], tuple(rank_report(report) for report in values["ranks"])
+    """The result that `to_json` wrote; without pydantic, whose import would slow down answers with stored probes."""
+    failure = values["failure"]
+    ranks = tuple(rank_report(report) for report in values["ranks"])
     return ProbeResult(**values | {"ranks": ranks, "failure": None if failure is None else RankFailure(**failure)})
 
 
 def rank_report(values: dict[str, Any]) -> RankReport:
-    """The report that a rank wrote as JSON."""
+    """A rank's report from JSON."""
     steps = tuple(StepTime(**step) for step in values["steps"])
     return RankReport(**values | {"steps": steps, "losses": tuple(values["losses"])})

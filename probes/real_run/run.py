@@ -1,34 +1,66 @@
-"""`probe`: run a plan for a few steps on this machine, in processes of its own, and report what happened."""
+"""`probe`: run a plan for a few steps on this machine, in processes of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ..dry_run.run import request_for
-from ..harmless import harmless
-from ..rank_processes.failure import RankFailure
-from ..rank_processes.watch import OnProgress, watch
-from ..run import Run
+from ..machine import threads_of_a_rank
+from ..run import Device, Request, Run, check_kernels, isolated_config
 from ..scratch import scratch
-from .job import Device, ProbeJob
-from .kernels import check_kernels
-from .result import ProbeResult, rank_report
+from .result import ProbeResult, RankFailure, rank_report
+from .watch import OnProgress, watch
 
 STEPS = 4
 """Optimizer steps: the first creates the states, ZeRO-3 prefetches from the third."""
 
 _SMALLEST_SWAPPED_BYTES = 2**20
-"""DeepSpeed leaves smaller tensors in RAM."""
+"""DeepSpeed keeps smaller tensors in RAM."""
 
 STALL_S = 300.0
-"""A phase that takes longer is called a hang: compiling DeepSpeed's extensions may take some minutes."""
+"""A phase that takes longer counts as a hang: compiling DeepSpeed's extensions may take some minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeJob:
+    """One probe, the same for all ranks."""
+
+    request: Request
+    """Configuration, model, workload; `request.rank` is the rank that runs alone when `solo`."""
+    device: Device
+    """ "cuda", or DeepSpeed's CPU accelerator over gloo."""
+    solo: bool
+    """One process is one rank of `request.world_size`; the others do not exist, and their messages are junk."""
+    checkpoint: str | None
+    """Folder of a local checkpoint in safetensors; None: random weights."""
+    memory_limit_bytes: int | None
+    """Memory of each rank in addition to its libraries, on the CPU; None: no limit."""
+    nvme_folder: str
+    """Folder of the swappers; "" without offload to NVMe."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run as processes."""
+        return (self.request.rank,) if self.solo else tuple(range(self.request.world_size))
+
+    def request_of(self, rank: int) -> Request:
+        return replace(self.request, rank=rank)
+
+
+def read_job(path: Path) -> ProbeJob:
+    """The job in a file that `probe` wrote."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ProbeJob).validate_json(path.read_text())
 
 
 def probe(
@@ -46,41 +78,44 @@ def probe(
 ) -> ProbeResult:
     """A real DeepSpeed job of `run.cluster.world_size` ranks on this machine; a failure is a result too.
 
-    The batch has `run.workload.seq_len` tokens a sample, none of them padding.
+    The batch has `run.workload.seq_len` tokens per sample and no padding.
 
     device: "cuda", or "cpu" for DeepSpeed's CPU accelerator over gloo.
-    solo:   run only `rank` of the cluster's ranks, on one device: its memory is true, its times lack communication, and
-            what it computes is junk.
+    solo:   run only `rank` of the cluster's ranks, on one device: its memory is real, its times lack communication, and
+            its results are junk.
     checkpoint: a folder with safetensors; None trains random weights.
-    memory_limit_bytes: on the CPU, what each rank may allocate, in place of a GPU's memory.
-    stall_s, timeout_s: when a phase of a rank, and the whole, is given up.
+    memory_limit_bytes: on the CPU, the memory of each rank, in place of a GPU's memory.
+    stall_s, timeout_s: time limit of a phase of a rank, and of the whole.
 
-    Nothing is left behind: no process, no file, no swap space on NVMe. Raises WorkloadError for kernels that the device
-    does not have.
+    Leaves no process, no file and no swap space on NVMe. Raises WorkloadError for kernels that the device does not
+    have.
     """
     check_kernels(run.config, device)
-    started, load = time.monotonic(), os.getloadavg()[0]
+    started = time.monotonic()
+    load = os.getloadavg()[0]
     request = request_for(run, rank=rank, iterations=steps)
     with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:
         job = ProbeJob(
-            request=replace(request, config=harmless(request.config, nvme_folder)),
+            request=replace(request, config=isolated_config(request.config, nvme_folder)),
             device=device,
             solo=solo,
             checkpoint=checkpoint,
             memory_limit_bytes=memory_limit_bytes,
             nvme_folder=nvme_folder,
         )
-        job.write(folder / "job.json")
+        (folder / "job.json").write_text(json.dumps(asdict(job)))
+        on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_of_a_rank(len(job.ranks)))}
         reports, failure = watch(
             job.ranks,
             folder,
-            worker=f"{__package__}.worker",
+            worker=f"{__package__}.training",
             stall_s=stall_s,
             timeout_s=timeout_s,
             on_progress=on_progress,
+            environment=on_cpu if device == "cpu" else {},
         )
         if failure is not None and nvme_folder:
-            failure = _or_full(failure, nvme_folder)
+            failure = _or_disk_full(failure, nvme_folder)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
     return ProbeResult(
         world_size=request.world_size,
@@ -96,9 +131,9 @@ def probe(
     )
 
 
-def _or_full(failure: RankFailure, folder: str) -> RankFailure:
-    """The failure, named as what it is where the swap files have filled their drive: DeepSpeed does not notice that it
-    could not write, and later ends itself (SIGABRT) over a file that is too short."""
+def _or_disk_full(failure: RankFailure, folder: str) -> RankFailure:
+    """The failure, or "disk_full" where the swap files filled their drive: DeepSpeed does not notice a failed write and
+    later ends itself (SIGABRT) because a file is too short."""
     free = shutil.disk_usage(folder).free
     if free >= _SMALLEST_SWAPPED_BYTES or failure.kind not in ("crash", "killed"):
         return failure
@@ -112,8 +147,7 @@ def _or_full(failure: RankFailure, folder: str) -> RankFailure:
 
 @contextlib.contextmanager
 def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
-    """A folder of the probe's own below the `nvme_path` that the configuration names, removed at the end; "" without
-    one."""
+    """A temporary folder below the configuration's `nvme_path`; "" without one."""
     zero = config.get("zero_optimization")
     blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
     paths = [block["nvme_path"] for block in blocks if isinstance(block, Mapping) and block.get("nvme_path")]
@@ -126,6 +160,6 @@ def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
                 raise ConfigFileError(
                     f"nvme_path {paths[0]} cannot be written to",
                     why=error.strerror or str(error),
-                    fix="name a folder on an NVMe drive that exists in the configuration",
+                    fix="name an existing folder on an NVMe drive in the configuration",
                 ) from None
         yield folder

@@ -1,28 +1,34 @@
-"""A few optimizer steps of one rank, timed by phase."""
+"""The worker of a probe: one rank that trains a few optimizer steps, timed by phase. FOLDER holds `job.json`."""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+import os
+import resource
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...estimators.optimizers import optimizer_of_type
-from ..dry_run import auto_values, long_sequences, models
-from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
-from ..rank_processes.event_log import EventLog
-from ..recording.request import Request
-from . import base_model, memory
-from .clocks import Clock
-from .communication import CollectiveTime
-from .job import ProbeJob
-from .result import StepTime
+from ..dry_run import models
+from ..dry_run.training import announce_zero3, filled_config, holds_output, initialize, model_dtype
+from ..run import Request
+from ..simulated_gpu import collectives as fake_group
+from ..store import LIBRARIES
+from . import base_model, extension_lock, measure
+from .measure import Clock, CollectiveTime
+from .rank import EventLog
+from .result import RankReport, StepTime
+from .run import ProbeJob, read_job
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingMeasurements:
-    """What a rank's training leaves behind."""
+    """Measurements of a rank's training."""
 
     config: dict[str, Any]
     loading_peak_bytes: int = 0
@@ -35,34 +41,96 @@ class TrainingMeasurements:
     losses: list[float] = field(default_factory=list)
 
 
-@dataclass(slots=True, kw_only=True)
-class Prepared:
-    """What is known before there is a model: transformers' configuration of it (None: the user's own module), and
-    DeepSpeed's with `auto` filled."""
+def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
+    """Train, and return the report of this rank."""
+    job = read_job(folder / "job.json")
+    request = job.request_of(rank)
+    gpu = (0 if job.solo else rank) if job.device == "cuda" else None
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(0 if job.solo else rank),
+        WORLD_SIZE=str(request.world_size),
+        LOCAL_WORLD_SIZE=str(request.gpus_per_node),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+        # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by
+        # name.
+        LOCAL_SIZE=str(request.world_size + 1),
+    )
+    extension_lock.install()
+    collectives = None
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    elif not job.solo:
+        collectives = CollectiveTime()
+        collectives.install()
+    log.enter("join")
+    _join(job, rank, folder)
+    log.enter("load")
+    description, config = prepare(job, request)
+    baseline_bytes = measure.resident_bytes()
+    if job.memory_limit_bytes is not None:
+        limit = measure.data_bytes() + job.memory_limit_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if job.solo:
+        torch.set_flush_denormal(True)  # junk has many denormal numbers, which are a hundred times slower on a CPU
+    device = "cpu" if gpu is None else f"cuda:{gpu}"
+    run = train(job, request, description, config, device, log, Clock(cuda=gpu is not None), collectives)
+    log.enter("report")
+    report = _report(job, rank, gpu, baseline_bytes, run)
+    if not job.solo:
+        dist.barrier()  # no rank leaves while another still needs it
+    samples = run.micro_batch_size * run.gradient_accumulation_steps * request.world_size // request.ranks_per_sample
+    return {
+        "report": asdict(report),
+        "config": run.config,
+        "tokens_per_step": samples * request.workload.seq_len,
+        "versions": {name: version(name) for name in LIBRARIES},
+    }
 
-    description: Any
-    config: dict[str, Any]
+
+def _join(job: ProbeJob, rank: int, folder: Path) -> None:
+    """Join the process group of the ranks; a solo rank joins torch's fake process group."""
+    if job.solo:
+        fake_group.join(rank, job.request.world_size, job.request.gpus_per_node)
+    else:
+        # A file instead of a port: no other process can take it, and no other job can join.
+        dist.init_process_group(
+            "nccl" if job.device == "cuda" else "gloo",
+            init_method=f"file://{folder / 'rendezvous'}",
+            rank=rank,
+            world_size=job.request.world_size,
+        )
+    import deepspeed
+
+    deepspeed.init_distributed()
+    if job.solo:
+        fake_group.silence_comparisons()
 
 
-def prepare(job: ProbeJob, request: Request) -> Prepared:
-    """Load the code that training needs, the model's class and DeepSpeed's extensions: it is no part of a plan's
-    memory, and compilers take more than a rank may be allowed."""
+def prepare(job: ProbeJob, request: Request) -> tuple[Any, dict[str, Any]]:
+    """(transformers' configuration of the model, None for the user's own module; DeepSpeed's with `auto` filled).
+
+    Loads the training's code, the model's class and DeepSpeed's extensions: they are no part of a plan's memory, and
+    compilers may need more memory than a rank is allowed.
+    """
     description = models.transformers_config(request) if request.model is not None else None
     if description is not None:
         models.model_class(description)
-    config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
+    config = filled_config(request, models.hidden_size(description) if description is not None else None)
     zero = config.get("zero_optimization")
     if isinstance(zero, dict) and zero.get("stage"):
-        importlib.import_module("torch._dynamo")  # the stages' decorators load it with their first call
+        importlib.import_module("torch._dynamo")  # decorators of the ZeRO stages load it at their first call
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     for builder in _extensions(config, job.nvme_folder):
         accelerator.create_op_builder(builder).load()
-    return Prepared(description=description, config=config)
+    return description, config
 
 
 def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
-    """What DeepSpeed compiles for Adam and for NVMe; a malformed configuration is DeepSpeed's to judge."""
-    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    """Builders of the extensions for Adam and for NVMe; DeepSpeed itself rejects a malformed configuration."""
+    optimizer = config.get("optimizer")
+    zero = config.get("zero_optimization")
     builders = ["AsyncIOBuilder"] if nvme_folder else []
     spec = optimizer_of_type(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
     if spec is not None and spec.is_adam:
@@ -72,34 +140,35 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     return builders
 
 
-def run(
+def train(
     job: ProbeJob,
     request: Request,
-    prepared: Prepared,
+    description: Any,
+    config: dict[str, Any],
     device: str,
     log: EventLog,
     clock: Clock,
     collectives: CollectiveTime | None,
 ) -> TrainingMeasurements:
     """Load, initialize and train `request.iterations` optimizer steps."""
-    description, config = prepared.description, prepared.config
     keep_alive = announce_zero3(request, config)
     dtype = model_dtype(config)
-    subject = long_sequences.prepared(_subject(job, request, description, dtype, device), request, config, device)
+    subject = _subject(job, request, description, dtype, device)
+    subject = models.for_long_sequences(subject, request, config, device)
     log.enter("initialize")
     engine = initialize(config, subject.model, subject.groups)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     result = TrainingMeasurements(
         config=config,
-        loading_peak_bytes=memory.peak_resident_bytes(),
+        loading_peak_bytes=measure.peak_resident_bytes(),
         micro_batch_size=engine.train_micro_batch_size_per_gpu(),
         gradient_accumulation_steps=engine.gradient_accumulation_steps(),
     )
-    memory.restart_peak()
+    measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-    storage_before = memory.storage_bytes()
+    read_before, written_before = measure.storage_bytes()
     held: list[Any] | None = [] if holds_output(request) else None
     for step in range(1, request.iterations + 1):
         log.enter(f"step {step}")
@@ -107,9 +176,10 @@ def run(
         result.losses.append(loss)
         if step > 1:
             result.steps.append(timed)
-    storage = memory.storage_bytes()
-    result.peak_bytes = memory.peak_resident_bytes()
-    result.read_bytes, result.written_bytes = storage[0] - storage_before[0], storage[1] - storage_before[1]
+    read, written = measure.storage_bytes()
+    result.read_bytes = read - read_before
+    result.written_bytes = written - written_before
+    result.peak_bytes = measure.peak_resident_bytes()
     del keep_alive
     return result
 
@@ -119,15 +189,14 @@ def _subject(
 ) -> models.TrainableModel:
     if description is None:
         return models.from_file(request, dtype, device)
+    has_weights = job.checkpoint is not None
     return models.from_config(
         request,
         description,
         dtype,
         device,
         checkpoint=job.checkpoint,
-        prepare_base=lambda model: base_model.prepare(
-            model, request.workload, dtype, device, has_weights=job.checkpoint is not None
-        ),
+        prepare_base=lambda model: base_model.prepare(model, request.workload, dtype, device, has_weights=has_weights),
     )
 
 
@@ -139,8 +208,9 @@ def _step(
     collectives: CollectiveTime | None,
     held: list[Any] | None,
 ) -> tuple[StepTime, float]:
-    """One optimizer step; the three parts add up the micro batches. `held` is as in the dry run's loop."""
-    blocked = [0.0, 0.0]  # in forward and backward passes, in the optimizer
+    """One optimizer step and its loss; the times of the micro batches are summed. held: as in the dry run's loop."""
+    passes_waiting_s = 0.0
+    optimizer_waiting_s = 0.0
     marks: list[tuple[Any, Any, Any, Any]] = []
     loss = None
     clock.settle()
@@ -163,7 +233,8 @@ def _step(
         engine.step()
         marks.append((started, forwarded, backwarded, clock.mark()))
         if collectives:
-            blocked = [blocked[0] + between - before, blocked[1] + collectives.seconds - between]
+            passes_waiting_s += between - before
+            optimizer_waiting_s += collectives.seconds - between
     end = clock.mark()
     clock.settle()
     parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
@@ -173,13 +244,13 @@ def _step(
         forward_s=parts[0],
         backward_s=parts[1],
         optimizer_s=parts[2],
-        waiting_s=sum(blocked) if collectives else None,
-        optimizer_waiting_s=blocked[1] if collectives else None,
+        waiting_s=passes_waiting_s + optimizer_waiting_s if collectives else None,
+        optimizer_waiting_s=optimizer_waiting_s if collectives else None,
     ), float(loss)
 
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
-    """The batch with random tokens; routers and embeddings then work as they do in training."""
+    """The batch with random tokens, so that routers and embeddings work as in a training."""
     if vocab_size and isinstance(batch, dict):
         for name, value in batch.items():
             if isinstance(value, torch.Tensor) and not value.is_floating_point() and name == "input_ids":
@@ -188,7 +259,7 @@ def _with_tokens(batch: Any, vocab_size: int) -> Any:
 
 
 def _never_skip_a_step(optimizer: Any) -> None:
-    """Alone, a rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's
+    """A solo rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's
     states."""
     for name in (
         "has_overflow",
@@ -201,3 +272,22 @@ def _never_skip_a_step(optimizer: Any) -> None:
         if hasattr(optimizer, name):
             setattr(optimizer, name, lambda *_, **__: False)
     importlib.import_module("deepspeed.runtime.utils").CheckOverflow.check = lambda *_, **__: False
+
+
+def _report(job: ProbeJob, rank: int, gpu: int | None, baseline_bytes: int, run: TrainingMeasurements) -> RankReport:
+    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if gpu is not None else None
+    return RankReport(
+        rank=rank,
+        allocated_bytes=torch.cuda.max_memory_allocated() if gpu is not None else None,
+        reserved_bytes=torch.cuda.max_memory_reserved() if gpu is not None else None,
+        device_bytes=measure.device_bytes(gpu) if gpu is not None else None,
+        host_baseline_bytes=baseline_bytes,
+        host_loading_peak_bytes=run.loading_peak_bytes,
+        host_peak_bytes=run.peak_bytes,
+        host_pinned_bytes=int(pinned) if pinned is not None else None,
+        nvme_bytes=measure.folder_bytes(job.nvme_folder),
+        nvme_read_bytes=run.read_bytes,
+        nvme_written_bytes=run.written_bytes,
+        steps=tuple(run.steps),
+        losses=tuple(run.losses),
+    )

@@ -1,23 +1,27 @@
-"""The phases of a run: what the ledger counted in each of them, and who holds the storages at its end."""
+"""The phases of a run, their memory, and the analysis of the recorded run: peak, reserved memory, timeline."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from ..run import Request
+from . import allocator
 from .allocation_classifier import AllocationClassifier, owners
-from .ledger import Ledger
-from .result import PhaseMemory
+from .ledger import Ledger, StorageLife, gpu_bytes
+from .result import LiveTensor, Peak, PhaseMemory, Reserved, TimelinePoint
 from .schedule import ScheduleRecorder
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordedPhase:
-    """One phase as it ran (micro batches apart), by the ledger's event clock."""
+    """One phase of one micro batch, by the ledger's event clock."""
 
     iteration: int
     name: str
@@ -27,8 +31,7 @@ class RecordedPhase:
 
 
 class PhaseRecorder:
-    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it
-    too."""
+    """Divides the run into phases. `current` is the name of the running one, which `on_phase` receives."""
 
     def __init__(
         self,
@@ -37,7 +40,10 @@ class PhaseRecorder:
         schedule: ScheduleRecorder,
         on_phase: Callable[[str], object] = lambda _name: None,
     ) -> None:
-        self.ledger, self.classifier, self.schedule, self.on_phase = ledger, classifier, schedule, on_phase
+        self.ledger = ledger
+        self.classifier = classifier
+        self.schedule = schedule
+        self.on_phase = on_phase
         self.current = "start"
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
@@ -54,19 +60,20 @@ class PhaseRecorder:
         recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
         self.recorded.append(recorded)
         yield
-        recorded.gpu_peak_bytes, recorded.gpu_peak_event = ledger.gpu.peak_bytes, ledger.gpu.peak_event
+        recorded.gpu_peak_bytes = ledger.gpu.peak_bytes
+        recorded.gpu_peak_event = ledger.gpu.peak_event
         self.phases.append(PhaseMemory(iteration=iteration, phase=name, **ledger.figures()))
 
     def join_micro_batches(self, first: int) -> None:
-        """Take the phases of one name together, from the phase number `first` on."""
+        """Join the phases of one name, from the phase number `first` on."""
         parts: dict[str, list[PhaseMemory]] = {}
         for memory in self.phases[first:]:
             parts.setdefault(memory.phase, []).append(memory)
         self.phases[first:] = [_together(part) for part in parts.values()]
 
     def repeats(self) -> bool:
-        """Whether what happened since the last call is what happened before that, to the byte: the same storages were
-        born and died in the same order in the same phases, and as much is held as then."""
+        """Whether the events since the last call equal those before it: the same storages were born and died in the
+        same order in the same phases, and equally many bytes are held."""
         ledger = self.ledger
         counters = (ledger.gpu, ledger.host, ledger.host_pinned, ledger.host_held)
         now = (ledger.trace, [counter.live_bytes for counter in counters])
@@ -75,23 +82,25 @@ class PhaseRecorder:
         return now == before
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
-        """Give every storage that the module or an optimizer holds its owner's name."""
+        """Assign category and module to every storage that the module or an optimizer holds."""
         seen: set[int] = set()
         for tensor, category, name in owners(module, optimizer):
             life = self.ledger.storage_of(tensor)
             if life is not None and id(life) not in seen:
                 seen.add(id(life))
-                life.category, life.owned = category, True
+                life.category = category
+                life.owned = True
                 if name:
                     life.module = name.rpartition(".")[0]
 
     def name_gradients(self, module: torch.nn.Module) -> None:
-        """Name each weight's gradient when autograd delivers it; in the backward pass nothing else tells it apart."""
+        """Classify each weight's gradient when autograd delivers it; nothing else identifies it before."""
 
         def named(gradient: torch.Tensor) -> None:
             life = self.ledger.storage_of(gradient)
             if life is not None and not life.owned:
-                life.category, life.owned = "gradients", True
+                life.category = "gradients"
+                life.owned = True
 
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -107,3 +116,156 @@ def _together(parts: list[PhaseMemory]) -> PhaseMemory:
             how = next(how for word, how in combine.items() if f"_{word}" in name)
             values[name] = how([getattr(part, name) for part in parts])
     return PhaseMemory(**values)
+
+
+LARGEST = 40
+POINTS_PER_PHASE = 24
+
+
+def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
+    """The highest GPU peak of all iterations with its parts; that of loading without any iteration."""
+    highest = _highest(recorder)
+    alive = _alive(recorder.ledger, highest.gpu_peak_event)
+    by_module = Counter[str]()
+    for life in alive:
+        by_module[life.module] += gpu_bytes(life.size_bytes)
+    alive.sort(key=lambda life: -life.size_bytes)
+    replay = _Replay(recorder.ledger, _counting(recorder)[0].first_event)
+    plain, expandable = (
+        replay.reserved(highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
+    )
+    chosen = expandable if request.expandable_segments else plain
+    return Peak(
+        iteration=highest.iteration,
+        phase=highest.name,
+        allocated_bytes_per_gpu=highest.gpu_peak_bytes,
+        reserved_bytes_per_gpu=chosen.reserved_bytes_per_gpu,
+        required_bytes_per_gpu=chosen.required_bytes_per_gpu,
+        with_expandable_segments=expandable,
+        without_expandable_segments=plain,
+        device_bytes_per_gpu=None,
+        host_bytes_per_node=min(request.gpus_per_node, request.world_size)
+        * max(phase.host_held_peak_bytes for phase in recorder.phases),
+        by_category=_by_category(alive),
+        by_module=dict(by_module.most_common()),
+        largest=tuple(
+            LiveTensor(
+                size_bytes=gpu_bytes(life.size_bytes),
+                category=life.category,
+                module=life.module,
+                shape=life.shape,
+                dtype=str(life.dtype).removeprefix("torch."),
+                phase=recorder.recorded[life.phase].name,
+            )
+            for life in alive[:LARGEST]
+        ),
+    )
+
+
+def peak_by_phase(recorder: PhaseRecorder) -> dict[str, dict[str, int]]:
+    """Bytes by category at the highest moment of the forward passes, the backward passes and the steps."""
+    names = dict.fromkeys(phase.name for phase in _counting(recorder))
+    return {name: _by_category(_alive(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names}
+
+
+def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
+    phases = [phase for phase in _counting(recorder) if name in (None, phase.name)]
+    return max(phases, key=lambda phase: phase.gpu_peak_bytes)
+
+
+def _counting(recorder: PhaseRecorder) -> list[RecordedPhase]:
+    """The phases of training, or all phases without training."""
+    return [phase for phase in recorder.recorded if phase.iteration] or recorder.recorded
+
+
+def _alive(ledger: Ledger, event: int) -> list[StorageLife]:
+    return [life for life in ledger.storages if life.device == "gpu" and life.alive_at(event)]
+
+
+def _by_category(lives: list[StorageLife]) -> dict[str, int]:
+    sizes = Counter[str]()
+    for life in lives:
+        sizes[life.category] += gpu_bytes(life.size_bytes)
+    return dict(sizes.most_common())
+
+
+def _history(ledger: Ledger) -> list[StorageLife | None]:
+    """By event: the storage that is born or dies in it; None for an emptied cache."""
+    history: list[StorageLife | None] = [None] * (ledger.events + 1)
+    for life in ledger.storages:
+        history[life.born] = life
+        if life.died >= 0:
+            history[life.died] = life
+    return history
+
+
+class _Replay:
+    """The recorded allocations and frees, replayed through the caching allocator."""
+
+    def __init__(self, ledger: Ledger, training_starts: int) -> None:
+        emptied = set(ledger.cache_emptied)
+        self._events: list[allocator.Event] = []
+        self._before = 0
+        for event, life in enumerate(_history(ledger)):
+            if life is not None and life.device == "gpu":
+                key = id(life)
+                self._events.append(
+                    allocator.Allocate(key, life.size_bytes, life.stream) if event == life.born else allocator.Free(key)
+                )
+            elif event in emptied:
+                self._events.append(allocator.EmptyCache())
+            if event == training_starts:
+                self._before = len(self._events)
+
+    def reserved(self, tensor_peak_bytes: int, *, expandable_segments: bool) -> Reserved:
+        """The most bytes that the allocator holds from the start of training, with ample and with scarce memory.
+
+        With scarce memory it returns free segments before it requests more. Expandable segments keep the pages with
+        live blocks. Other segments are kept while they have a live block: the replay has room for the tensors alone,
+        and the bytes beyond them are the cost of fragmentation.
+        """
+
+        most = allocator.most_held(self._events, self._before, expandable_segments=expandable_segments)
+        required = most.touched_bytes
+        if not expandable_segments:
+            required = allocator.most_held(self._events, self._before, capacity_bytes=tensor_peak_bytes).reserved_bytes
+        return Reserved(reserved_bytes_per_gpu=most.reserved_bytes, required_bytes_per_gpu=required)
+
+
+def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:
+    """Memory over the run: the moment with the most GPU memory in each of `POINTS_PER_PHASE` stretches of a phase."""
+    history = _history(recorder.ledger)
+    gpu = 0
+    host = 0
+    pinned = 0
+    sizes = Counter[str]()
+    points = []
+    ends = [phase.first_event for phase in recorder.recorded[1:]] + [recorder.ledger.events]
+    for phase, end in zip(recorder.recorded, ends, strict=True):
+        stretch = max(1, -(-(end - phase.first_event) // POINTS_PER_PHASE))
+        for first, last in pairwise([*range(phase.first_event, end, stretch), end]):
+            highest: TimelinePoint | None = None
+            for event in range(first + 1, last + 1):
+                life = history[event]
+                if life is not None:
+                    sign = 1 if event == life.born else -1
+                    if life.device == "gpu":
+                        gpu += sign * gpu_bytes(life.size_bytes)
+                        sizes[life.category] += sign * gpu_bytes(life.size_bytes)
+                    else:
+                        host += sign * life.size_bytes
+                        pinned += sign * life.size_bytes * life.pinned
+                if highest is None or gpu > highest.gpu_bytes:
+                    highest = TimelinePoint(
+                        iteration=phase.iteration,
+                        phase=phase.name,
+                        begins=first,
+                        event=event,
+                        gpu_bytes=gpu,
+                        host_bytes=host,
+                        host_pinned_bytes=pinned,
+                        by_category={name: size for name, size in sizes.items() if size},
+                    )
+            if highest is not None:
+                points.append(highest)
+    return tuple(points)

@@ -25,7 +25,7 @@ from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.search_path import search_path
+from ds_advise.probes.machine import search_path
 
 ONE_NODE = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
 FOUR_NODES = replace(ONE_NODE, nodes=4, gpus_per_node=8)

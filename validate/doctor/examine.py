@@ -218,6 +218,6 @@ def judge(facts: MachineFacts) -> Checkup:
         )
         for part, reason in facts.unread
     ]
-    counts = {status: sum(finding.status == status for finding in findings) for status in STATUSES}
-    worst = next((status for status in STATUSES if counts[status]), "ok")
-    return Checkup(worst=worst, counts=dict(counts), findings=tuple(findings))
+    counts: dict[str, int] = {status: sum(finding.status == status for finding in findings) for status in STATUSES}
+    worst: FindingStatus = next((status for status in STATUSES if counts[status]), "ok")
+    return Checkup(worst=worst, counts=counts, findings=tuple(findings))

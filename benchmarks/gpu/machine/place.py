@@ -9,7 +9,7 @@ from typing import Literal
 from ds_advise.advisor.question.cluster import join_nodes
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.hardware.cluster import Cluster, Gpu
-from ds_advise.probes.this_machine import visible_gpus
+from ds_advise.probes.machine import visible_gpus
 
 GPUS_PER_NODE = 8
 """Of the jobs of which one rank is run."""

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ds_advise.probes.rank_processes.rank import die_with_the_parent
+from ds_advise.probes.real_run.rank import die_with_the_parent
 
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome

@@ -47,10 +47,10 @@ def _trace(run: Any, steps: int) -> list[dict[str, Any]]:
     """What torch's allocator did in the training, in order."""
     import torch
     from ds_advise.probes.dry_run.run import request_for
-    from ds_advise.probes.rank_processes.event_log import EventLog
     from ds_advise.probes.real_run import training
-    from ds_advise.probes.real_run.clocks import Clock
-    from ds_advise.probes.real_run.job import ProbeJob
+    from ds_advise.probes.real_run.measure import Clock
+    from ds_advise.probes.real_run.rank import EventLog
+    from ds_advise.probes.real_run.run import ProbeJob
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     torch.cuda.set_device(0)
@@ -63,7 +63,8 @@ def _trace(run: Any, steps: int) -> list[dict[str, Any]]:
     request = request_for(run, iterations=steps)
     job = ProbeJob(request=request, device="cuda", solo=False, checkpoint=None, memory_limit_bytes=None, nvme_folder="")
     log = EventLog(Path("events.jsonl"))
-    training.run(job, request, training.prepare(job, request), "cuda:0", log, Clock(cuda=True), None)
+    description, config = training.prepare(job, request)
+    training.train(job, request, description, config, "cuda:0", log, Clock(cuda=True), None)
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     return [entry for entry in trace if entry["action"] in _RESERVING or entry["action"] in ("alloc", "free_completed")]
 

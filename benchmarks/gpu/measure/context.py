@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ds_advise.probes.real_run.memory import device_bytes
+from ds_advise.probes.real_run.measure import device_bytes
 
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome

@@ -6,9 +6,9 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from ds_advise.probes.bench import host
-from ds_advise.probes.bench.task import Task
-from ds_advise.probes.bench.timing import Stopwatch
+from ds_advise.probes import benchmark_rank as host
+from ds_advise.probes.benchmark import Task
+from ds_advise.probes.benchmark_rank import Stopwatch
 
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome

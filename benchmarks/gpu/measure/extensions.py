@@ -8,15 +8,15 @@ import sys
 import time
 from typing import Any
 
-from ds_advise.probes.rank_processes import extension_lock
-from ds_advise.probes.search_path import search_path
+from ds_advise.probes.machine import search_path
+from ds_advise.probes.real_run import extension_lock
 
 from ..machine.place import Place
 from ..outcome import Outcome
 
 _BUILD = """
 import sys
-from ds_advise.probes.rank_processes import extension_lock
+from ds_advise.probes.real_run import extension_lock
 extension_lock.install()  # a build that is ended leaves no lock that others wait for
 from deepspeed.accelerator import get_accelerator
 get_accelerator().create_op_builder(sys.argv[1]).load()

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from ds_advise.probes.bench.host import host_link
-from ds_advise.probes.bench.task import Task
-from ds_advise.probes.bench.timing import Stopwatch
+from ds_advise.probes.benchmark import Task
+from ds_advise.probes.benchmark_rank import Stopwatch, host_link
 
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome

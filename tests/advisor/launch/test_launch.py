@@ -33,10 +33,10 @@ from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
+from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
-from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
 
 from tests.helpers import TINY, launch_request, ran
@@ -155,7 +155,7 @@ def test_errors_name_the_fix(
 ) -> None:
     """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 8)
+    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 8)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     (folder / "run.sh").write_text("deepspeed train.py\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments.split()]) == 2

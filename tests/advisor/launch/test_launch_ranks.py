@@ -28,7 +28,7 @@ from ds_advise.advisor.launch.supervisor import free_abandoned_buffers
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.probes.rank_processes.event_log import EventLog
+from ds_advise.probes.real_run.rank import EventLog
 from ds_advise.probes.run import Run
 from rich.console import Console
 

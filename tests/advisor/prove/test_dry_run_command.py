@@ -15,7 +15,7 @@ from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
-from ds_advise.probes.recording.request import Request
+from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong

@@ -57,7 +57,7 @@ def test_no_ranks_are_started_on_gpus_that_are_not_there(
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both numbers are told; a rank that runs alone needs one only."""
-    monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 1)
+    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 1)
     described = {"gpus": "2x24GB"}
     with pytest.raises(ClusterError, match="this machine has only 1 GPU"):
         cluster_here(described)
@@ -69,6 +69,6 @@ def test_several_nodes_are_no_probe_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their ranks would all be started here."""
-    monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 8)
+    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 8)
     assert run(["probe", "ds_config.json", "--model", "gpt2", "--gpus", "2x8xH100"]) == 2
     assert "--solo" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE, Cluster
-from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes
+from ds_advise.probes.machine import cpu_cores, host_memory_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 

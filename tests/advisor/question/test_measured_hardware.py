@@ -20,10 +20,9 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate
-from ds_advise.probes.bench.result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
-from ds_advise.probes.machine import this_machine
+from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
+from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
 from ds_advise.probes.store import Record, Store
-from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes, mount_point
 
 GIB = 2**30
 QUESTION = ["gpt2-xl", "--no-write", "--no-deepspeed-estimate"]

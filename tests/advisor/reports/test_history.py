@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, figure
+from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchResult, figure
 from ds_advise.probes.machine import Machine
 from ds_advise.probes.store import Record, Store
 

@@ -16,9 +16,10 @@ import psutil
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.probes.bench import run as bench_run
-from ds_advise.probes.bench.ask import ask_bench
-from ds_advise.probes.bench.result import (
+from ds_advise.probes import benchmark as bench_run
+from ds_advise.probes.benchmark import Task, ask_bench
+from ds_advise.probes.benchmark_rank import MAX_SAMPLES, MIN_SAMPLES, Stopwatch, measure_collectives
+from ds_advise.probes.benchmark_result import (
     BENCH_VERSION,
     COLLECTIVES,
     BenchFigure,
@@ -27,10 +28,8 @@ from ds_advise.probes.bench.result import (
     figure,
     of_all_ranks,
 )
-from ds_advise.probes.bench.task import Task
-from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
+from ds_advise.probes.machine import mount_point, threads_of_a_rank
 from ds_advise.probes.store import Store
-from ds_advise.probes.this_machine import mount_point, threads_of_a_rank
 
 LOADS = ("torch", "deepspeed", "transformers")
 
@@ -43,7 +42,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
     (folder / "tmp").mkdir()
     program = (
         "import json, sys, psutil\n"
-        "from ds_advise.probes.bench.ask import ask_bench\n"
+        "from ds_advise.probes.benchmark import ask_bench\n"
         "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
         f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
         "print(json.dumps({'record': record.to_json(), 'loaded': loaded,\n"
@@ -78,17 +77,17 @@ def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
     }
     for each in result.figures:
         assert 0 < each.lowest <= each.median <= each.highest, each
-        assert LEAST <= each.repeats <= MOST
+        assert MIN_SAMPLES <= each.repeats <= MAX_SAMPLES
     assert 256 in {each.size for each in result.figures if each.kind == "matrix_product"}
 
 
 def test_every_collective_has_a_rate_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the first measurement alone takes longer than all of them should."""
-    from ds_advise.probes.bench import collectives
+    from ds_advise.probes import benchmark_rank as collectives
 
     monkeypatch.setattr(collectives, "_call", lambda *_: lambda: None)
     task = Task(group="collectives", device="cpu", ranks=2, threads=1, budget_s=0.0, buffer_bytes=2**28)
-    figures = collectives.measure(task, "cpu", Stopwatch(settle=lambda: None, agree=lambda number: number))
+    figures = measure_collectives(task, "cpu", Stopwatch(settle=lambda: None, agree=lambda number: number))
     measured = {(each.kind, each.unit) for each in figures}
     assert measured == {(kind, unit) for kind in COLLECTIVES for unit in ("s", "B/s")}
 
@@ -186,9 +185,9 @@ def test_a_call_is_repeated_until_it_can_be_timed() -> None:
         now[0] += 1e-4
 
     watch = Stopwatch(settle=lambda: None, agree=lambda number: number, clock=lambda: now[0])
-    assert watch.samples(action, 1.0) == pytest.approx([1e-4] * MOST)
-    assert calls[0] >= MOST * 40
-    assert len(watch.samples(action, 0.0)) == LEAST
+    assert watch.samples(action, 1.0) == pytest.approx([1e-4] * MAX_SAMPLES)
+    assert calls[0] >= MAX_SAMPLES * 40
+    assert len(watch.samples(action, 0.0)) == MIN_SAMPLES
     assert watch.fits(1.0, 5.0)
     assert not watch.fits(1.0, 4.9)
 
@@ -206,7 +205,7 @@ def test_the_time_is_shared_by_what_is_left() -> None:
 
 def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """An equal part of them each, or what the user says in OMP_NUM_THREADS."""
-    monkeypatch.setattr("ds_advise.probes.this_machine.cpu_cores", lambda: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.cpu_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [threads_of_a_rank(ranks) for ranks in (1, 2, 3, 16)] == [8, 4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

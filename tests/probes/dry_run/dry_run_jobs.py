@@ -45,9 +45,11 @@ from ds_advise.probes.recording.allocation_classifier import AllocationClassifie
 from ds_advise.probes.recording.ledger import Ledger
 from ds_advise.probes.recording.mode import RecordingMode
 from ds_advise.probes.recording.phases import PhaseRecorder
-from ds_advise.probes.recording.request import Request
 from ds_advise.probes.recording.schedule import ScheduleRecorder
-from ds_advise.probes.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
+from ds_advise.probes.run import Request
+from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels
+from ds_advise.probes.simulated_gpu import kernels as aio
+from ds_advise.probes.simulated_gpu import patches as unknown_values
 from ds_advise.probes.simulated_gpu.accelerator import SimulatedAccelerator
 from pydantic import TypeAdapter
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d

@@ -13,8 +13,7 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, DepthSeries, depth_series, extrapolated
 from ds_advise.probes.dry_run.run import request_for
-from ds_advise.probes.recording.request import Request
-from ds_advise.probes.run import Run
+from ds_advise.probes.run import Request, Run
 
 from tests.helpers import ask_forks, h100s
 

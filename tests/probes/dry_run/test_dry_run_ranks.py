@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.workload import Method, Workload
-from ds_advise.probes.dry_run.fullest_rank import fullest_rank
-from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.dry_run.run import fullest_rank, request_for
 from ds_advise.probes.run import Run
 
 from tests.helpers import ask_forks, h100s

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.recording.request import Request
+from ds_advise.probes.run import Request
 
 JOBS = Path(__file__).with_name("dry_run_jobs.py")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ds_advise.probes.rank_processes import extension_lock
+from ds_advise.probes.real_run import extension_lock
 
 OWNER = """
 import importlib.util, os, sys, time, types
@@ -20,7 +20,7 @@ baton = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(baton)
 sys.modules |= {"torch": types.ModuleType("torch"), "torch.utils": types.ModuleType("torch.utils")}
 sys.modules["torch.utils"].file_baton = baton  # torch's own lock, without the rest of torch
-from ds_advise.probes.rank_processes import extension_lock
+from ds_advise.probes.real_run import extension_lock
 os.getpid = lambda: int(sys.argv[2])
 extension_lock.install()
 lock = baton.FileBaton(sys.argv[1])

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.probes.rank_processes.failure import RankFailure
-from ds_advise.probes.rank_processes.watch import watch
+from ds_advise.probes.real_run.result import RankFailure
+from ds_advise.probes.real_run.watch import watch
 
 RANK = """
 import json, os, sys, time
@@ -23,8 +23,9 @@ def note(**values):
 def watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 1, **limits: float
 ) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    (tmp_path / "stand_in.py").write_text(RANK + body)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "stand_in.py").write_text(RANK + body + "\nos._exit(0)")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     limits = {"stall_s": 3600, "timeout_s": 3600, **limits}
     return watch(range(ranks), tmp_path, worker="stand_in", on_progress=lambda _: None, **limits)
 
@@ -48,6 +49,6 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_rank_that_ends_without_a_word_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have left without an error, as where its report could not be written; what it printed is kept."""
-    _, failure = watched(tmp_path, monkeypatch, 'note(phase="load")\nprint("so long")')
+    _, failure = watched(tmp_path, monkeypatch, 'note(phase="load")\nprint("so long", flush=True)')
     assert failure is not None and "exit code 0" in failure.message
     assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")

@@ -11,8 +11,7 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import models
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.real_run import base_model
-from ds_advise.probes.recording.request import Request
-from ds_advise.probes.run import Run
+from ds_advise.probes.run import Request, Run
 
 from tests.helpers import h100s
 

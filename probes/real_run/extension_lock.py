@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..file_lock import try_lock
+from ..scratch import try_lock
 
 _MARK = b"held by ds-advise"
 

@@ -1,4 +1,4 @@
-"""What a benchmark answers: figures with their spread, and what could not be measured."""
+"""The result of a benchmark: figures with their spread, and what could not be measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 BENCH_VERSION = 2
-"""Rises when a figure is measured in another way, so that new figures are not compared with old ones."""
+"""Rises when the measurement of a figure changes, so that new figures are not compared with old ones."""
 
 FigureKind = Literal[
     "matrix_product",
@@ -41,22 +41,19 @@ class BenchFigure:
 
     kind, how, size, of:
         matrix_product        dtype; n of an n x n by n x n product; one device
-        attention_forward, attention_backward    dtype; tokens of a sample, all of which its last one sees (torch's
-                              scaled_dot_product_attention, causal); one device
+        attention_forward, attention_backward    dtype; tokens of a sample (torch's causal
+                              scaled_dot_product_attention); one device
         elementwise_sum       dtype; bytes of an operand; two read, one written; one device
         memory_copy           dtype; bytes copied; one read, one written; one device
-        new_memory            "": bytes of a block that the kernel maps and takes back, touched once a page; one process
-                              (on the CPU alone)
-        launch                "": seconds of the host for one operation on one element
+        new_memory            "": bytes of a newly mapped block, touched once per page; one process (CPU only)
+        launch                "": host seconds of one operation on one element
         host_to_device, device_to_host    "pinned" or "pageable"; bytes copied
-        host_memory           "": a sum as above, by all cores of the host together
-        host_score            "": seconds of the single-thread workload of `probes/host_time/score.py`, whose rounds are
-                              the size
-        cpu_adam              "fp32": DeepSpeedCPUAdam, all cores; parameters updated at once
+        host_memory           "": a sum as above, by all cores of the host
+        host_score            "": seconds of the single-thread workload `HostScore`, whose rounds are the size
+        cpu_adam              "fp32": DeepSpeedCPUAdam, all cores; parameters of one step
         nvme_read, nvme_write "aio": DeepSpeed's handle as the configurations set it; bytes of the file
         all_reduce, all_gather, reduce_scatter   "nccl" or "gloo"; bytes of the whole tensor; bus bandwidth, that is
-                              bytes that the slowest link carries, as NVIDIA's nccl-tests count it; the smallest size in
-                              seconds
+                              bytes over the slowest link, as in NVIDIA's nccl-tests; the smallest size in seconds
     """
 
     kind: FigureKind
@@ -64,7 +61,7 @@ class BenchFigure:
     size: int
     unit: Unit
     median: float
-    """This, the lowest and the highest are of `repeats` measurements, each of several calls where one is short."""
+    """Over `repeats` measurements, as `lowest` and `highest`; a measurement has several calls where one is short."""
     lowest: float
     highest: float
     repeats: int
@@ -72,7 +69,7 @@ class BenchFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """What was not measured, and why."""
+    """A group of figures that was not measured."""
 
     what: str
     reason: str
@@ -85,19 +82,18 @@ class BenchResult:
     version: int
     device: Literal["cuda", "cpu"]
     ranks: int
-    """How many devices took part in collectives. On the CPU the ranks share the cores, and the figures of one device
-    are those of one rank while the others do the same."""
+    """Number of devices in collectives. On the CPU the ranks share the cores, and all measure the figures of one device
+    at the same time."""
     figures: tuple[BenchFigure, ...]
     skipped: tuple[Skipped, ...]
     nvme_mount: str
-    """Where the drive that was measured is mounted, "" when none was."""
+    """Mount point of the measured drive, "" without one."""
     versions: Mapping[str, str]
     seconds: float
-    """How long the whole benchmark took."""
+    """Duration of the benchmark."""
 
     def best(self, kind: FigureKind, how: str | None = None) -> float | None:
-        """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None
-        without any."""
+        """The higher median rate of the two largest sizes, where the rate has saturated; None without any."""
         rates = [
             figure
             for figure in self.figures
@@ -108,18 +104,18 @@ class BenchResult:
 
     @property
     def memory_bytes_per_s(self) -> float | None:
-        """Speed of one device's memory: the better of a sum and a copy."""
+        """Speed of one device's memory: the higher of sum and copy."""
         return max(filter(None, (self.best("elementwise_sum"), self.best("memory_copy"))), default=None)
 
     @property
     def links_bytes_per_s(self) -> float | None:
-        """Bus bandwidth between the devices: between that of all-gather and of reduce-scatter."""
+        """Bus bandwidth between the devices: the mean of all-gather and reduce-scatter."""
         rates = list(filter(None, (self.best("all_gather"), self.best("reduce_scatter"))))
         return median(rates) if rates else None
 
     @property
     def collective_call_s(self) -> float | None:
-        """Seconds of a collective that carries next to nothing: the middle one."""
+        """Seconds of a collective of a few bytes: the median over the kinds."""
         times = [figure.median for figure in self.figures if figure.kind in COLLECTIVES and figure.unit == "s"]
         return median(times) if times else None
 
@@ -133,7 +129,7 @@ class BenchResult:
 
 
 def bench_from_json(values: Mapping[str, Any]) -> BenchResult:
-    """The result that `to_json` wrote. By hand: answers read stored results and have no time to import pydantic."""
+    """The result that `to_json` wrote; without pydantic, whose import would slow down answers with stored results."""
     figures = tuple(BenchFigure(**figure) for figure in values["figures"])
     return BenchResult(
         **{**values, "figures": figures, "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"])}
@@ -159,7 +155,7 @@ def figure(
 
 
 def of_all_ranks(figures: Sequence[Sequence[BenchFigure]]) -> tuple[BenchFigure, ...]:
-    """One figure for what every rank measured: the median rank's, with the spread over all of them."""
+    """The figures of the median rank, with the spread over all ranks."""
     return tuple(
         replace(
             same[0],

@@ -1,10 +1,12 @@
 """The subprocess: cases from JSON on stdin to answers in the folder named by the first argument, each in a fork of it.
 
-A fork inherits what is imported, and what a case changes in torch and DeepSpeed ends with it.
+A fork inherits what is imported, and what a case changes in torch and DeepSpeed ends with it. A dispatch mode counts
+the operations, module calls and hooks of one step.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -12,20 +14,21 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...estimators.workload import Workload
-from ..recording.request import Request
-from ..simulated_gpu import collectives
-from .case import HostTimeCase
-from .narrow import defaults, narrow
-from .result import PHASES, HostCounts, HostTime
+import torch
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.benchmark_rank import HostScore
+from ds_advise.probes.run import Request
+from ds_advise.probes.simulated_gpu import collectives
+from torch.utils._python_dispatch import TorchDispatchMode
 
-if TYPE_CHECKING:
-    from .counting import Counting
+from .host_time_cases import PHASES, HostCounts, HostTime, HostTimeCase, defaults, narrow
 
 _TOKENS = 4
 _WARM_UP_STEPS = 4
@@ -36,8 +39,6 @@ def main() -> None:
     """Answer the cases on stdin one after the other: side by side they would disturb each other."""
     folder, (cases, steps) = Path(sys.argv[1]), json.loads(sys.stdin.read())
     os.environ["DS_ACCELERATOR"] = "cpu"
-    import torch
-
     torch.set_num_threads(1)
     for name in (
         "deepspeed.runtime.engine",
@@ -52,7 +53,7 @@ def main() -> None:
         "peft.peft_model",
     ):
         importlib.import_module(name)
-    from ..dry_run import models, training  # noqa: F401
+    from ds_advise.probes.dry_run import models, training  # noqa: F401
 
     gc.collect()
     gc.freeze()  # what is imported is no garbage
@@ -77,9 +78,6 @@ def _answer(file: Path, case: HostTimeCase, steps: int) -> None:
 
 def _measure(case: HostTimeCase, steps: int) -> HostTime:
     import deepspeed
-
-    from .counting import Counting
-    from .score import HostScore
 
     collectives.join(0, case.world_size, case.world_size)
     deepspeed.init_distributed(dist_backend="fake")
@@ -143,9 +141,7 @@ def _counts(engine: Any, batch: dict[str, Any], accumulation: int, counting: Cou
 
 def _engine(case: HostTimeCase) -> tuple[Any, dict[str, Any]]:
     """DeepSpeed's engine around the case's model, and a batch for it."""
-    import torch
-
-    from ..dry_run import models, training
+    from ds_advise.probes.dry_run import models, training
 
     request = _request(case)
     description = models.transformers_config(request)
@@ -220,6 +216,115 @@ def _ds_config(case: HostTimeCase) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 1.0,
     }
+
+
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every dispatched operation and module call by the phase that runs."""
+
+    def __init__(self, model: torch.nn.Module, *, recomputes: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recomputes = recomputes
+        self.phase = ""
+        self._found: dict[str, Counter[str]] = {}
+        self._depth = 0
+        """Modules that are being called."""
+        self._hooks = 0
+        """Hooks of DeepSpeed that are running."""
+        self._wrap_modules()
+        self._wrap_hooks()
+        for parameter in model.parameters():
+            if hasattr(parameter, "all_gather_coalesced"):
+                self._wrap_gathers(parameter)
+
+    def counts(self) -> dict[str, HostCounts]:
+        return {phase: HostCounts(**found) for phase, found in self._found.items()}
+
+    def note(self, what: str, times: int = 1) -> None:
+        phase = self.phase
+        if self._recomputes and "backward" in phase and (self._depth or _records_in_backward()):
+            # Every micro batch recomputes alike.
+            phase = "recompute" if phase == "backward" else ""
+        if phase:
+            self._found.setdefault(phase, Counter())[what] += times
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = "views" if is_view(func) else "kernels"
+        self.note(f"hook_{kind}" if self._hooks else kind)
+        return func(*args, **(kwargs or {}))
+
+    def _wrap_modules(self) -> None:
+        call: Any = torch.nn.Module._call_impl
+
+        @functools.wraps(call)
+        def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            self.note("calls")
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        setattr(torch.nn.Module, "_call_impl", counted)  # noqa: B010
+
+    def _wrap_hooks(self) -> None:
+        def module(name: str) -> Any:
+            return importlib.import_module(f"deepspeed.runtime.{name}")
+
+        coordinator = module("zero.partitioned_param_coordinator").PartitionedParameterCoordinator
+        self._within(coordinator, "fetch_sub_module")
+        self._within(coordinator, "release_sub_module")
+        third = module("zero.stage3").DeepSpeedZeroOptimizer_Stage3
+        second = module("zero.stage_1_and_2").DeepSpeedZeroOptimizer
+        self._within(third, "reduce_ready_partitions_and_remove_grads", "reduced")
+        self._within(third, "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads", "buckets")
+        self._within(second, "process_gradients", "reduced")
+        self._within(second, "reduce_ipg_grads", "buckets")
+
+    def _wrap_gathers(self, parameter: Any) -> None:
+        all_gather = parameter.all_gather_coalesced
+
+        def counted(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = list(parameters)
+            self.note("gathers")
+            self.note("gathered", len(parameters))
+            return all_gather(parameters, *args, **kwargs)
+
+        parameter.all_gather_coalesced = counted
+
+    def _within(self, owner: Any, name: str, noted: str = "") -> None:
+        """What the method dispatches belongs to hooks."""
+        method: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(method)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if noted:
+                self.note(noted)
+            self._hooks += 1
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._hooks -= 1
+
+        setattr(owner, name, counted)
+
+
+def _records_in_backward() -> bool:
+    """A backward pass runs, and operations are recorded for one: they are recomputed, for autograd's own are not."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+
+
+def is_view(operation: Any) -> bool:
+    """Nothing is launched: the result shares its input's memory, or is not a tensor."""
+    if operation.is_view:
+        return True
+    name = operation._schema.name.rpartition("::")[2]
+    return name in _NOTHING_LAUNCHED
+
+
+_NOTHING_LAUNCHED = frozenset(
+    ("_unsafe_view", "detach", "_reshape_alias", "empty", "empty_like", "new_empty", "set_", "resize_")
+)
+"""Operations that share or reserve memory and launch no kernel, although their schema does not call them views."""
 
 
 if __name__ == "__main__":

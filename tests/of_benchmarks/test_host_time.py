@@ -10,11 +10,9 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.host_costs import REFERENCE, host_costs
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.host_time.case import HostTimeCase
-from ds_advise.probes.host_time.narrow import narrow
-from ds_advise.probes.host_time.run import HostTimeError, host_times
 
 from benchmarks.probes import host_time
+from benchmarks.probes.host_time_cases import HostTimeCase, HostTimeError, host_times, narrow
 
 
 def test_a_narrow_model_keeps_its_structure() -> None:

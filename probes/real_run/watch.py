@@ -1,8 +1,8 @@
-"""The ranks as processes: started together, watched, ended together.
+"""Ranks as processes: started together, watched by their event logs, ended together.
 
-Every rank has a session of its own, so that ending it ends whatever it started (compilers, workers). Nothing outlives
-`watch`: on success, on failure, on an exception and on Ctrl-C all sessions are killed and waited for; and a rank dies
-with the process that watches it.
+Every rank has its own session, so that ending it ends all processes that it started (compilers, workers). Nothing
+outlives `watch`: on success, failure, an exception and Ctrl-C all sessions are killed and waited for, and a rank dies
+with the watching process.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
-from ..interrupts import interrupts_held
-from ..search_path import search_path
+from ..machine import search_path
+from ..scratch import interrupts_held
 from . import extension_lock
-from .event_log import EventLogReader
-from .failure import RankFailure, RankFailureKind
+from .rank import EventLogReader
+from .result import RankFailure, RankFailureKind
 
 _POLL_S = 0.05
 _OTHERS_S = 2.0
-"""After the first sign of a failure, how long to wait for the event logs of ranks that failed before it or with it."""
+"""Time after the first sign of a failure for the event logs of ranks that failed before it or with it."""
 
 COMPILERS = frozenset(
     ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "nvcc", "cudafe++", "cicc", "ptxas", "hipcc")
 )
 """Processes that build one of DeepSpeed's extensions at its first use."""
+
 _PHASES = ("start", "import", "join", "load", "initialize", "step", "report")
 
 OnProgress = Callable[[str], None]
 
 
 class _Rank:
-    """One process, its event log, and what it printed."""
+    """One process, its event log and its output."""
 
     def __init__(self, number: int, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
         self.number = number
@@ -47,7 +49,7 @@ class _Rank:
         self.log = EventLogReader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", worker, str(folder), str(number), str(os.getpid())],
+                [sys.executable, "-m", __package__, str(folder), str(number), str(os.getpid()), worker],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -56,15 +58,15 @@ class _Rank:
                 env=environment,
             )
         self.exit_code: int | None = None
-        self.heard_at = time.monotonic()
+        self.last_event_at = time.monotonic()
 
     def listen(self) -> bool:
-        """Read what it has reported since; whether it has ended is looked at first, so that no last word is missed."""
+        """Read its new events. The exit code is read first, so that no last event is missed."""
         self.exit_code = self.process.poll()
-        news = bool(self.log.news())
-        if news:
-            self.heard_at = time.monotonic()
-        return news
+        if self.log.read_new():
+            self.last_event_at = time.monotonic()
+            return True
+        return False
 
     @property
     def done(self) -> bool:
@@ -72,23 +74,23 @@ class _Rank:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error that it reported."""
+        """The error in its event log."""
         return self.log.last.get("error")
 
     @property
     def order(self) -> tuple[int, int]:
-        """How far it came, in the order in which a rank enters the phases."""
+        """Its progress: (index of the phase, number of the step)."""
         name, _, number = self.log.phase.partition(" ")
         return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
 
     def is_compiling(self) -> bool:
-        """Whether it builds one of DeepSpeed's extensions, which takes minutes and is no hang."""
+        """Whether it builds one of DeepSpeed's extensions, which takes minutes."""
         with contextlib.suppress(psutil.Error):
             return any(child.name() in COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True))
         return False
 
     def is_stopped(self) -> bool:
-        """Whether somebody suspended it (SIGSTOP); it would keep the others waiting for ever."""
+        """Whether it is suspended (SIGSTOP); the others would wait for it forever."""
         with contextlib.suppress(psutil.Error):
             return psutil.Process(self.process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
@@ -99,44 +101,52 @@ class _Rank:
         self.process.wait()
 
     def failure(self, kind: RankFailureKind, message: str) -> RankFailure:
-        """Its failure, with the end of what it printed; "" where its file is gone."""
+        """Its failure, with the end of its output; "" where the file is gone."""
         details = ""
         with contextlib.suppress(OSError):
             details = self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
         return RankFailure(kind=kind, rank=self.number, phase=self.log.phase, message=message, details=details)
 
     def death(self) -> RankFailure:
-        """Its failure where it ended without a report or an error: the signal tells why."""
+        """Its failure where it ended without a report or an error."""
         assert self.exit_code is not None, "it has ended"
         if self.exit_code < 0:
-            by_whom = ", as the kernel does when memory runs out" if -self.exit_code == signal.SIGKILL else ""
+            cause = ", as the kernel does when memory runs out" if -self.exit_code == signal.SIGKILL else ""
             name = signal.Signals(-self.exit_code).name
-            return self.failure("killed", f"rank {self.number} was killed by {name}{by_whom}")
-        lost = "" if self.output.exists() else f"; the probe's folder {self.output.parent} was removed meanwhile"
+            return self.failure("killed", f"rank {self.number} was killed by {name}{cause}")
+        lost = "" if self.output.exists() else f"; the probe's folder {self.output.parent} was removed"
         return self.failure("crash", f"rank {self.number} ended with exit code {self.exit_code}{lost}")
 
 
 def watch(
-    numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float, on_progress: OnProgress
+    numbers: Sequence[int],
+    folder: Path,
+    *,
+    worker: str,
+    stall_s: float,
+    timeout_s: float,
+    on_progress: OnProgress = lambda _phase: None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    """Start the ranks and wait for them; answers the last event of every rank, or the failure that came first.
+    """Start the ranks and wait for them. Returns the last event of every rank, or the first failure.
 
-    worker: the module that is run as `python -m worker FOLDER RANK PARENT`; its last event has a `report` or an
-        `error`.
-    stall_s: a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
+    worker: the module whose `work(folder, rank, log)` each rank runs.
+    stall_s: a phase of one rank that takes longer is a hang. timeout_s: limit of the whole.
+    environment: variables of the ranks in addition to those of this process.
     """
     deadline = time.monotonic() + timeout_s
-    environment = {
+    variables = {
         **os.environ,
         "PATH": search_path(),
         "TRANSFORMERS_VERBOSITY": "error",
         "TOKENIZERS_PARALLELISM": "false",
+        **environment,
     }
     ranks: list[_Rank] = []
     try:
         for number in numbers:
             with interrupts_held():
-                ranks.append(_Rank(number, folder, worker, environment))
+                ranks.append(_Rank(number, folder, worker, variables))
         shown = ""
         while True:
             news = [rank.listen() for rank in ranks]
@@ -158,7 +168,7 @@ def watch(
 
 
 def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:
-    """The first sign of a failure, traced to the rank that failed first."""
+    """The failure of the rank that failed first; None without a sign of one."""
     if any(rank.error or (rank.exit_code is not None and not rank.done) for rank in ranks):
         return _first(ranks)
     for rank in ranks:
@@ -167,21 +177,20 @@ def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure
     now = time.monotonic()
     if now > deadline:
         late = min(ranks, key=lambda rank: rank.order)
-        return late.failure("timeout", f"not done in time; rank {late.number} was at {late.log.phase}")
-    silent = [rank for rank in ranks if now - rank.heard_at > stall_s and not rank.done]
+        return late.failure("timeout", f"not done in time; rank {late.number} was in phase {late.log.phase}")
+    silent = [rank for rank in ranks if now - rank.last_event_at > stall_s and not rank.done]
     if silent and any(rank.is_compiling() for rank in ranks):
-        for rank in ranks:  # those that do not compile wait for the one that does
-            rank.heard_at = now
+        for rank in ranks:  # the others wait for the rank that compiles
+            rank.last_event_at = now
     elif silent:
-        # The others wait for the one that is furthest behind, which may have spoken later than they.
-        last = min((rank for rank in ranks if not rank.done), key=lambda rank: (rank.order, rank.heard_at))
+        # The others wait for the rank that is furthest behind, whose last event may be later than theirs.
+        last = min((rank for rank in ranks if not rank.done), key=lambda rank: (rank.order, rank.last_event_at))
         return last.failure("hang", f"rank {last.number} made no progress for {stall_s:.0f} s")
     return None
 
 
 def _first(ranks: list[_Rank]) -> RankFailure:
-    """The failure with the earliest time. A rank that was killed says nothing, and the others then fail because it is
-    gone."""
+    """The earliest failure. A killed rank reports nothing, and the others then fail because it is gone."""
     patience = time.monotonic() + _OTHERS_S
     while not all(rank.exit_code is not None or rank.error for rank in ranks) and time.monotonic() < patience:
         time.sleep(_POLL_S)

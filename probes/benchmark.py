@@ -1,0 +1,245 @@
+"""`ds-advise bench`: measures this machine, each group of figures in processes of its own, and stores the result."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from ..estimators.errors import ClusterError
+from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, of_all_ranks
+from .machine import cpu_cores, host_memory_bytes, mount_point, this_machine, threads_of_a_rank, visible_gpus
+from .real_run.watch import watch
+from .run import Device
+from .scratch import scratch
+from .store import Record, try_store
+
+TOTAL_S = 55.0
+"""Time of the whole benchmark: a minute, with a margin for its last process."""
+
+_MIN_BUDGET_S = 1.0
+"""Least measuring time of a group."""
+
+_USUAL_START_S = 5.0
+"""Expected start of a group's processes, which import torch."""
+
+_MAX_START_S = 15.0
+"""A start that takes longer includes compiling."""
+
+_START_LIMIT_S = 300.0
+"""Limit of a group's start: DeepSpeed may compile an extension, and torch may be imported from a slow disk."""
+
+_CPU_RANKS = 2
+"""Fewest ranks that communicate."""
+
+Group = Literal["device", "host_link", "host_memory", "cpu_adam", "nvme", "collectives"]
+
+_SHARES: dict[Group, float] = {
+    "device": 0.4,
+    "host_link": 0.08,
+    "host_memory": 0.05,
+    "collectives": 0.2,
+    "cpu_adam": 0.07,
+    "nvme": 0.2,
+}
+"""Shares of the measuring time, in the order of the groups: groups that may compile come last."""
+
+TITLES: dict[Group, str] = {
+    "device": "matrix products and memory of the device",
+    "host_link": "copies between host and device",
+    "host_memory": "host memory and one core",
+    "cpu_adam": "DeepSpeedCPUAdam",
+    "collectives": "collectives",
+    "nvme": "NVMe",
+}
+
+_MAX_BUFFER_BYTES = 256 * 2**20
+_BUFFERS = 16
+"""One buffer takes at most this fraction of the memory: a group holds up to four, on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One group of figures."""
+
+    group: Group
+    device: Device
+    ranks: int
+    """Processes that measure at the same time."""
+    threads: int
+    """Host threads of each process."""
+    budget_s: float
+    """Measuring time, without the start of the processes."""
+    buffer_bytes: int
+    """The largest buffer on the host; a group holds a few of them."""
+    nvme_folder: str = ""
+    """Folder of the NVMe group, removed afterwards."""
+
+
+def ask_bench(
+    *,
+    device: Device | None,
+    ranks: int | None,
+    nvme: str | None,
+    on_progress: Callable[[str], None],
+    total_s: float = TOTAL_S,
+) -> Record:
+    """Measure, and store the result; the record has no number where the store cannot be used.
+
+    device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU.
+
+    Raises ClusterError for more ranks than GPUs, for GPUs where there are none, and for an unwritable folder.
+    """
+    try:
+        gpus = len(visible_gpus())
+    except ClusterError:
+        if device == "cuda":
+            raise
+        gpus = 0
+    device = device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and ranks is not None and ranks > gpus:
+        raise ClusterError(
+            f"--ranks {ranks} is more than the {gpus} GPU{'s' * (gpus != 1)} of this machine",
+            why="every rank has its own GPU",
+            fix=f"pass --ranks {gpus} or less",
+        )
+    result = bench(
+        device=device,
+        ranks=ranks or (gpus if device == "cuda" else _CPU_RANKS),
+        nvme=nvme,
+        total_s=total_s,
+        on_progress=on_progress,
+    )
+    record = Record(kind="bench", machine=this_machine(), result=result.to_json(), versions=result.versions)
+    return replace(record, id=try_store(lambda store: store.add(record), None))
+
+
+def bench(
+    *,
+    device: Device,
+    ranks: int,
+    nvme: str | None = None,
+    total_s: float = TOTAL_S,
+    on_progress: Callable[[str], None] = lambda _title: None,
+) -> BenchResult:
+    """The speeds of this machine, in about `total_s` unless DeepSpeed has to compile an extension first.
+
+    device, ranks: the devices of products, memory and collectives; on the CPU `ranks` processes share the cores and
+        measure together.
+    nvme:    a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
+
+    `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
+    single device) with the reason. Raises ClusterError for an unwritable folder.
+    """
+    started = time.monotonic()
+    schedule = _Schedule(total_s)
+    buffer_bytes = min(_MAX_BUFFER_BYTES, _free_bytes() // _BUFFERS // (ranks if device == "cpu" else 1))
+    figures: list[BenchFigure] = []
+    with ExitStack() as stack:
+        nvme_folder = "" if nvme is None else _nvme_folder(nvme, stack)
+        reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in _SHARES}
+        todo = [group for group in _SHARES if reasons[group] is None]
+        for position, group in enumerate(todo):
+            on_progress(TITLES[group])
+            several = group == "collectives" or (group == "device" and device == "cpu")
+            task = Task(
+                group=group,
+                device=device,
+                ranks=ranks if several else 1,
+                threads=threads_of_a_rank(ranks) if several else cpu_cores(),
+                budget_s=schedule.budget_s(todo[position:]),
+                buffer_bytes=buffer_bytes,
+                nvme_folder=nvme_folder,
+            )
+            measured, reasons[group] = schedule.timed(task)
+            figures += measured
+        skipped = [Skipped(what=TITLES[group], reason=reason) for group, reason in reasons.items() if reason]
+    return BenchResult(
+        version=BENCH_VERSION,
+        device=device,
+        ranks=ranks,
+        figures=tuple(figures),
+        skipped=tuple(skipped),
+        nvme_mount=mount_point(nvme) if nvme is not None else "",
+        versions={name: version(name) for name in ("torch", "deepspeed")},
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Schedule:
+    """Divides the remaining time among the remaining groups; a group's start is expected to take as long as the
+    last."""
+
+    def __init__(self, total_s: float) -> None:
+        self._deadline = time.monotonic() + total_s
+        self._start_s = _USUAL_START_S
+
+    def budget_s(self, groups: Sequence[Group]) -> float:
+        """Measuring time of the first of the groups."""
+        left = self._deadline - time.monotonic() - self._start_s * len(groups)
+        return max(_MIN_BUDGET_S, left * _SHARES[groups[0]] / sum(_SHARES[group] for group in groups))
+
+    def timed(self, task: Task) -> tuple[Sequence[BenchFigure], str | None]:
+        began = time.monotonic()
+        result = _run(task)
+        start_s = max(0.0, time.monotonic() - began - task.budget_s)
+        self._start_s = min(start_s, _MAX_START_S)
+        self._deadline += start_s - self._start_s  # compiling is not measuring
+        return result
+
+
+def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
+    """Why a group is not measured here; "" where it does not apply, None where it is measured."""
+    if group == "host_link" and device == "cpu":
+        return ""
+    if group == "collectives" and ranks == 1:
+        return "one rank alone" if device == "cpu" else "one GPU alone"
+    if group == "nvme" and not nvme_folder:
+        return "pass --nvme PATH, a folder on the drive"
+    return None
+
+
+def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
+    """The figures of a group, or why there are none."""
+    limit_s = 3 * task.budget_s + _START_LIMIT_S
+    with scratch("bench") as folder:
+        (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
+        reports, failure = watch(
+            range(task.ranks),
+            folder,
+            worker=f"{__package__}.benchmark_rank",
+            stall_s=limit_s,
+            timeout_s=limit_s,
+            environment={
+                "OMP_NUM_THREADS": str(task.threads),
+                "TMPDIR": str(folder),  # files that libraries leave are removed with it
+                **({"DS_ACCELERATOR": "cpu"} if task.device == "cpu" else {}),
+            },
+        )
+    if failure is not None:
+        return (), failure.message
+    return of_all_ranks([[BenchFigure(**figure) for figure in report["report"]] for report in reports]), None
+
+
+def _nvme_folder(folder: str, stack: ExitStack) -> str:
+    """A temporary folder below the named one, removed with the stack."""
+    try:
+        return str(stack.enter_context(scratch("bench", Path(folder).expanduser().resolve())))
+    except OSError as error:
+        raise ClusterError(
+            f"--nvme {folder[:200]} cannot be written to",
+            why=error.strerror or str(error),
+            fix="name a writable folder on the drive",
+        ) from None
+
+
+def _free_bytes() -> int:
+    """Free RAM, within the container's limit."""
+    import psutil
+
+    return min(host_memory_bytes(), int(psutil.virtual_memory().available))

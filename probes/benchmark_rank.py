@@ -1,0 +1,449 @@
+"""The worker of a benchmark: measures one group of figures. FOLDER holds `task.json`, and the report is the figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..ds_configs.emit import AIO
+from .benchmark import Group, Task
+from .benchmark_result import BenchFigure, FigureKind, figure
+from .real_run import extension_lock
+from .real_run.rank import EventLog
+
+SAMPLE_S = 0.004
+"""Shorter calls are repeated until a measurement takes this long: a thousand times the error of clock and settling."""
+
+MIN_SAMPLES = 3
+MAX_SAMPLES = 20
+
+COLLECTIVE_SIZES = tuple(2**power for power in (20, 22, 24, 26, 28))
+"""Bytes of the whole tensor, up to the size of a DeepSpeed bucket."""
+
+PRODUCT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+
+_DTYPES = {
+    "cuda": {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
+    "cpu": {"bf16": torch.bfloat16, "fp32": torch.float32},
+}
+
+_TOKENS = {"cuda": (512, 2048, 8192), "cpu": (128, 512, 2048)}
+"""Tokens of a sample for attention. The samples of a call have together the tokens of the longest on a GPU, of the
+middle one on a CPU."""
+
+_HEADS = 8
+_HEAD_DIM = 128
+
+_GPU_BUFFER_BYTES = 256 * 2**20
+"""Far larger than any cache."""
+
+ROUNDS = 100
+"""Rounds of the host score: a few hundredths of a second."""
+
+_SCORES = 15
+"""Measurements of the host score, about a second."""
+
+_BLOCK_BYTES = 2**20
+_MAX_FILE_BLOCKS = 1024
+"""1 GiB: much more than the cache of a drive's controller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopwatch:
+    """Times calls on a device, on all ranks together."""
+
+    settle: Callable[[], None]
+    """Waits until the device is idle."""
+    agree: Callable[[int], int]
+    """Rank 0's number on every rank, so that all make the same number of calls."""
+    clock: Callable[[], float] = time.perf_counter
+    """Seconds; for a process of one thread that waits for nobody, its processor time."""
+
+    def once(self, action: Callable[[], object]) -> float:
+        """Seconds of one call after a warm-up call, which loads kernels and fills caches; rank 0's on every rank."""
+        self._calls(action, 1)
+        return self.agree(math.ceil(self._calls(action, 1) * 1e9)) / 1e9
+
+    def samples(self, action: Callable[[], object], budget_s: float) -> list[float]:
+        """Seconds of one call, measured `MIN_SAMPLES` to `MAX_SAMPLES` times, in about `budget_s`."""
+        once = max(self.once(action), 1e-9)
+        calls = math.ceil(SAMPLE_S / once)
+        repeats = min(MAX_SAMPLES, max(MIN_SAMPLES, int(budget_s / (calls * once))))
+        return [self._calls(action, calls) / calls for _ in range(repeats)]
+
+    def fits(self, once_s: float, budget_s: float) -> bool:
+        """Whether `MIN_SAMPLES` measurements of a call of `once_s` fit in the budget; rank 0 decides."""
+        return bool(self.agree(int(once_s * (MIN_SAMPLES + 2) <= budget_s)))
+
+    def _calls(self, action: Callable[[], object], calls: int) -> float:
+        self.settle()
+        started = self.clock()
+        for _ in range(calls):
+            action()
+        self.settle()
+        return self.clock() - started
+
+
+def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
+    """Measure, and return the figures as the report."""
+    task = Task(**json.loads((folder / "task.json").read_text(encoding="utf-8")))
+    extension_lock.install()
+    torch.set_num_threads(task.threads)
+    device = "cpu" if task.device == "cpu" else f"cuda:{rank}"
+    if task.device == "cuda":
+        torch.cuda.set_device(rank)
+    log.enter("join")
+    # With processor time other programs on the machine change nothing. It does not count waiting for threads and peers.
+    alone = task.device == "cpu" and task.group == "device" and task.threads == 1
+    watch = Stopwatch(
+        settle=torch.cuda.synchronize if task.device == "cuda" else lambda: None,
+        agree=_agreement(task, folder, rank, device),
+        clock=time.process_time if alone else time.perf_counter,
+    )
+    log.enter(task.group)
+    return {"report": [asdict(one) for one in _GROUPS[task.group](task, device, watch)]}
+
+
+def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[int], int]:
+    """Broadcasts rank 0's number, which also lets the ranks start together."""
+    if task.ranks == 1:
+        return lambda number: number
+    dist.init_process_group(
+        "nccl" if task.device == "cuda" else "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=task.ranks,
+    )
+
+    def agree(number: int) -> int:
+        shared = torch.tensor([number], dtype=torch.int64, device=device)
+        dist.broadcast(shared, 0)
+        return int(shared.item())
+
+    return agree
+
+
+def measure_collectives(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
+    """The smallest in seconds, which is the start of a collective; then rates by size, while the next fits in the time.
+
+    The first size is always measured: on a busy machine the start of a collective may take all the time.
+    """
+    how = "gloo" if device == "cpu" else "nccl"
+    ranks = task.ranks
+    dtype = torch.bfloat16  # as in trainings; gloo sums 16-bit numbers more slowly than fp32
+    figures: list[BenchFigure] = []
+    kinds: tuple[tuple[FigureKind, float], ...] = (
+        ("all_reduce", 2 * (ranks - 1) / ranks),
+        ("all_gather", (ranks - 1) / ranks),
+        ("reduce_scatter", (ranks - 1) / ranks),
+    )
+    for kind, carried in kinds:
+        deadline = time.perf_counter() + task.budget_s / len(kinds)
+        each_s = task.budget_s / len(kinds) / (len(COLLECTIVE_SIZES) + 1)
+        smallest = ranks * dtype.itemsize
+        samples = watch.samples(_call(kind, smallest, ranks, dtype, device), each_s)
+        figures.append(figure(kind, how, smallest, math.nan, samples, "s"))
+        once = 0.0
+        for size in COLLECTIVE_SIZES:
+            if size > task.buffer_bytes or (once and not watch.fits(4 * once, deadline - time.perf_counter())):
+                break
+            size -= size % smallest
+            samples = watch.samples(_call(kind, size, ranks, dtype, device), each_s)
+            once = min(samples)
+            figures.append(figure(kind, how, size, carried * size, samples))
+    return figures
+
+
+def _call(kind: FigureKind, size: int, ranks: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
+    """One collective over a tensor of `size` bytes."""
+    whole = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
+    part = torch.ones(whole.numel() // ranks, dtype=dtype, device=device)
+    if kind == "all_reduce":
+        # The sum of ones doubles with every call, and infinity is as fast as any number.
+        return lambda: dist.all_reduce(whole)
+    if kind == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part)
+    return lambda: dist.reduce_scatter_tensor(part, whole)
+
+
+def measure_device(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
+    """Matrix products take three fifths of the time, attention a fifth."""
+    dtypes = {
+        name: dtype
+        for name, dtype in _DTYPES[task.device].items()
+        if not (name == "bf16" and device != "cpu" and torch.cuda.get_device_capability() < (8, 0))
+    }
+    figures = []
+    for name, dtype in dtypes.items():
+        figures += _products(name, dtype, device, watch, 0.6 * task.budget_s / len(dtypes))
+        figures += _attention(name, dtype, device, watch, 0.2 * task.budget_s / len(dtypes))
+    size = task.buffer_bytes if task.device == "cpu" else min(_GPU_BUFFER_BYTES, torch.cuda.mem_get_info()[0] // 8)
+    figures += _memory(size, device, watch, 0.1 * task.budget_s)
+    if device == "cpu":
+        figures.append(_new_memory(task.buffer_bytes, watch, 0.05 * task.budget_s))
+    return [*figures, _launch(device, watch, 0.05 * task.budget_s)]
+
+
+def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
+    """Square products from small to large, while the next fits in the time."""
+    figures: list[BenchFigure] = []
+    deadline = time.perf_counter() + budget_s
+    once = 0.0
+    for size in PRODUCT_SIZES:
+        # Eight times the work of the size before; a small product is done sooner than its arithmetic says.
+        if not watch.fits(8 * once, deadline - time.perf_counter()):
+            break
+        left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
+
+        def product(left: torch.Tensor = left, right: torch.Tensor = right, out: torch.Tensor = out) -> None:
+            torch.mm(left, right, out=out)
+
+        samples = watch.samples(product, budget_s / len(PRODUCT_SIZES))
+        once = min(samples)
+        figures.append(figure("matrix_product", name, size, 2.0 * size**3, samples, "flop/s"))
+    return figures
+
+
+def _attention(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
+    """Torch's causal attention, forward and backward, from short to long samples, while the next fits in the time."""
+    figures: list[BenchFigure] = []
+    lengths = _TOKENS["cpu" if device == "cpu" else "cuda"]
+    together = lengths[1] if device == "cpu" else lengths[-1]
+    deadline = time.perf_counter() + budget_s
+    once = 0.0
+    for tokens in lengths:
+        samples = max(1, together // tokens)
+        if not watch.fits(4 * once, deadline - time.perf_counter()):
+            break
+        shape = samples, _HEADS, tokens, _HEAD_DIM
+        query, key, value = (torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3))
+
+        def forward(query: torch.Tensor = query, key: torch.Tensor = key, value: torch.Tensor = value) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+        output = forward()
+        inputs = (query, key, value)
+        gradient = torch.randn_like(output)
+
+        def backward(
+            output: torch.Tensor = output,
+            inputs: tuple[torch.Tensor, ...] = inputs,
+            gradient: torch.Tensor = gradient,
+        ) -> object:
+            return torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+
+        # Two products of every query with the keys up to its own, of 2 d operations each; five in the backward pass.
+        work = samples * _HEADS * 2 * _HEAD_DIM * tokens * (tokens + 1)
+        of_forward = watch.samples(forward, budget_s / 2 / len(lengths))
+        of_backward = watch.samples(backward, budget_s / 2 / len(lengths))
+        once = min(of_forward) + min(of_backward)
+        figures += [
+            figure("attention_forward", name, tokens, work, of_forward, "flop/s"),
+            figure("attention_backward", name, tokens, 2.5 * work, of_backward, "flop/s"),
+        ]
+    return figures
+
+
+def _memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
+    """A sum of two fp32 tensors of `size_bytes` into a third, and a copy."""
+    left, right, out = (torch.ones(size_bytes // 4, device=device) for _ in range(3))
+    size = left.nbytes
+    return [
+        figure(
+            "elementwise_sum",
+            "fp32",
+            size,
+            3 * size,
+            watch.samples(lambda: torch.add(left, right, out=out), budget_s / 2),
+        ),
+        figure("memory_copy", "fp32", size, 2 * size, watch.samples(lambda: out.copy_(left), budget_s / 2)),
+    ]
+
+
+def _new_memory(size_bytes: int, watch: Stopwatch, budget_s: float) -> BenchFigure:
+    """Touch every page of a new block, which faults; then the block is returned."""
+
+    def touch() -> None:
+        torch.empty(size_bytes, dtype=torch.uint8)[:: mmap.PAGESIZE].fill_(1)
+
+    return figure("new_memory", "", size_bytes, size_bytes, watch.samples(touch, budget_s))
+
+
+def _launch(device: str, watch: Stopwatch, budget_s: float) -> BenchFigure:
+    """A thousand small operations in a row, which take the host's launch time."""
+    one = torch.ones(1, device=device)
+    calls = 1000
+
+    def launches() -> None:
+        for _ in range(calls):
+            one.mul_(1.0)
+
+    samples = [seconds / calls for seconds in watch.samples(launches, budget_s)]
+    return figure("launch", "", 1, math.nan, samples, "s")
+
+
+def measure_host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
+    """Copies between host memory, page-locked and ordinary, and the GPU."""
+    size = task.buffer_bytes
+    each_s = task.budget_s / 4
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    figures = []
+    for how in ("pinned", "pageable"):
+        here = torch.ones(size, dtype=torch.uint8, pin_memory=how == "pinned")
+
+        def up(here: torch.Tensor = here) -> None:
+            there.copy_(here, non_blocking=True)
+
+        def down(here: torch.Tensor = here) -> None:
+            here.copy_(there, non_blocking=True)
+
+        figures += [
+            figure("host_to_device", how, size, size, watch.samples(up, each_s)),
+            figure("device_to_host", how, size, size, watch.samples(down, each_s)),
+        ]
+    return figures
+
+
+def measure_host_memory(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:
+    """A sum in host memory by all cores, and the single-thread score of one core."""
+    summed, _ = _memory(task.buffer_bytes, "cpu", watch, task.budget_s)
+    score = HostScore()
+    samples = [score.measure() for _ in range(_SCORES)]
+    return [replace(summed, kind="host_memory", how=""), figure("host_score", "", ROUNDS, math.nan, samples, "s")]
+
+
+def measure_cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:
+    """Steps of DeepSpeed's extension over one large fp32 parameter. Raises the compiler's error."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    count = task.buffer_bytes // 4
+    parameter = torch.nn.Parameter(torch.zeros(count))
+    parameter.grad = torch.full((count,), 1e-3)
+    adam = DeepSpeedCPUAdam([parameter])
+    return [figure("cpu_adam", "fp32", count, count, watch.samples(adam.step, task.budget_s), "parameters/s")]
+
+
+def measure_nvme(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
+    """One file, sized by the time budget, written and read with O_DIRECT, from page-locked memory on a GPU machine."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    handle = (
+        AsyncIOBuilder()
+        .load()
+        .aio_handle(
+            AIO["block_size"],
+            AIO["queue_depth"],
+            AIO["single_submit"],
+            AIO["overlap_events"],
+            AIO["intra_op_parallelism"],
+        )
+    )
+    path = str(Path(task.nvme_folder) / "bench.swp")
+    most = min(
+        _MAX_FILE_BLOCKS,
+        2 * task.buffer_bytes // _BLOCK_BYTES,
+        shutil.disk_usage(task.nvme_folder).free // 10 // _BLOCK_BYTES,
+    )
+    blocks = 0
+    buffer = torch.empty(0)
+
+    def write() -> None:
+        _completed(handle.sync_pwrite(buffer, path, 0))
+
+    def read() -> None:
+        _completed(handle.sync_pread(buffer, path, 0))
+
+    wanted = min(8 * AIO["intra_op_parallelism"], most)
+    while blocks < wanted:
+        blocks = wanted - wanted % AIO["intra_op_parallelism"]  # the threads share a file evenly
+        if not blocks:
+            raise OSError(f"{task.nvme_folder} has too little space")
+        buffer = torch.ones(blocks * _BLOCK_BYTES, dtype=torch.uint8, pin_memory=device != "cpu")
+        started = time.perf_counter()
+        write()
+        seconds = time.perf_counter() - started
+        wanted = min(most, int(blocks * task.budget_s / (2 * (MIN_SAMPLES + 3)) / seconds))
+    size = buffer.nbytes
+    return [
+        figure("nvme_write", "aio", size, size, watch.samples(write, task.budget_s / 2)),
+        figure("nvme_read", "aio", size, size, watch.samples(read, task.budget_s / 2)),
+    ]
+
+
+def _completed(requests: int) -> None:
+    if requests < 1:
+        raise OSError("DeepSpeed's aio did not complete a request")
+
+
+class _Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        squares = values.pow(2).mean(-1, keepdim=True)
+        return self.weight * (values * torch.rsqrt(squares + 1e-6))
+
+
+class _Product(torch.nn.Module):
+    """Not `nn.Linear`, whose function stage 3 replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = values @ self.weight
+        return product
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = _Scale()
+        self.product = _Product()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self.product(self.norm(values))
+        return values + product.view(1, 2, 2, 4).transpose(1, 2).reshape(1, 2, 8)
+
+
+class HostScore:
+    """A CPU's single-thread score: seconds of a small fixed workload like the host's part of a step.
+
+    One round calls three modules in Python, runs a dozen small operations with autograd (norm, product, sum, views)
+    and their backward pass. It does not depend on memory bandwidth, the number of cores, DeepSpeed or
+    transformers, so scores of machines differ only by the speed of a core with Python and torch's dispatch.
+    """
+
+    def __init__(self) -> None:
+        self._layer = _Layer()
+        self._input = torch.ones(1, 2, 8)
+        self.measure()
+
+    def measure(self) -> float:
+        """Processor seconds of the rounds on one core."""
+        started = time.thread_time()
+        for _ in range(ROUNDS):
+            self._layer(self._input).sum().backward()
+        return time.thread_time() - started
+
+
+_GROUPS: dict[Group, Callable[[Task, str, Stopwatch], list[BenchFigure]]] = {
+    "device": measure_device,
+    "host_link": measure_host_link,
+    "host_memory": measure_host_memory,
+    "cpu_adam": measure_cpu_adam,
+    "nvme": measure_nvme,
+    "collectives": measure_collectives,
+}

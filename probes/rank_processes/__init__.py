@@ -1,1 +1,0 @@
-"""Ranks as processes, for probes and benchmarks: started together, watched by their event logs, ended together."""

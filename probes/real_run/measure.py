@@ -1,0 +1,138 @@
+"""Measurements of a rank: time on the device and in collectives, memory and storage as the system counts them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_COLLECTIVES = """all_reduce reduce broadcast barrier all_gather all_gather_into_tensor all_gather_object reduce_scatter
+    reduce_scatter_tensor all_to_all all_to_all_single scatter gather"""
+_STATUS = Path("/proc/self/status")
+
+
+class Clock:
+    """Marks moments on the device: the host's clock for the CPU, events in the stream for CUDA.
+
+    Events do not make the host wait between the phases of a step, which would slow down a launch-bound training.
+    """
+
+    def __init__(self, *, cuda: bool) -> None:
+        self._cuda = cuda
+
+    def mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()  # CPU operations are synchronous
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        """Wait until the device is idle."""
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, earlier: Any, later: Any) -> float:
+        """Seconds between two marks; after `settle`."""
+        return float(earlier.elapsed_time(later)) / 1000.0 if self._cuda else later - earlier
+
+
+class CollectiveTime:
+    """Seconds that the process is blocked in collectives, on a backend that blocks it (gloo). Nested calls count
+    once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+
+    def install(self) -> None:
+        """Wrap torch's collectives and `Work.wait`; before DeepSpeed is imported."""
+        for name in _COLLECTIVES.split():
+            setattr(dist, name, self._timed(getattr(dist, name)))
+        work: Any = dist.Work
+        work.wait = self._timed(work.wait)
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            self._depth += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return _status("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory since the start, or since `restart_peak`."""
+    return _status("VmHWM")
+
+
+def restart_peak() -> None:
+    """Reset the peak of resident memory (Linux: 5 to clear_refs), after returning freed memory to the system (glibc);
+    without permission the peak stays."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def data_bytes() -> int:
+    """Private writable memory as RLIMIT_DATA counts it."""
+    return _status("VmData")
+
+
+def _status(name: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{_STATUS} has no {name}")
+
+
+def storage_bytes() -> tuple[int, int]:
+    """(read, written) by this process from and to block devices, without the page cache; zeros where unknown."""
+    with contextlib.suppress(OSError):
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["read_bytes"]), int(counts["write_bytes"])
+    return 0, 0
+
+
+def folder_bytes(folder: str) -> int:
+    """Total size of the files below a folder."""
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) if folder else 0
+
+
+def device_bytes(index: int) -> int | None:
+    """GPU memory of this process by the driver; where it cannot tell processes apart (containers), all memory in use on
+    the GPU; None without a driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no permission
+        return None
+    try:
+        handle: Any = pynvml.nvmlDeviceGetHandleByIndex(index)
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
