@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 import yaml
 
 from ...estimators.errors import ConfigFileError
+from ...validate.lint.config_file import Remove, Replace, apply
 from ...validate.lint.document import Document, DocumentNode, read_document
-from ...validate.lint.edits import apply
-from ...validate.lint.rule import Remove, Replace
 from .imported_run import KeyPath, Value
 
 

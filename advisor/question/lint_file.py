@@ -11,7 +11,7 @@ from ...ds_configs.read import optimizer_in
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
-from ...validate.lint.config_file import STANDARD_INPUT, correct, read_config_file, read_standard_input
+from ...validate.lint.config_file import correct, read_config_file
 from .cluster import parse_cluster
 from .model_source import load_model
 from .workload import configured_workload
@@ -77,14 +77,14 @@ def lint_file(
 
     Raises DsAdviseError for a file that cannot be read or corrected, and for GPUs, a model or a length that cannot be.
     """
-    file = read_standard_input() if path == STANDARD_INPUT else read_config_file(path)
+    file = read_config_file(path)
     settings = lint_settings(
         file.document.root.value, framework=framework, model=model, gpus=gpus, ram=ram, seq_len=seq_len, offline=offline
     )
     facts = load_facts()
     report = lint(file.document, facts=facts, **settings)
     old_text, copy = file.document.text, None
-    if fix and (corrected := correct(file, report)):
+    if fix and (corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")):
         file, copy = corrected
         report = lint(file.document, facts=facts, **settings | {"framework": report.framework})
     unjudged = settings["model"] is not None and settings["workload"] is None

@@ -20,25 +20,6 @@ from ds_advise.validate.lint.read_deepspeed import read_facts
 MANUAL = Path(__file__).parents[2] / "docs" / "lint.md"
 BEGIN, END = "<!-- rules: written by benchmarks/lint/documents.py -->\n", "<!-- end of rules -->\n"
 _HEAD = "| code | severity | what | why | DeepSpeed | read in |\n|---|---|---|---|---|---|\n"
-_SUBJECTS = {
-    "reading": "The file",
-    "keys": "Keys",
-    "types": "Types and ranges",
-    "batch": "Batch sizes",
-    "trainer": "`auto` and the Trainer",
-    "precision": "Precision",
-    "stages": "ZeRO",
-    "zeropp": "ZeRO++",
-    "offload": "Offload and NVMe",
-    "aio": "Asynchronous I/O",
-    "optimizer": "Optimizer",
-    "scheduler": "Scheduler",
-    "experts": "Mixtures of experts",
-    "communication": "Communication",
-    "checkpointing": "Checkpointing",
-    "logging": "Logging and profiling",
-    "resources": "Model and GPUs",
-}
 
 
 def manual() -> str:
@@ -50,8 +31,8 @@ def manual() -> str:
 def _table() -> str:
     """A table for each subject, the rules by their codes."""
     parts = []
-    for module, rules in groupby(RULES, key=lambda rule: rule.check.__module__.rpartition(".")[2]):
-        parts.append(f"\n### {_SUBJECTS[module]}\n\n{_HEAD}{''.join(map(_row, rules))}")
+    for subject, rules in groupby(RULES, key=lambda rule: rule.subject):
+        parts.append(f"\n### {subject}\n\n{_HEAD}{''.join(map(_row, rules))}")
     return "".join(parts) + "\n"
 
 

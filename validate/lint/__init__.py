@@ -4,8 +4,8 @@ from ds_advise.validate.lint import lint, load_facts, read_document
 report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config.json"), facts=load_facts())
 """
 
+from .config_file import apply
 from .document import Document, read_document
-from .edits import apply
 from .facts import DeepSpeedFacts
 from .installed_facts import load_facts
 from .lint import LintFinding, LintReport, lint

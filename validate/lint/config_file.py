@@ -1,21 +1,91 @@
-"""The file of a configuration: read, and corrected in its place with the old one beside it."""
+"""The file of a configuration: reading it, and editing its text in place with a copy of the old one beside it.
+
+Edits change only the characters that must change, so that order and layout stay.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ...ds_configs.write import replace_file
 from ...estimators.errors import ConfigFileError
-from .document import FIX, MAX_BYTES, Document, read_document
-from .edits import apply
-from .lint import LintReport
+from .document import FIX, MAX_BYTES, Document, DocumentNode, Member, read_document
 
 STANDARD_INPUT = Path("-")
 
 _MOST_COPIES = 100
+
+
+class Remove(NamedTuple):
+    """Take a key out."""
+
+    path: tuple[str, ...]
+
+
+class Rename(NamedTuple):
+    """Give a key another name, in its place."""
+
+    path: tuple[str, ...]
+    name: str
+
+
+class Replace(NamedTuple):
+    """Give a key another value."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+Edit = Remove | Rename | Replace
+
+
+def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
+    """The text with the edits, and the number of edits made.
+
+    Skipped are edits whose key an earlier edit removed, and removals that would take a comment with them.
+    """
+    made = 0
+    for edit in edits:
+        span = _span(document, edit)
+        if span is not None:
+            start, end, replacement = span
+            text = document.text[:start] + replacement + document.text[end:]
+            document = read_document(text.encode(), name="the corrected file")
+            made += 1
+    return document.text, made
+
+
+def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
+    """(start, end, new text) of an edit."""
+    *above, name = edit.path
+    block = document.member(tuple(above)) if above else None
+    owner = document.root if not above else block.node if block is not None else None
+    member = owner.member(name) if owner is not None else None
+    if owner is None or member is None:
+        return None
+    if isinstance(edit, Rename):
+        return None if owner.member(edit.name) else (member.start, member.end, json.dumps(edit.name))
+    if isinstance(edit, Replace):
+        return member.node.start, member.node.end, json.dumps(edit.value)
+    start, end = _removal(document.text, owner, member)
+    commented = any(start < found.end and found.start < end for found in document.departures if found.kind == "comment")
+    return None if commented else (start, end, "")
+
+
+def _removal(text: str, owner: DocumentNode, member: Member) -> tuple[int, int]:
+    """The span of a member with one comma and its line break."""
+    index = next(index for index, other in enumerate(owner.members) if other is member)
+    if index + 1 < len(owner.members):  # up to the next key, which takes its place
+        return member.start, owner.members[index + 1].start
+    start = owner.members[index - 1].node.end if index else owner.start + 1
+    comma = text.find(",", member.node.end, owner.end)
+    return start, comma if comma != -1 and not text[member.node.end : comma].strip() else member.node.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +98,13 @@ class ConfigFile:
 
 
 def read_config_file(path: Path) -> ConfigFile:
-    """Raises ConfigFileError for a file that cannot be read or holds no configuration."""
-    raw = read_file(path, MAX_BYTES)
-    return ConfigFile(path=path, raw=raw, document=read_document(raw, name=str(path)))
-
-
-def read_standard_input() -> ConfigFile:
-    """The configuration that another program writes. Raises ConfigFileError where it writes none."""
-    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return ConfigFile(path=STANDARD_INPUT, raw=raw, document=read_document(raw, name=shown_name(STANDARD_INPUT)))
+    """The configuration in a file, `-` for standard input. Raises ConfigFileError where there is none."""
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES)
+    return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path)))
 
 
 def shown_name(path: Path) -> str:
-    """The file as messages call it."""
+    """The file's name in messages."""
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
@@ -57,42 +121,36 @@ def read_file(path: Path, most_bytes: int, *, fix: str = FIX) -> bytes:
         raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
-def correct(file: ConfigFile, report: LintReport) -> tuple[ConfigFile, Path] | None:
-    """Make the report's edits in the file: (the file now, the copy of the old one), None where there are none.
+def correct(
+    file: ConfigFile, edits: Sequence[Edit], *, keep_byte_order_mark: bool = False
+) -> tuple[ConfigFile, Path] | None:
+    """Make the edits in the file: (the file now, the copy of the old one), None where nothing changes.
 
-    A byte order mark goes, too, where the Trainer or accelerate read the file. Raises as `write_corrected`.
+    The text goes to the place of the file, the old bytes to FILE.bak (or .bak.1, ...). No existing file is overwritten
+    with the copy, and no link is followed for it; where the file itself is a link, its target is corrected and the
+    copy is beside the target.
+
+    Raises ConfigFileError where either cannot be written; the file then is unchanged.
     """
-    text, made = apply(file.document, report.edits)
-    if not made and not (file.document.byte_order_mark and report.framework == "hf"):
+    text, made = apply(file.document, edits)
+    if not made and (keep_byte_order_mark or not file.document.byte_order_mark):
         return None
-    copy = write_corrected(file.path, file.raw, text)
-    raw = text.encode()
-    return ConfigFile(path=file.path, raw=raw, document=read_document(raw, name=str(file.path))), copy
-
-
-def write_corrected(path: Path, old: bytes, text: str) -> Path:
-    """Write the text in the place of the file, and the old bytes to FILE.bak (or .bak.1, ...), which is the answer.
-
-    No existing file is overwritten with the copy, and no link is followed for it; where the file itself is a link, what
-    it leads to is corrected and the copy stands beside that.
-
-    Raises ConfigFileError where either cannot be written; the file then is as it was.
-    """
-    if path == STANDARD_INPUT:
+    if file.path == STANDARD_INPUT:
         raise ConfigFileError(
             "standard input cannot be corrected", why="--fix writes in the place of the file", fix="name a file"
         )
-    target = path.resolve()
+    target = file.path.resolve()
     try:
-        copy = _copy(target, old)
+        copy = _copy(target, file.raw)
         replace_file(target, text)
     except OSError as problem:
         raise ConfigFileError(
-            f"cannot write beside or to {path}: {problem.strerror}",
-            why="the file is as it was",
+            f"cannot write beside or to {file.path}: {problem.strerror}",
+            why="the file is unchanged",
             fix="leave --fix out, or correct a copy in a folder that you may write to",
         ) from problem
-    return copy
+    raw = text.encode()
+    return ConfigFile(path=file.path, raw=raw, document=read_document(raw, name=str(file.path))), copy
 
 
 def _copy(target: Path, old: bytes) -> Path:

@@ -9,12 +9,13 @@ from typing import Any
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
+from .config_file import Edit
 from .document import Document, DocumentNode
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
-from .rule import Edit, Hit, Path, Rule, Severity
+from .rule import Path, Rule, Severity, Violation
 from .rules import RULES
-from .rules.trainer import is_for_the_trainer
+from .rules.batch import is_for_the_trainer
 
 MOST_FINDINGS = 200
 """Nobody reads more of a file that is no configuration at all."""
@@ -88,7 +89,10 @@ def lint(
         workload=workload,
     )
     found = [
-        _finding(document, rule, hit) for rule in RULES if rule.holds_for(config.facts) for hit in _hits(rule, config)
+        _finding(document, rule, each)
+        for rule in RULES
+        if rule.holds_for(config.facts)
+        for each in _violations(rule, config)
     ]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
     return LintReport(
@@ -100,29 +104,29 @@ def lint(
     )
 
 
-def _hits(rule: Rule, config: LintedConfig) -> Iterator[Hit]:
+def _violations(rule: Rule, config: LintedConfig) -> Iterator[Violation]:
     """At most as many as are shown, and one more."""
-    for index, hit in enumerate(rule.check(config)):
+    for index, each in enumerate(rule.check(config)):
         if index > MOST_FINDINGS:
             return
-        yield hit
+        yield each
 
 
-def _finding(document: Document, rule: Rule, hit: Hit) -> LintFinding:
-    line, column = document.place(_offset(document, hit.path))
+def _finding(document: Document, rule: Rule, found: Violation) -> LintFinding:
+    line, column = document.place(_offset(document, found.path))
     return LintFinding(
         code=rule.code,
-        severity=hit.severity or rule.severity,
+        severity=found.severity or rule.severity,
         title=rule.title,
-        path=hit.path,
+        path=found.path,
         line=line,
         column=column,
-        what=hit.what,
+        what=found.what,
         why=rule.why,
-        fix=hit.fix or rule.fix,
+        fix=found.fix or rule.fix,
         versions=rule.versions,
         source=rule.source,
-        edits=hit.edits,
+        edits=found.edits,
     )
 
 

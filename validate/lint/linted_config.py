@@ -182,6 +182,11 @@ class LintedConfig:
             node = node[name]
         return node
 
+    def knows(self, key: str) -> bool:
+        """Whether this version reads a key of the top level."""
+        block = self.facts.block("")
+        return block is not None and key in block.keys
+
     def block(self, path: str) -> dict[str, Any]:
         """The object at a path, empty where there is none."""
         found = self.get(path)

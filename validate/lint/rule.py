@@ -1,11 +1,12 @@
-"""What a rule is: its code and words, the check, and two examples."""
+"""A rule of lint: its code and words, its check, and two examples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
+from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
+from .config_file import Edit, Replace
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, number_in
 
@@ -13,61 +14,40 @@ Severity = Literal["error", "warning", "advice"]
 Path = tuple[str, ...]
 
 
-class Remove(NamedTuple):
-    """Take a key out."""
-
-    path: Path
-
-
-class Rename(NamedTuple):
-    """Give a key another name, in its place."""
-
-    path: Path
-    name: str
-
-
-class Replace(NamedTuple):
-    """Give a key another value."""
-
-    path: Path
-    value: Any
-
-
-Edit = Remove | Rename | Replace
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
+class Violation:
     """A place where a rule applies."""
 
     path: Path
-    """Of the key; a missing key has the path where it would stand, and the line of its block is shown."""
+    """Of the key; a missing key has the path where it would be, and is reported at the line of its block."""
     what: str
     """What happens, a sentence with the values of this configuration."""
     fix: str = ""
     """What to do, where it depends on them."""
     severity: Severity | None = None
-    """Where it is another than the rule's."""
+    """Where it differs from the rule's."""
     edits: tuple[Edit, ...] = ()
     """What `--fix` does: only what cannot change the training."""
 
 
-def hit(path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()) -> Hit:
-    """A hit at a path written with dots."""
-    return Hit(path=tuple(path.split(".")) if path else (), what=what, fix=fix, severity=severity, edits=edits)
+def violation(
+    path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
+) -> Violation:
+    """A violation at a path written with dots."""
+    return Violation(path=tuple(path.split(".")) if path else (), what=what, fix=fix, severity=severity, edits=edits)
 
 
 def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
-    """The edit that writes a number in the place of the text of one; none for any other value."""
+    """The edit that replaces a number's text by the number; none for any other value."""
     number = number_in(value)
     return () if number is None else (Replace(tuple(path.split(".")), number),)
 
 
-RuleCheck = Callable[[LintedConfig], Iterator[Hit]]
+RuleCheck = Callable[[LintedConfig], Iterator[Violation]]
 
 
 class RuleWords(TypedDict):
-    """What a rule says besides its code and title: the fields of `Rule` of these names."""
+    """The fields of `Rule` that a registration states by name."""
 
     why: str
     source: str
@@ -86,20 +66,22 @@ class Rule:
     code: str
     severity: Severity
     title: str
+    subject: str
+    """Heading of its table in the manual."""
     check: RuleCheck
     why: str
     """Why it matters."""
     source: str
-    """The file of DeepSpeed (or transformers, accelerate) in which the claim was read."""
+    """The file of DeepSpeed (or transformers, accelerate) that shows it."""
     bad: Mapping[str, Any] | str
-    """A configuration that the rule finds, as a dict or as the text of a file."""
+    """A configuration that violates the rule, as a dict or as the text of a file."""
     good: Mapping[str, Any] | str
-    """One that it does not."""
+    """One that does not."""
     fix: str = ""
-    """What to do, where it is the same for every hit."""
+    """What to do, where it is the same for every violation."""
     since: str = "0.18"
     until: str = ""
-    """The first DeepSpeed version for which it no longer holds."""
+    """The first DeepSpeed version without it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The command's options with which the examples are read."""
 
@@ -108,7 +90,7 @@ class Rule:
         return f"{self.since} to {self.until}" if self.until else f"{self.since} and later"
 
     def holds_for(self, facts: DeepSpeedFacts) -> bool:
-        """Whether it speaks of this version."""
+        """Whether it is a rule of this version."""
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
 
@@ -118,27 +100,31 @@ Registration = Callable[[RuleCheck], RuleCheck]
 class Rules:
     """The rules of one subject, in the order in which they are written.
 
-    `error`, `warning` and `advice` are decorators that make a rule of a check: the code and the title are one string,
-    the other words are the fields of `Rule` of the same names.
+    `error`, `warning` and `advice` make a rule of a check, which is an argument or the function that they decorate. The
+    code and the title are one string, the other words are the fields of `Rule` of the same names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
         self.rules: list[Rule] = []
 
-    def error(self, title: str, **words: Unpack[RuleWords]) -> Registration:
-        return self._register("error", title, words)
+    def error(self, title: str, check: RuleCheck | None = None, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("error", title, check, words)
 
-    def warning(self, title: str, **words: Unpack[RuleWords]) -> Registration:
-        return self._register("warning", title, words)
+    def warning(self, title: str, check: RuleCheck | None = None, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("warning", title, check, words)
 
-    def advice(self, title: str, **words: Unpack[RuleWords]) -> Registration:
-        return self._register("advice", title, words)
+    def advice(self, title: str, check: RuleCheck | None = None, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("advice", title, check, words)
 
-    def _register(self, severity: Severity, title: str, words: RuleWords) -> Registration:
+    def _register(self, severity: Severity, title: str, check: RuleCheck | None, words: RuleWords) -> Registration:
         code, _, title = title.partition(" ")
 
         def registered(check: RuleCheck) -> RuleCheck:
-            self.rules.append(Rule(code=code, severity=severity, title=title, check=check, **words))
+            rule = Rule(code=code, severity=severity, title=title, subject=self.subject, check=check, **words)
+            self.rules.append(rule)
             return check
 
+        if check is not None:
+            registered(check)
         return registered

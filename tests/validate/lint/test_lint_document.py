@@ -9,8 +9,8 @@ import math
 import pytest
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import apply, read_document
+from ds_advise.validate.lint.config_file import Edit, Remove, Rename, Replace
 from ds_advise.validate.lint.document import MAX_BYTES
-from ds_advise.validate.lint.rule import Edit, Remove, Rename, Replace
 from hypothesis import given
 from hypothesis import strategies as st
 

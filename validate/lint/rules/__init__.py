@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 from ..rule import Rule
-from . import (
-    aio,
-    batch,
-    checkpointing,
-    communication,
-    experts,
-    keys,
-    logging,
-    offload,
-    optimizer,
-    precision,
-    reading,
-    resources,
-    scheduler,
-    stages,
-    trainer,
-    types,
-    zeropp,
-)
+from . import batch, features, keys, offload, optimizer, precision, resources, zero
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(
         (
             rule
-            for module in (
-                reading,
-                keys,
-                types,
-                batch,
-                trainer,
-                precision,
-                stages,
-                zeropp,
-                offload,
-                aio,
-                optimizer,
-                scheduler,
-                communication,
-                checkpointing,
-                experts,
-                logging,
-                resources,
+            for subject in (
+                keys.FILE_RULES,
+                keys.KEY_RULES,
+                keys.TYPE_RULES,
+                batch.BATCH_RULES,
+                batch.TRAINER_RULES,
+                batch.COMMUNICATION_RULES,
+                precision.PRECISION_RULES,
+                zero.ZERO_RULES,
+                zero.ZEROPP_RULES,
+                offload.OFFLOAD_RULES,
+                offload.AIO_RULES,
+                optimizer.OPTIMIZER_RULES,
+                optimizer.SCHEDULER_RULES,
+                features.EXPERT_RULES,
+                features.CHECKPOINT_RULES,
+                features.LOGGING_RULES,
+                resources.RESOURCE_RULES,
             )
-            for rule in module.rules.rules
+            for rule in subject.rules
         ),
         key=lambda rule: rule.code,
     )

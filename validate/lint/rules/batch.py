@@ -1,19 +1,24 @@
-"""DS1xx: batch sizes."""
+"""Batch sizes, `auto` and the Trainer, communication (DS1xx, DS7xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from ....ds_configs.config_keys import CONFIG_KEYS
+from ..facts import DeepSpeedFacts
 from ..linted_config import LintedConfig, number_in, shown
-from ..rule import Hit, Rules, hit, unquoted
+from ..rule import Path, Rules, Violation, unquoted, violation
+from . import conditions as when
+from .conditions import at
+from .examples import ON, plain, trainer, zero
 
-rules = Rules()
-
+BATCH_RULES = Rules("Batch sizes")
 _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-@rules.error(
+@BATCH_RULES.error(
     "DS101 batch sizes in contradiction",
     why="train_batch_size must be micro batch x accumulation steps x GPUs, and DeepSpeed stops where it is not",
     fix="remove train_batch_size: it follows from the others",
@@ -21,39 +26,37 @@ TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
     bad={TOTAL: 30, MICRO: 4, STEPS: 2},
     good={TOTAL: 32, MICRO: 4, STEPS: 2},
 )
-def contradiction(config: LintedConfig) -> Iterator[Hit]:
+def contradiction(config: LintedConfig) -> Iterator[Violation]:
     total, micro, steps = (_positive(config, name) for name in (TOTAL, MICRO, STEPS))
     ranks = _data_parallel_ranks(config)
     if not total or not micro:
         return
     if steps and ranks is None and total % (micro * steps):
-        yield hit(TOTAL, f"{total} is not a multiple of {micro} samples x {steps} accumulation steps on any GPUs")
+        yield violation(TOTAL, f"{total} is not a multiple of {micro} samples x {steps} accumulation steps on any GPUs")
     elif steps and ranks and total != micro * steps * ranks:
-        yield hit(
+        yield violation(
             TOTAL,
             f"{total} is not {micro} samples x {steps} accumulation steps x {ranks} GPUs, "
             f"which are {micro * steps * ranks}",
         )
     elif not steps and total % micro:
-        yield hit(TOTAL, f"{total} is not a multiple of the micro batch {micro}")
+        yield violation(TOTAL, f"{total} is not a multiple of the micro batch {micro}")
     elif not steps and ranks and total % (micro * ranks):
-        yield hit(TOTAL, f"{total} is not a multiple of {micro} samples x {ranks} GPUs")
+        yield violation(TOTAL, f"{total} is not a multiple of {micro} samples x {ranks} GPUs")
 
 
-@rules.error(
+BATCH_RULES.error(
     "DS102 no batch size",
+    at(MICRO, when.equals(None) & when.is_missing(TOTAL), f"neither {TOTAL} nor {MICRO} is set"),
     why="DeepSpeed derives one of the batch sizes from the others, and stops where both are missing",
     fix=f'set {MICRO} to a number, or to "auto" for the Trainer',
     source=_SOURCE,
     bad={STEPS: 2},
     good={MICRO: 1, STEPS: 2},
 )
-def missing(config: LintedConfig) -> Iterator[Hit]:
-    if config.get(TOTAL) is None and config.get(MICRO) is None:
-        yield hit(MICRO, f"neither {TOTAL} nor {MICRO} is set")
 
 
-@rules.error(
+@BATCH_RULES.error(
     "DS103 a batch size, or its divisor, that is not a number above zero",
     why="DeepSpeed computes with it when it starts, and stops",
     fix="write a whole number above zero",
@@ -61,7 +64,7 @@ def missing(config: LintedConfig) -> Iterator[Hit]:
     bad={MICRO: 0},
     good={MICRO: 1},
 )
-def not_positive(config: LintedConfig) -> Iterator[Hit]:
+def not_positive(config: LintedConfig) -> Iterator[Violation]:
     for name in (TOTAL, MICRO, STEPS, "sequence_parallel_size"):
         value = config.get(name)
         if ((value is None or value == "auto") and name != "sequence_parallel_size") or not config.has(name):
@@ -69,12 +72,14 @@ def not_positive(config: LintedConfig) -> Iterator[Hit]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             number = number_in(value)
             edits = unquoted(name, value) if isinstance(number, int) and number > 0 else ()
-            yield hit(name, f"{name} is {shown(value)}", severity="warning" if value is True else None, edits=edits)
+            yield violation(
+                name, f"{name} is {shown(value)}", severity="warning" if value is True else None, edits=edits
+            )
         elif value % 1:
-            yield hit(name, f"{name} is {shown(value)}, not a whole number")
+            yield violation(name, f"{name} is {shown(value)}, not a whole number")
 
 
-@rules.error(
+@BATCH_RULES.error(
     "DS104 a batch that does not divide by the GPUs",
     why="each GPU's micro batch is train_batch_size / GPUs / accumulation steps, rounded down, and DeepSpeed then "
     "finds that the product is another",
@@ -84,14 +89,14 @@ def not_positive(config: LintedConfig) -> Iterator[Hit]:
     bad={TOTAL: 6},
     good={TOTAL: 8},
 )
-def indivisible(config: LintedConfig) -> Iterator[Hit]:
+def indivisible(config: LintedConfig) -> Iterator[Violation]:
     total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS), _data_parallel_ranks(config)
     if total and ranks and config.get(MICRO) is None and total % (ranks * (steps or 1)):
         over = f"{ranks} GPUs" + (f" x {steps} accumulation steps" if steps else "")
-        yield hit(TOTAL, f"{total} is not a multiple of {over}")
+        yield violation(TOTAL, f"{total} is not a multiple of {over}")
 
 
-@rules.advice(
+@BATCH_RULES.advice(
     "DS105 the whole batch in one micro batch",
     why="without the other two keys DeepSpeed takes train_batch_size / GPUs as the micro batch, without accumulation, "
     "and activations grow with it",
@@ -100,14 +105,14 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
     bad={TOTAL: 64},
     good={TOTAL: 64, MICRO: 4},
 )
-def only_total(config: LintedConfig) -> Iterator[Hit]:
+def only_total(config: LintedConfig) -> Iterator[Violation]:
     total, ranks = _positive(config, TOTAL), _data_parallel_ranks(config)
     if total and config.get(MICRO) is None and config.get(STEPS) is None and total // (ranks or 8) > 4:
         each = f"{total // ranks}" if ranks else f"{total} / GPUs"
-        yield hit(TOTAL, f"the micro batch is {each} samples")
+        yield violation(TOTAL, f"the micro batch is {each} samples")
 
 
-@rules.warning(
+@BATCH_RULES.warning(
     "DS106 sequence parallelism that does not divide the GPUs",
     why="DeepSpeed divides the number of GPUs by it to learn how many share a batch, and goes on with the fraction",
     fix="choose a divisor of the number of GPUs",
@@ -116,13 +121,13 @@ def only_total(config: LintedConfig) -> Iterator[Hit]:
     bad={MICRO: 1, "sequence_parallel_size": 3},
     good={MICRO: 1, "sequence_parallel_size": 2},
 )
-def sequence_parallel(config: LintedConfig) -> Iterator[Hit]:
+def sequence_parallel(config: LintedConfig) -> Iterator[Violation]:
     size, ranks = _positive(config, "sequence_parallel_size"), config.world_size
     if size and ranks and ranks % size:
-        yield hit("sequence_parallel_size", f"{size} does not divide {ranks} GPUs")
+        yield violation("sequence_parallel_size", f"{size} does not divide {ranks} GPUs")
 
 
-@rules.error(
+@BATCH_RULES.error(
     "DS107 a total batch left to the Trainer where GPUs share samples",
     why="the Trainer fills in what all GPUs take, and at stage 3 DeepSpeed holds that against the groups that share a "
     "sample while the model is built, and stops",
@@ -133,10 +138,10 @@ def sequence_parallel(config: LintedConfig) -> Iterator[Hit]:
     bad={TOTAL: "auto", MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
     good={MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
 )
-def total_of_all(config: LintedConfig) -> Iterator[Hit]:
+def total_of_all(config: LintedConfig) -> Iterator[Violation]:
     shares = _positive(config, "sequence_parallel_size") > 1
     if shares and config.framework == "hf" and config.is_auto(TOTAL) and config.get("zero_optimization.stage") == 3:
-        yield hit(TOTAL, "the Trainer would fill in what all GPUs take, whole samples each")
+        yield violation(TOTAL, "the Trainer would fill in what all GPUs take, whole samples each")
 
 
 def _positive(config: LintedConfig, name: str) -> int:
@@ -156,3 +161,258 @@ def _data_parallel_ranks(config: LintedConfig) -> int | None:
             return None
         ranks //= size or 1
     return ranks
+
+
+TRAINER_RULES = Rules("`auto` and the Trainer")
+_TRAINER = "transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig"
+_ACCELERATES = {
+    "zero_optimization.stage": "2",
+    "zero_optimization.offload_optimizer.device": '"none"',
+    "zero_optimization.offload_optimizer.nvme_path": '"none"',
+    "zero_optimization.offload_param.device": '"none"',
+    "zero_optimization.offload_param.nvme_path": '"none"',
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "false",
+}
+"""Keys that accelerate's plugin fills from its environment, and what with where nothing is set there."""
+_READ_AS_THEY_ARE = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "gradient_predivide_factor",
+    "communication_data_type",
+    "seq_parallel_communication_data_type",
+    "gradient_allreduce_op",
+)
+"""Keys whose text "auto" DeepSpeed computes or looks up with, and fails."""
+
+
+@TRAINER_RULES.error(
+    'DS151 "auto" that nobody fills',
+    why="only the Trainer and accelerate replace it, and only for some keys: accelerate stops at any that is left; "
+    "DeepSpeed computes with the text and stops",
+    fix="write a value, or leave the key out",
+    source=_TRAINER + "; accelerate/utils/dataclasses.py DeepSpeedPlugin.deepspeed_config_process",
+    options={"framework": "hf"},
+    bad=trainer(zero_optimization=zero(3, stage3_max_live_parameters="auto")),
+    good=trainer(zero_optimization=zero(3, reduce_bucket_size="auto")),
+)
+def unfilled(config: LintedConfig) -> Iterator[Violation]:
+    if config.framework == "hf":
+        for path in _autos(config.values):
+            if not _filled(path):
+                yield Violation(path=path, what='neither the Trainer nor accelerate fills "auto" here')
+        return
+    paths = list(_READ_AS_THEY_ARE)
+    for block in ("optimizer.params", "scheduler.params"):
+        paths += [f"{block}.{name}" for name in config.block(block)]
+    for each in paths:
+        if config.is_auto(each):
+            yield violation(each, 'plain DeepSpeed does not fill "auto" here')
+
+
+def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
+    """Whether a file with these settings must be meant for the Trainer or accelerate: it leaves them an "auto" that
+    plain DeepSpeed does not take as its default, or only such as they fill."""
+    paths = list(_autos(values)) if isinstance(values, dict) else []
+    blocks = [facts.block(".".join(path[:-1])) for path in paths]
+    dropped = all(block is not None and block.strict for block in blocks)
+    return bool(paths) and (all(map(_filled, paths)) or not dropped)
+
+
+def _filled(path: Path) -> bool:
+    """Whether the Trainer or accelerate replaces an "auto" there."""
+    known = CONFIG_KEYS.get(".".join(path))
+    return (known is not None and known.filled) or ".".join(path) in _ACCELERATES
+
+
+def _autos(node: dict[str, Any], above: Path = ()) -> Iterator[Path]:
+    """Where "auto" stands; accelerate looks into objects, not into lists."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from _autos(value, (*above, name))
+        elif isinstance(value, str) and value == "auto":
+            yield (*above, name)
+
+
+@TRAINER_RULES.advice(
+    'DS152 "auto" that means a default',
+    why='DeepSpeed drops "auto" from the blocks that it checks, and its own default holds; accelerate fills a few keys '
+    "with its own",
+    fix="write the value that you want",
+    source="runtime/config_utils.py DeepSpeedConfigModel.__init__; accelerate/utils/dataclasses.py DeepSpeedPlugin",
+    options={"framework": "deepspeed"},
+    bad={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size="auto")},
+    good={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size=100_000_000)},
+)
+def default(config: LintedConfig) -> Iterator[Violation]:
+    if config.framework == "hf":
+        for path, value in _ACCELERATES.items():
+            if config.is_auto(path):
+                yield violation(path, f'"auto" here is {value}, unless accelerate is told otherwise')
+        return
+    for block in config.facts.blocks:
+        for key in config.block(block.path) if block.strict else ():
+            path = f"{block.path}.{key}"
+            field = block.field(key)
+            if field is not None and config.is_auto(path) and not field.block:
+                yield violation(
+                    path,
+                    f'"auto" here is the default, {field.default!r}'
+                    if field.default_known
+                    else '"auto" here is the default',
+                )
+
+
+TRAINER_RULES.error(
+    "DS153 no zero_optimization for the Trainer",
+    at("zero_optimization", when.for_trainer & ~when.given & ~when.is_on("autotuning.enabled"), "{name} is missing"),
+    why="accelerate refuses a configuration without it, even for plain data parallelism",
+    fix='add "zero_optimization": {"stage": 0}',
+    source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",
+    options={"framework": "hf"},
+    bad=trainer(),
+    good=trainer(zero_optimization=zero(0)),
+)
+
+
+@TRAINER_RULES.advice(
+    "DS154 a number that TrainingArguments has too",
+    why="the Trainer compares them when it starts, and stops where they differ",
+    fix='write "auto", so that TrainingArguments decides',
+    source=_TRAINER + ".fill_match",
+    options={"framework": "hf"},
+    bad={"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero(2)},
+    good=trainer(zero_optimization=zero(2)),
+)
+def in_both(config: LintedConfig) -> Iterator[Violation]:
+    for path, known in CONFIG_KEYS.items():
+        if config.framework == "hf" and known.argument and config.number(path) is not None:
+            yield violation(path, f"{path} must be equal to TrainingArguments' {known.argument}")
+
+
+TRAINER_RULES.warning(
+    "DS155 a learning rate that TrainingArguments cannot set",
+    at(
+        "optimizer.params",
+        when.for_trainer & when.has_adam & when.is_missing("optimizer.params.lr"),
+        "{name} has no lr",
+    ),
+    why='the Trainer fills lr only where the file says "auto"; without the key DeepSpeed\'s Adam takes 1e-3, whatever '
+    "learning_rate is",
+    fix='add "lr": "auto" to optimizer.params',
+    source=_TRAINER + ".fill_match; ops/adam/fused_adam.py",
+    options={"framework": "hf"},
+    bad=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"weight_decay": 0.0}}),
+    good=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
+)
+
+
+@TRAINER_RULES.advice(
+    "DS156 a bucket of H^2 that is too small for any link",
+    why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements a "
+    "collective takes hardly more than its latency",
+    source=_TRAINER + ".trainer_config_finalize",
+    options={"framework": "hf", "model": "gpt2", "gpus": "8xA100-80GB"},
+    bad=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),
+    good=trainer(zero_optimization=zero(2, reduce_bucket_size=50_000_000)),
+)
+def small_bucket(config: LintedConfig) -> Iterator[Violation]:
+    path = "zero_optimization.reduce_bucket_size"
+    if config.framework == "hf" and config.model is not None and config.is_auto(path) and config.stage:
+        elements = config.model.hidden_size**2
+        if elements < 1_000_000:
+            yield violation(path, f"the bucket is {elements:,} elements", fix="write a number, such as 50000000")
+
+
+COMMUNICATION_RULES = Rules("Communication")
+COMMUNICATION_RULES.error(
+    "DS701 an unknown communication type",
+    at(
+        ("communication_data_type", "seq_parallel_communication_data_type"),
+        when.not_null & ~when.like("fp32", "fp16", "bf16", "auto"),
+        "{name} is {value}",
+    ),
+    why="DeepSpeed knows fp32, fp16 and bf16, and stops at any other",
+    fix='write "fp32", "fp16" or "bf16", or remove it',
+    source="runtime/config.py get_communication_data_type",
+    bad=plain(communication_data_type="float16"),
+    good=plain(communication_data_type="fp16"),
+)
+COMMUNICATION_RULES.advice(
+    "DS702 gradients that travel in fp32",
+    at("communication_data_type", when.like("fp32") & when.half_precision, "16-bit gradients are reduced in fp32"),
+    why="every reduction moves twice the bytes of 16-bit gradients",
+    fix="remove it, unless sums over very many GPUs need it",
+    source="runtime/engine.py communication_data_type",
+    bad=plain(bf16=ON, communication_data_type="fp32"),
+    good=plain(bf16=ON),
+)
+COMMUNICATION_RULES.error(
+    "DS703 an unknown reduction of gradients",
+    at("gradient_allreduce_op", when.given & ~when.like("mean", "sum", "auto") & when.known, "{name} is {value}"),
+    why='DeepSpeed knows "mean" and "sum"',
+    fix='write "mean" or "sum"',
+    source="runtime/config.py get_gradient_allreduce_op",
+    since="0.19.6",
+    bad=plain(gradient_allreduce_op="avg"),
+    good=plain(gradient_allreduce_op="mean"),
+)
+
+
+@COMMUNICATION_RULES.error(
+    "DS704 summed gradients where only means are reduced",
+    why="stage 3, ZenFlow and DeepCompile refuse gradient_allreduce_op sum",
+    fix='write "mean"',
+    source="runtime/config.py _do_error_check",
+    since="0.19.6",
+    bad=plain(gradient_allreduce_op="sum", zero_optimization=zero(3)),
+    good=plain(gradient_allreduce_op="sum", zero_optimization=zero(2)),
+)
+def sums(config: LintedConfig) -> Iterator[Violation]:
+    if config.text("gradient_allreduce_op").lower() != "sum" or not config.knows("gradient_allreduce_op"):
+        return
+    for holds, what in (
+        (config.stage == 3, "stage 3"),
+        (config.get("zero_optimization.zenflow") is not None, "ZenFlow"),
+        (config.flag("compile.deepcompile"), "DeepCompile"),
+    ):
+        if holds:
+            yield violation("gradient_allreduce_op", f"gradients are summed under {what}")
+            return
+
+
+@COMMUNICATION_RULES.error(
+    "DS705 unmanaged accumulation with overlapped communication",
+    why="where the script decides when to step, overlap_comm needs stage 2 or 3, and DeepCompile is refused",
+    fix='set "overlap_comm": false, or use stage 2',
+    source="runtime/engine.py _do_sanity_check",
+    since="0.19.6",
+    bad=plain(managed_gradient_accumulation=False, zero_optimization=zero(1, overlap_comm=True)),
+    good=plain(managed_gradient_accumulation=False, zero_optimization=zero(2, overlap_comm=True)),
+)
+def unmanaged(config: LintedConfig) -> Iterator[Violation]:
+    path = "managed_gradient_accumulation"
+    if not config.has(path) or config.get(path) or not config.knows(path):
+        return
+    if config.flag("zero_optimization.overlap_comm") and config.stage < 2:
+        yield violation(path, f"overlap_comm is on at stage {config.stage}")
+    elif config.flag("compile.deepcompile"):
+        yield violation(path, "DeepCompile is on")
+
+
+@COMMUNICATION_RULES.error(
+    "DS706 tensor parallelism that does not divide the GPUs",
+    why="the ranks are divided into groups of autotp_size",
+    fix="choose a divisor of the number of GPUs",
+    source="utils/groups.py _init_tp_mesh_device",
+    options={"gpus": "4x24GB"},
+    bad={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 3}},
+    good={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}},
+)
+def tensor_parallel(config: LintedConfig) -> Iterator[Violation]:
+    size, ranks = config.number("tensor_parallel.autotp_size"), config.world_size
+    if size and size > 1 and ranks and ranks % size:
+        yield violation("tensor_parallel.autotp_size", f"{size:g} does not divide {ranks} GPUs")

@@ -1,4 +1,4 @@
-"""Parts of the examples that stand beside the rules."""
+"""Parts of the examples of rules."""
 
 from __future__ import annotations
 

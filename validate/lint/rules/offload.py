@@ -1,70 +1,90 @@
-"""DS4xx: optimizer and parameters in host RAM or on NVMe."""
+"""Optimizer and parameters in host RAM or on NVMe (DS4xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from ....ds_configs.config_keys import CONFIG_KEYS
 from ....estimators.memory.trainable import tensor_set
 from ..linted_config import LintedConfig, shown
-from ..rule import Hit, Remove, Rules, hit
+from ..rule import Rules, Violation, violation
+from . import conditions as when
+from .conditions import Condition, at
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
 
-rules = Rules()
+OFFLOAD_RULES = Rules("Offload and NVMe")
+_RATIO = "zero_optimization.offload_optimizer.ratio"
 
+
+def _both(name: str) -> tuple[str, ...]:
+    """A key of both offload blocks."""
+    return tuple(f"zero_optimization.{block}.{name}" for block in ("offload_optimizer", "offload_param"))
+
+
+def _is_part(ratio: Any) -> bool:
+    return isinstance(ratio, bool | int | float) and 0 <= ratio < 1
+
+
+def _is_tmpfs(folder: str) -> bool:
+    """Whether a folder's file system is a tmpfs, by the kernel's table of mounts; nothing in the folder is read."""
+    try:
+        path = Path(folder).resolve()
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte, not Linux
+        return False
+    mounts = [(Path(fields[1]), fields[2]) for line in lines if len(fields := line.split()) > 2]
+    holding = [(len(mount.parts), kind) for mount, kind in mounts if mount == path or mount in path.parents]
+    return bool(holding) and max(holding)[1] in ("tmpfs", "ramfs")
+
+
+_on_tmpfs = Condition(lambda config, path: bool(config.text(path)) and _is_tmpfs(config.text(path)))
+_whole_above_zero = Condition(
+    lambda config, path: (
+        isinstance(config.get(path), int) and not isinstance(config.get(path), bool) and config.get(path) > 0
+    )
+)
 _STAGE_3 = "runtime/zero/stage3.py"
 _SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
-_ONLY_NVME = {
-    "optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
-    "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
-}
-
-
-@rules.error(
+OFFLOAD_RULES.error(
     "DS401 NVMe without a path",
+    at(
+        _both("nvme_path"),
+        when.stages(3) & when.to_nvme & when.equals(None, "auto"),
+        "{block} is on NVMe, but {name} is missing",
+    ),
     why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
     fix='add "nvme_path": a folder on the local NVMe drive',
     source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
     bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme"})),
     good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
 )
-def no_path(config: LintedConfig) -> Iterator[Hit]:
-    for what in ("optimizer", "param"):
-        block = f"zero_optimization.offload_{what}"
-        if config.stage == 3 and config.offload(what) == "nvme" and config.get(f"{block}.nvme_path") in (None, "auto"):
-            yield hit(f"{block}.nvme_path", f"offload_{what} goes to NVMe, but nvme_path is missing")
-
-
-@rules.warning(
+OFFLOAD_RULES.warning(
     "DS402 an optimizer on NVMe below stage 3",
+    at(
+        "zero_optimization.offload_optimizer.device",
+        when.stages(1, 2) & when.to_nvme,
+        "at stage {stage} the states stay in host RAM",
+    ),
     why='stages 1 and 2 know one kind of offload: any device but "none" keeps the states in host RAM',
     fix='use stage 3, or write "device": "cpu"',
     source="runtime/zero/stage_1_and_2.py __init__ (cpu_offload)",
     bad=plain(zero_optimization=zero(2, offload_optimizer=NVME)),
     good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def nvme_below_3(config: LintedConfig) -> Iterator[Hit]:
-    if config.stage in (1, 2) and config.offload("optimizer") == "nvme":
-        yield hit("zero_optimization.offload_optimizer.device", f"at stage {config.stage} the states stay in host RAM")
-
-
-@rules.warning(
+OFFLOAD_RULES.warning(
     "DS403 swapping to memory",
+    at(_both("nvme_path"), when.stages(3) & when.to_nvme & _on_tmpfs, "{value} is on a tmpfs on this machine"),
     why="a tmpfs is RAM: what is swapped there takes the memory that the swapping should save",
     fix="name a folder on a drive",
     source="statfs of the folder, /proc/self/mounts",
     bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/dev/shm"})),
     good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
 )
-def tmpfs(config: LintedConfig) -> Iterator[Hit]:
-    for what in ("optimizer", "param"):
-        path = f"zero_optimization.offload_{what}.nvme_path"
-        folder = config.text(path)
-        if config.stage == 3 and config.offload(what) == "nvme" and folder and _is_tmpfs(folder):
-            yield hit(path, f"{shown(folder)} is on a tmpfs on this machine")
 
 
-@rules.error(
+@OFFLOAD_RULES.error(
     "DS404 NVMe buffers smaller than a parameter",
     why="a parameter's shard must fit into one buffer, and DeepSpeed stops at the first that does not",
     source=_SWAPPER + " (elements_per_buffer)",
@@ -72,7 +92,7 @@ def tmpfs(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME)),
     good=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME | {"buffer_size": 3e8})),
 )
-def small_buffers(config: LintedConfig) -> Iterator[Hit]:
+def small_buffers(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
     if config.stage != 3 or config.offload("param") != "nvme" or model is None or ranks is None:
         return
@@ -81,14 +101,14 @@ def small_buffers(config: LintedConfig) -> Iterator[Hit]:
     size = config.facts.default(f"{block}.buffer_size") if size is None else size
     largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
     if size < largest:
-        yield hit(
+        yield violation(
             f"{block}.buffer_size",
             f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}",
             fix=f'write "buffer_size": {largest} or more',
         )
 
 
-@rules.warning(
+@OFFLOAD_RULES.warning(
     "DS405 NVMe buffers that pin more RAM than there is",
     why="every rank pins buffer_count buffers of one fp32 sub-group each",
     fix="write a smaller sub_group_size, such as 20000000",
@@ -97,7 +117,7 @@ def small_buffers(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, zero_optimization=zero(3, offload_optimizer=NVME)),
     good=plain(bf16=ON, zero_optimization=zero(3, sub_group_size=2e7, offload_optimizer=NVME)),
 )
-def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
+def pinned_sub_groups(config: LintedConfig) -> Iterator[Violation]:
     cluster, model = config.cluster, config.model
     ram = cluster.host_memory_bytes_per_node if cluster is not None else None
     if config.stage != 3 or config.offload("optimizer") != "nvme" or cluster is None or not ram or model is None:
@@ -113,15 +133,20 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
     group = min(config.zero_number("sub_group_size"), -(-trainable // cluster.world_size))
     pinned = int(count) * group * 4 * cluster.gpus_per_node
     if pinned > ram:
-        yield hit(
+        yield violation(
             config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
             f"{count:g} buffers x {group:,} elements x 4 bytes x {cluster.gpus_per_node} ranks are {pinned / 1e9:.0f} "
             f"GB of {ram / 1e9:.0f} GB",
         )
 
 
-@rules.warning(
+OFFLOAD_RULES.warning(
     "DS406 fewer NVMe buffers than Adam has states",
+    at(
+        "zero_optimization.offload_optimizer.buffer_count",
+        when.stages(3) & when.to_nvme & when.number(lambda count: count < 4) & when.may_have_adam,
+        "there are {number} buffers for Adam's parameter, gradient and two states",
+    ),
     why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts "
     "that there are enough once a sub-group is large enough to be swapped",
     fix='write "buffer_count": 4 or more for Adam',
@@ -129,15 +154,9 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 2})),
     good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 4})),
 )
-def few_buffers(config: LintedConfig) -> Iterator[Hit]:
-    path = "zero_optimization.offload_optimizer.buffer_count"
-    count = config.number(path)
-    swapped = config.stage == 3 and config.offload("optimizer") == "nvme"
-    if swapped and count is not None and count < 4 and config.may_have_adam:
-        yield hit(path, f"there are {count:g} buffers for Adam's parameter, gradient and two states")
 
 
-@rules.advice(
+@OFFLOAD_RULES.advice(
     "DS407 NVMe settings without NVMe",
     why='they have no effect with "device": "cpu" or "none"',
     fix="remove them",
@@ -145,55 +164,53 @@ def few_buffers(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(3, offload_param=CPU | {"buffer_size": 1e9})),
     good=plain(zero_optimization=zero(3, offload_param=CPU)),
 )
-def unused_nvme(config: LintedConfig) -> Iterator[Hit]:
-    for what, names in _ONLY_NVME.items():
+def unused_nvme(config: LintedConfig) -> Iterator[Violation]:
+    for what in ("optimizer", "param"):
         block = f"zero_optimization.offload_{what}"
-        given = [name for name in names if config.has(f"{block}.{name}")]
+        paths = [path for path, known in CONFIG_KEYS.items() if known.nvme_only and path.startswith(f"{block}.")]
+        given = [path.rpartition(".")[2] for path in paths if config.has(path)]
         if given and config.offload(what) != "nvme":
-            yield hit(
+            yield violation(
                 f"{block}.{given[0]}",
                 f"{', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the device "
                 f"is {config.offload(what)}",
             )
 
 
-@rules.error(
+OFFLOAD_RULES.error(
     "DS408 a partly offloaded optimizer below stage 3",
+    at(
+        _RATIO,
+        Condition(lambda config, path: _is_part(config.get(path))) & when.stages(0, 1, 2),
+        "{name} is {value} at stage {stage}",
+    ),
     why="the class asserts that a ratio below 1 comes with stage 3",
     fix="use stage 3, or remove ratio",
     source="runtime/zero/config.py offload_ratio_check",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"ratio": 0.5})),
     good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
 )
-def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
-    ratio = config.get("zero_optimization.offload_optimizer.ratio")
-    below_1 = isinstance(ratio, bool | int | float) and 0 <= ratio < 1
-    if below_1 and config.stage < 3:
-        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {config.stage}")
-
-
-@rules.error(
+OFFLOAD_RULES.error(
     "DS409 a partly offloaded optimizer that is not Adam",
+    at(
+        _RATIO,
+        when.number(_is_part) & when.stages(3) & when.offloaded & ~(when.may_have_adam & ~when.torch_adam),
+        "the optimizer is {optimizer}",
+    ),
     why="the part on the GPU is a copy of DeepSpeed's CPU Adam, and stage 3 asserts that it is one",
     fix="use AdamW, or remove ratio",
     source=_STAGE_3 + " __init__ (Hybrid Optimizer)",
-    bad=plain(
-        optimizer={"type": "Adagrad", "params": {"lr": 0.01}},
-        zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5}),
+    bad=(
+        plain(
+            optimizer={"type": "Adagrad", "params": {"lr": 0.01}},
+            zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5}),
+        )
     ),
     good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
 )
-def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
-    path = "zero_optimization.offload_optimizer.ratio"
-    ratio = config.number(path)
-    adam = config.may_have_adam and not config.flag("optimizer.params.torch_adam")
-    offloaded = config.stage == 3 and config.offload("optimizer") != "none"
-    if offloaded and not adam and ratio is not None and 0 <= ratio < 1:
-        yield hit(path, f"the optimizer is {config.optimizer}")
-
-
-@rules.warning(
+OFFLOAD_RULES.warning(
     "DS417 a partly offloaded optimizer whose part on the GPU goes its own way",
+    at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & when.may_have_adam, "{name} is {value}"),
     why="a second AdamW steps that part; it reads the learning rate once, so no schedule reaches the sub-groups of the "
     "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",
     fix="remove ratio, unless the learning rate is constant and training never resumes",
@@ -201,16 +218,14 @@ def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
     good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU)),
 )
-def ratio_splits(config: LintedConfig) -> Iterator[Hit]:
-    path = "zero_optimization.offload_optimizer.ratio"
-    ratio = config.number(path)
-    splits = config.stage == 3 and config.offload("optimizer") != "none" and config.may_have_adam
-    if splits and ratio is not None and 0 <= ratio < 1:
-        yield hit(path, f"ratio is {shown(ratio)}")
-
-
-@rules.warning(
+OFFLOAD_RULES.warning(
     "DS410 SuperOffload below stage 3",
+    at(
+        "zero_optimization.offload_optimizer.super_offload",
+        when.on & when.stages(0, 1, 2),
+        "{name} has no effect at stage {stage}",
+        remove=True,
+    ),
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
     source="runtime/engine.py _configure_zero_optimizer",
@@ -218,14 +233,13 @@ def ratio_splits(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"super_offload": True})),
     good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"super_offload": True})),
 )
-def super_below_3(config: LintedConfig) -> Iterator[Hit]:
-    path = "zero_optimization.offload_optimizer.super_offload"
-    if config.flag(path) and config.stage < 3:
-        yield hit(path, f"super_offload has no effect at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
-
-
-@rules.error(
+OFFLOAD_RULES.error(
     "DS411 ZenFlow without CPU offload",
+    at(
+        "zero_optimization.zenflow",
+        when.not_null & when.stages(1, 2) & ~when.offloaded,
+        "the optimizer is not offloaded",
+    ),
     why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
     since="0.18",
@@ -233,13 +247,9 @@ def super_below_3(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer=ADAMW, zero_optimization=zero(2, zenflow={"topk_ratio": 0.1})),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
 )
-def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
-    zenflow = config.stage in (1, 2) and config.get("zero_optimization.zenflow") is not None
-    if zenflow and config.offload("optimizer") == "none":
-        yield hit("zero_optimization.zenflow", "the optimizer is not offloaded")
 
 
-@rules.error(
+@OFFLOAD_RULES.error(
     "DS412 ZenFlow's intervals in contradiction",
     why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
     fix='with "select_strategy": "auto" leave select_interval out; else write a number',
@@ -251,66 +261,70 @@ def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
         zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_strategy": "step", "select_interval": 4}),
     ),
 )
-def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
+def zenflow_intervals(config: LintedConfig) -> Iterator[Violation]:
     block = "zero_optimization.zenflow"
     if not isinstance(config.get(block), dict):
         return
     strategy, interval = config.get(f"{block}.select_strategy"), config.get(f"{block}.select_interval")
     update = config.get(f"{block}.update_interval")
     if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
-        yield hit(
+        yield violation(
             f"{block}.select_strategy", f"select_strategy is {shown(strategy)}", fix='write "auto", "step" or "epoch"'
         )
         return
     automatic, numbered = strategy in (None, "auto"), isinstance(interval, int)
     if automatic and numbered:
-        yield hit(f"{block}.select_interval", f"select_interval is {shown(interval)}, but the strategy is auto")
+        yield violation(f"{block}.select_interval", f"select_interval is {shown(interval)}, but the strategy is auto")
     elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
-        yield hit(f"{block}.select_interval", f"the strategy is {strategy}, but select_interval is missing")
+        yield violation(f"{block}.select_interval", f"the strategy is {strategy}, but select_interval is missing")
     for name in ("select_interval", "update_interval"):
         text = config.get(f"{block}.{name}")
         if isinstance(text, str) and text != "auto":
-            yield hit(f"{block}.{name}", f"{name} is the text {shown(text)}", fix='write a number or "auto"')
+            yield violation(f"{block}.{name}", f"{name} is the text {shown(text)}", fix='write a number or "auto"')
     if isinstance(update, int) and update < 1:
-        yield hit(f"{block}.update_interval", f"update_interval is {shown(update)}", fix="write 1 or more")
+        yield violation(f"{block}.update_interval", f"update_interval is {shown(update)}", fix="write 1 or more")
     elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
-        yield hit(
+        yield violation(
             f"{block}.select_interval",
             f"select_interval {interval} is below update_interval {update}",
             fix="write select_interval at least as large as update_interval",
         )
 
 
-@rules.error(
+OFFLOAD_RULES.error(
     "DS416 ZenFlow without an optimizer block",
+    at(
+        "zero_optimization.zenflow",
+        when.not_null & when.stages(1, 2) & ~when.is_block("optimizer.params"),
+        "the configuration has no optimizer.params",
+    ),
     why="ZenFlow makes its optimizer on the GPU from optimizer.params, and raises a TypeError without them",
     fix="add the optimizer block, with params",
     source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
 )
-def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
-    zenflow = config.stage in (1, 2) and config.get("zero_optimization.zenflow") is not None
-    if zenflow and not isinstance(config.get("optimizer.params"), dict):
-        yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
-
-
-@rules.warning(
+OFFLOAD_RULES.warning(
     "DS413 torch's Adam on the CPU",
+    at(
+        "optimizer.params.torch_adam",
+        when.on & when.stages(1, 2, 3) & when.offloaded,
+        "the offloaded optimizer is torch's Adam",
+    ),
     why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
     fix="remove torch_adam",
     source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
-    bad=plain(
-        optimizer={"type": "AdamW", "params": {"torch_adam": True}}, zero_optimization=zero(2, offload_optimizer=CPU)
+    bad=(
+        plain(
+            optimizer={"type": "AdamW", "params": {"torch_adam": True}},
+            zero_optimization=zero(2, offload_optimizer=CPU),
+        )
     ),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def torch_adam(config: LintedConfig) -> Iterator[Hit]:
-    if config.flag("optimizer.params.torch_adam") and config.stage and config.offload("optimizer") != "none":
-        yield hit("optimizer.params.torch_adam", "the offloaded optimizer is torch's Adam")
 
 
-@rules.advice(
+@OFFLOAD_RULES.advice(
     "DS414 an offloaded optimizer without a CPU form",
     why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB "
     "is a kernel for GPUs",
@@ -323,36 +337,69 @@ def torch_adam(config: LintedConfig) -> Iterator[Hit]:
     ),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
+def no_cpu_form(config: LintedConfig) -> Iterator[Violation]:
     name = config.optimizer
     offloaded = config.stage and config.offload("optimizer") != "none"
     spec = config.optimizer_spec
     if offloaded and name and (spec is None or not spec.cpu_class):
-        yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
+        yield violation("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
 
 
-@rules.advice(
+OFFLOAD_RULES.advice(
     "DS415 offload to memory that is not pinned",
+    at(_both("pin_memory"), when.off & when.in_use, "{block} is not pinned"),
     why="the driver stages copies from and to pageable memory, which is slower and never overlaps with computation",
     fix='set "pin_memory": true',
     source="runtime/zero/offload_config.py",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": False})),
     good=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": True})),
 )
-def pageable(config: LintedConfig) -> Iterator[Hit]:
-    for what in ("optimizer", "param"):
-        path = f"zero_optimization.offload_{what}.pin_memory"
-        if config.offload(what) != "none" and config.off(path):
-            yield hit(path, f"offload_{what} is not pinned")
 
 
-def _is_tmpfs(folder: str) -> bool:
-    """Whether a folder's file system is a tmpfs, by the kernel's table of mounts; nothing in the folder is read."""
-    try:
-        path = Path(folder).resolve()
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte, not Linux
-        return False
-    mounts = [(Path(fields[1]), fields[2]) for line in lines if len(fields := line.split()) > 2]
-    holding = [(len(mount.parts), kind) for mount, kind in mounts if mount == path or mount in path.parents]
-    return bool(holding) and max(holding)[1] in ("tmpfs", "ramfs")
+AIO_RULES = Rules("Asynchronous I/O")
+_SOURCE = "runtime/swap_tensor/aio_config.py"
+_SWAPS = zero(3, offload_optimizer=NVME)
+AIO_RULES.warning(
+    "DS451 aio.thread_count, which is an old name",
+    at("aio.thread_count", when.given, "{name} is ignored"),
+    why="the key's name is intra_op_parallelism; under the old one it is ignored",
+    fix="write intra_op_parallelism",
+    source=_SOURCE,
+    bad=plain(zero_optimization=_SWAPS, aio={"thread_count": 8}),
+    good=plain(zero_optimization=_SWAPS, aio={"intra_op_parallelism": 8, "queue_depth": 32}),
+)
+AIO_RULES.advice(
+    "DS452 aio without NVMe",
+    at("aio", when.block & ~when.empty & ~when.swaps, "nothing is swapped to NVMe"),
+    why="only swapping to NVMe reads these settings",
+    fix="remove the block",
+    source="runtime/zero/stage3.py, runtime/swap_tensor/",
+    bad=plain(zero_optimization=zero(2), aio={"queue_depth": 32}),
+    good=plain(zero_optimization=_SWAPS, aio={"queue_depth": 32, "intra_op_parallelism": 8}),
+)
+AIO_RULES.advice(
+    "DS453 NVMe with one thread",
+    at("aio.intra_op_parallelism", when.swaps & when.equals(None, 1), "one thread reads and writes"),
+    why="DeepSpeed's defaults, 8 requests in flight from one thread, leave a modern drive idle",
+    fix='set "intra_op_parallelism": 8 and "queue_depth": 32, or what ds_nvme_tune finds',
+    source=_SOURCE,
+    bad=plain(zero_optimization=_SWAPS),
+    good=plain(zero_optimization=_SWAPS, aio={"intra_op_parallelism": 8, "queue_depth": 32}),
+)
+AIO_RULES.error(
+    "DS454 aio settings that are not numbers",
+    at(
+        ("aio.block_size", "aio.queue_depth", "aio.intra_op_parallelism"),
+        when.swaps & when.not_null & ~_whole_above_zero,
+        "{name} is {value}",
+    ),
+    why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
+    fix="write a whole number above zero",
+    source="runtime/swap_tensor/partitioned_param_swapper.py _configure_aio",
+    bad=plain(zero_optimization=_SWAPS, aio={"block_size": "1M", "intra_op_parallelism": 8}),
+    good=plain(zero_optimization=_SWAPS, aio={"block_size": 1048576, "intra_op_parallelism": 8}),
+)
+
+
+def _swaps(config: LintedConfig) -> bool:
+    return config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))

@@ -1,25 +1,28 @@
-"""DS5xx: the optimizer block."""
+"""The optimizer and scheduler blocks (DS5xx, DS6xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..config_file import Replace
 from ..facts import Parameter
 from ..linted_config import LintedConfig, did_you_mean, number_in, shown
-from ..rule import Hit, Replace, Rules, hit, unquoted
+from ..rule import Rules, Violation, unquoted, violation
+from . import conditions as when
+from .conditions import Condition, at
 from .examples import ADAMW, ON, plain, zero
 
-rules = Rules()
+OPTIMIZER_RULES = Rules("Optimizer")
 
+_lamb = Condition(lambda config, _: config.optimizer == "lamb")
+_warms_up = Condition(lambda config, _: config.text("scheduler.type").startswith("Warmup"))
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
-
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 """DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
-
 _SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
 
-@rules.error(
+@OPTIMIZER_RULES.error(
     "DS501 an unknown optimizer",
     why="DeepSpeed asserts that the type is one of its own names or a class of torch.optim",
     fix="correct the name, or create the optimizer in the script and remove the block",
@@ -27,51 +30,49 @@ _SGD = {"type": "SGD", "params": {"lr": 0.1}}
     bad=plain(optimizer={"type": "AdamWW", "params": {"lr": 1e-5}}),
     good=plain(optimizer=ADAMW),
 )
-def unknown(config: LintedConfig) -> Iterator[Hit]:
+def unknown(config: LintedConfig) -> Iterator[Violation]:
     kind = config.get("optimizer.type")
     torch_names = config.facts.torch_optimizers
     if kind is not None and not isinstance(kind, str):
-        yield hit("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
+        yield violation("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
     elif kind is not None and torch_names and config.optimizer not in (*config.facts.optimizers, *torch_names):
         names = [*config.facts.optimizers, *torch_names]
         if kind.lower() in _ONE_BIT:
-            yield hit(
+            yield violation(
                 "optimizer.type",
                 f"the 1-bit optimizers are gone from DeepSpeed, and {config.facts.version} has no {shown(kind)}",
                 fix='write "AdamW", without the arguments for compression in params',
             )
             return
         near = did_you_mean(kind, names) or did_you_mean(kind.lower(), names)
-        yield hit("optimizer.type", f"neither DeepSpeed nor torch.optim has {shown(kind)}{near}")
+        yield violation("optimizer.type", f"neither DeepSpeed nor torch.optim has {shown(kind)}{near}")
 
 
-@rules.warning(
+OPTIMIZER_RULES.warning(
     "DS502 an optimizer block without a type",
+    at("optimizer", when.without_type, "the block has no type, so DeepSpeed ignores it"),
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_optimizer_name",
     bad=plain(optimizer={"params": {"lr": 1e-5}}),
     good=plain(optimizer=ADAMW),
 )
-def no_type(config: LintedConfig) -> Iterator[Hit]:
-    if isinstance(config.get("optimizer"), dict) and config.get("optimizer.type") is None:
-        yield hit("optimizer", "the block has no type, so DeepSpeed ignores it")
-
-
-@rules.error(
+OPTIMIZER_RULES.error(
     "DS503 max_grad_norm in the optimizer",
+    at(
+        "optimizer.params.max_grad_norm",
+        when.given & ~when.is_missing("optimizer.type"),
+        "{name} is in optimizer.params",
+    ),
     why="DeepSpeed itself clips the gradients, and refuses the key in optimizer.params",
     fix='move it to the top level as "gradient_clipping"',
     source=_ENGINE,
     bad=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}),
     good=plain(gradient_clipping=1.0, optimizer=ADAMW),
 )
-def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
-    if config.optimizer and "max_grad_norm" in config.block("optimizer.params"):
-        yield hit("optimizer.params.max_grad_norm", "max_grad_norm stands in optimizer.params")
 
 
-@rules.error(
+@OPTIMIZER_RULES.error(
     "DS504 an optimizer that ZeRO has not tested",
     why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
     fix='add "zero_allow_untested_optimizer": true',
@@ -79,15 +80,15 @@ def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer=_SGD, zero_optimization=zero(2)),
     good=plain(optimizer=_SGD, zero_optimization=zero(2), zero_allow_untested_optimizer=True),
 )
-def untested(config: LintedConfig) -> Iterator[Hit]:
+def untested(config: LintedConfig) -> Iterator[Violation]:
     known = config.optimizer in config.facts.optimizers or config.optimizer in config.facts.torch_optimizers
     spec = config.optimizer_spec
     tested = spec is not None and spec.tested_with_zero
     if config.stage and known and not tested and not config.get("zero_allow_untested_optimizer"):
-        yield hit("optimizer.type", f"{config.optimizer} is untested with ZeRO")
+        yield violation("optimizer.type", f"{config.optimizer} is untested with ZeRO")
 
 
-@rules.error(
+@OPTIMIZER_RULES.error(
     "DS505 an argument that the optimizer does not take",
     why="DeepSpeed passes optimizer.params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
@@ -95,20 +96,20 @@ def untested(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer={"type": "AdamW", "params": {"learning_rate": 1e-5}}),
     good=plain(optimizer=ADAMW),
 )
-def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
+def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
     taken = _arguments(config)
     given = config.get("optimizer.params")
     if taken is None or not isinstance(given, dict):
         if config.optimizer and given is not None and not isinstance(given, dict):
-            yield hit("optimizer.params", f"params is {shown(given)}", fix="write an object")
+            yield violation("optimizer.params", f"params is {shown(given)}", fix="write an object")
         return
     for name in given:
         if name not in taken and name != "max_grad_norm":
             path = f"optimizer.params.{name}" if "." not in name else "optimizer.params"
-            yield hit(path, f"{config.optimizer} takes no {name[:40]!r}{did_you_mean(name, taken, cutoff=0.5)}")
+            yield violation(path, f"{config.optimizer} takes no {name[:40]!r}{did_you_mean(name, taken, cutoff=0.5)}")
 
 
-@rules.error(
+@OPTIMIZER_RULES.error(
     "DS506 amsgrad",
     why="DeepSpeed's Adams do not have it and raise a RuntimeError",
     fix="remove amsgrad",
@@ -116,35 +117,31 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}),
     good=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}),
 )
-def amsgrad(config: LintedConfig) -> Iterator[Hit]:
+def amsgrad(config: LintedConfig) -> Iterator[Violation]:
     torch_adam = config.flag("optimizer.params.torch_adam") and config.optimizer != "lamb"
     on_gpu = config.offload("optimizer") == "none"
     refuses = config.has_adam or (config.optimizer == "lamb" and on_gpu)
     value = config.get("optimizer.params.amsgrad")
     if refuses and not torch_adam and value:
-        yield hit(
+        yield violation(
             "optimizer.params.amsgrad",
             f"DeepSpeed has no {config.optimizer} with AMSGrad",
             severity="warning" if value == "auto" else None,
         )
 
 
-@rules.error(
+OPTIMIZER_RULES.error(
     "DS507 LAMB with a static loss scale",
+    at("fp16.loss_scale", when.number(lambda scale: scale > 0) & _lamb, "the loss scale is always {number}"),
     why="DeepSpeed asserts that LAMB comes with dynamic loss scaling",
     fix='set "loss_scale": 0 in fp16',
     source="runtime/engine.py _do_sanity_check",
     bad=plain(optimizer={"type": "Lamb", "params": {"lr": 1e-5}}, fp16=ON | {"loss_scale": 128}),
     good=plain(optimizer={"type": "Lamb", "params": {"lr": 1e-5}}, fp16=ON | {"loss_scale": 0}),
 )
-def lamb(config: LintedConfig) -> Iterator[Hit]:
-    scale = config.number("fp16.loss_scale")
-    if config.optimizer == "lamb" and scale is not None and scale > 0:
-        yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
-
-
-@rules.error(
+OPTIMIZER_RULES.error(
     "DS508 Muon with reduce_scatter at stage 3",
+    at("zero_optimization.reduce_scatter", when.per_matrix & when.stages(3) & ~when.off, "gradients are scattered"),
     why="Muon needs whole gradient matrices, and stage 3 refuses it where gradients are scattered (the default)",
     fix='set "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__",
@@ -152,14 +149,9 @@ def lamb(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3)),
     good=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3, reduce_scatter=False)),
 )
-def muon(config: LintedConfig) -> Iterator[Hit]:
-    spec = config.optimizer_spec
-    needed = spec is not None and spec.per_matrix
-    if needed and config.stage == 3 and not config.off("zero_optimization.reduce_scatter"):
-        yield hit("zero_optimization.reduce_scatter", "gradients are scattered")
 
 
-@rules.advice(
+@OPTIMIZER_RULES.advice(
     "DS509 Adam that is AdamW",
     why="DeepSpeed's Adam decays weights as AdamW does, unless adam_w_mode is false",
     fix='write "AdamW", or set "adam_w_mode": false for L2 regularization',
@@ -167,13 +159,13 @@ def muon(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.1}}),
     good=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}),
 )
-def decoupled(config: LintedConfig) -> Iterator[Hit]:
+def decoupled(config: LintedConfig) -> Iterator[Violation]:
     decay = config.number("optimizer.params.weight_decay")
     if config.optimizer == "adam" and decay and "adam_w_mode" not in config.block("optimizer.params"):
-        yield hit("optimizer.type", f"the weight decay {decay:g} is decoupled")
+        yield violation("optimizer.type", f"the weight decay {decay:g} is decoupled")
 
 
-@rules.error(
+@OPTIMIZER_RULES.error(
     "DS510 an argument of the optimizer that is text",
     why="the compiled optimizer takes numbers only and raises a TypeError at the first step",
     fix="write a number",
@@ -181,12 +173,12 @@ def decoupled(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer={"type": "AdamW", "params": {"lr": "1e-5x"}}),
     good=plain(optimizer=ADAMW),
 )
-def text(config: LintedConfig) -> Iterator[Hit]:
+def text(config: LintedConfig) -> Iterator[Violation]:
     for name in ("lr", "weight_decay", "eps"):
         value = config.get(f"optimizer.params.{name}")
         if config.has_adam and value != "auto" and isinstance(value, str | list | dict):
             set_later = name == "lr" and config.has("scheduler")  # which writes a rate of its own before the first step
-            yield hit(
+            yield violation(
                 f"optimizer.params.{name}",
                 f"{name} is {shown(value)}",
                 severity="warning" if set_later else None,
@@ -198,7 +190,7 @@ def text(config: LintedConfig) -> Iterator[Hit]:
         numbers = [beta if number_in(beta) is None else number_in(beta) for beta in betas]
         mended = not any(isinstance(number, str) for number in numbers)
         path = ("optimizer", "params", "betas")
-        yield hit(
+        yield violation(
             "optimizer.params.betas",
             f"betas is {shown(betas)}",
             fix="write the numbers without quotes",
@@ -228,3 +220,198 @@ def _names(
     if found is None:
         return None
     return [parameter.name for parameter in found if parameter.name not in but] + (own or [])
+
+
+SCHEDULER_RULES = Rules("Scheduler")
+_SCHEDULER_ENGINE = "runtime/engine.py _scheduler_from_config"
+_SCHEDULES = "runtime/lr_schedules.py"
+_DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 100}}
+
+
+@SCHEDULER_RULES.error(
+    "DS601 an unknown scheduler",
+    why="DeepSpeed asserts that the type is a class of its lr_schedules or of torch.optim.lr_scheduler",
+    fix="correct the name",
+    source=_SCHEDULER_ENGINE,
+    bad=plain(scheduler={"type": "WarmupDecay", "params": {}}),
+    good=plain(scheduler=_DECAY),
+)
+def unknown_scheduler(config: LintedConfig) -> Iterator[Violation]:
+    kind = config.get("scheduler.type")
+    names = (*config.facts.schedulers, *config.facts.torch_schedulers)
+    if kind is not None and not isinstance(kind, str):
+        yield violation("scheduler.type", f"type is {shown(kind)}", fix="write the scheduler's name")
+    elif kind is not None and config.facts.torch_schedulers and kind not in names:
+        yield violation("scheduler.type", f"there is no scheduler {shown(kind)}{did_you_mean(kind, names)}")
+
+
+@SCHEDULER_RULES.error(
+    "DS602 a scheduler without an argument that it needs",
+    why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
+    "is missing",
+    source=_SCHEDULES,
+    bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}),
+    good=plain(scheduler=_DECAY),
+)
+def incomplete(config: LintedConfig) -> Iterator[Violation]:
+    taken = _parameters(config)
+    if taken is None:
+        return
+    given = config.get("scheduler.params")
+    if not isinstance(given, dict):
+        yield violation(
+            "scheduler.params",
+            "params is missing" if given is None else f"params is {shown(given)}",
+            fix='add "params": {} with what it needs',
+        )
+        return
+    missing = [parameter.name for parameter in taken if parameter.required and parameter.name not in given]
+    if missing:
+        yield violation(
+            "scheduler.params",
+            f"{config.text('scheduler.type')} needs {', '.join(missing)}",
+            fix=f"add {', '.join(missing)}" + (' (the Trainer fills "auto")' if config.framework == "hf" else ""),
+        )
+
+
+@SCHEDULER_RULES.error(
+    "DS603 an argument that the scheduler does not take",
+    why="DeepSpeed passes scheduler.params to the class, which raises a TypeError",
+    fix="remove it, or correct its name",
+    source=_SCHEDULES,
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"total_num_steps": 1000}}),
+    good=plain(scheduler=_DECAY),
+)
+def wrong_scheduler_argument(config: LintedConfig) -> Iterator[Violation]:
+    taken = _parameters(config)
+    names = [parameter.name for parameter in taken or ()]
+    for name in config.block("scheduler.params") if taken is not None else ():
+        if name not in names:
+            path = f"scheduler.params.{name}" if "." not in name else "scheduler.params"
+            kind = config.text("scheduler.type")
+            yield violation(path, f"{kind} takes no {name[:40]!r}{did_you_mean(name, names)}")
+
+
+@SCHEDULER_RULES.error(
+    "DS604 a warm-up of no steps",
+    why="the warm-up schedulers refuse anything but a whole number above zero",
+    fix="write 1 for no warm-up",
+    source=_SCHEDULES,
+    since="0.19.6",
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 0}}),
+    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 1}}),
+)
+def no_warmup(config: LintedConfig) -> Iterator[Violation]:
+    value = config.get("scheduler.params.warmup_num_steps")
+    warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+    if (
+        warms
+        and value != "auto"
+        and "warmup_num_steps" in config.block("scheduler.params")
+        and (not isinstance(value, int) or value <= 0)
+    ):
+        number = number_in(value)
+        mended = isinstance(number, int) and number > 0
+        yield violation(
+            "scheduler.params.warmup_num_steps",
+            f"warmup_num_steps is {shown(value)}",
+            fix=f"write {number} without quotes" if mended else "",
+            edits=unquoted("scheduler.params.warmup_num_steps", value) if mended else (),
+        )
+
+
+@SCHEDULER_RULES.warning(
+    "DS605 a warm-up longer than the training",
+    why="the learning rate never reaches its highest value",
+    fix="write a smaller warmup_num_steps",
+    source=_SCHEDULES,
+    bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}}),
+    good=plain(scheduler=_DECAY),
+)
+def long_warmup(config: LintedConfig) -> Iterator[Violation]:
+    total, warmup = (config.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
+    if total is not None and warmup is not None and warmup > total:
+        yield violation(
+            "scheduler.params.warmup_num_steps", f"the warm-up has {warmup:g} steps, the training {total:g}"
+        )
+
+
+SCHEDULER_RULES.warning(
+    "DS606 an unknown warm-up",
+    at("scheduler.params.warmup_type", when.not_null & ~when.equals("log", "linear") & _warms_up, "{name} is {value}"),
+    why="the schedulers know log and linear; for any other they print a warning and take log",
+    fix='write "linear" or "log"',
+    source=_SCHEDULES,
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "cosine"}}),
+    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "linear"}}),
+)
+SCHEDULER_RULES.warning(
+    "DS607 a scheduler block without a type",
+    at("scheduler", when.without_type, "the block has no type, so DeepSpeed ignores it"),
+    why="DeepSpeed then ignores the whole block",
+    fix='add "type"',
+    source="runtime/config.py get_scheduler_name",
+    bad=plain(scheduler={"params": {"warmup_num_steps": 10}}),
+    good=plain(scheduler=_DECAY),
+)
+
+
+@SCHEDULER_RULES.warning(
+    "DS608 a scheduler that overrides the learning rate",
+    why="the warm-up ends at warmup_max_lr, whatever the optimizer's lr is",
+    fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
+    source=_SCHEDULES,
+    bad=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}),
+    good=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
+)
+def two_rates(config: LintedConfig) -> Iterator[Violation]:
+    rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
+    if (
+        rate
+        and highest is not None
+        and highest != rate
+        and config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
+    ):
+        yield violation("scheduler.params.warmup_max_lr", f"lr is {rate:g}, but warmup_max_lr is {highest:g}")
+
+
+@SCHEDULER_RULES.error(
+    "DS609 torch's scheduler around DeepSpeed's optimizer",
+    why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
+    "TypeError; "
+    "DeepSpeed's own look inside it",
+    fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
+    source="runtime/engine.py _configure_lr_scheduler",
+    bad=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler={"type": "StepLR", "params": {"step_size": 10}}),
+    good=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler=_DECAY),
+)
+def torchs(config: LintedConfig) -> Iterator[Violation]:
+    kind = config.text("scheduler.type")
+    wrapped = config.stage or config.fp16 or config.bf16
+    if wrapped and kind in config.facts.torch_schedulers and kind not in config.facts.schedulers:
+        yield violation("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
+
+
+@SCHEDULER_RULES.error(
+    "DS610 a number of the warm-up that is text",
+    why="the scheduler subtracts and compares it, and raises a TypeError",
+    fix="write a number",
+    source=_SCHEDULES,
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": "1e-5"}}),
+    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
+)
+def text_in_scheduler(config: LintedConfig) -> Iterator[Violation]:
+    kind = config.text("scheduler.type")
+    names = ["warmup_min_lr", "warmup_max_lr", "total_num_steps"]
+    if not config.facts.at_least("0.19.6"):  # since then the scheduler refuses it itself (DS604)
+        names.append("warmup_num_steps")
+    for name in names if kind in ("WarmupLR", "WarmupDecayLR") else ():
+        path = f"scheduler.params.{name}"
+        if config.text(path) not in ("", "auto"):
+            yield violation(path, f"{name} is {shown(config.text(path))}", edits=unquoted(path, config.text(path)))
+
+
+def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
+    """The arguments of the scheduler's class, None for a class that is not known."""
+    kind = config.text("scheduler.type")
+    return config.facts.schedulers.get(kind) or config.facts.torch_schedulers.get(kind)

@@ -1,16 +1,18 @@
-"""DS2xx: precision."""
+"""Precision (DS2xx)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
+from ..config_file import Remove
 from ..linted_config import LintedConfig, shown
-from ..rule import Hit, Remove, Rules, hit
+from ..rule import Rules, Violation, violation
+from . import conditions as when
+from .conditions import at
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
 
-rules = Rules()
-
+PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"
 _ENGINE = "runtime/engine.py"
 _DTYPES = {
@@ -29,24 +31,19 @@ _DTYPES = {
     "torch.int8": "int8",
 }
 """The names of `runtime/config.py DtypeEnum`."""
-
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
-
-
-@rules.error(
+PRECISION_RULES.error(
     "DS201 fp16 and bf16 both on",
+    at("fp16.enabled", when.fp16 & when.bf16, "fp16 and bf16 are both enabled"),
     why="DeepSpeed asserts that at most one of them is",
     fix='keep one of them; "auto" lets the Trainer choose',
     source="runtime/config.py _initialize_params",
     bad=plain(fp16=ON, bf16=ON),
     good=plain(fp16={"enabled": False}, bf16=ON),
 )
-def both(config: LintedConfig) -> Iterator[Hit]:
-    if config.fp16 and config.bf16:
-        yield hit("fp16.enabled", "fp16 and bf16 are both enabled")
 
 
-@rules.warning(
+@PRECISION_RULES.warning(
     "DS202 bf16 on GPUs without bf16",
     why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
     fix="use fp16",
@@ -55,13 +52,15 @@ def both(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON),
     good=plain(fp16=ON),
 )
-def old_gpu(config: LintedConfig) -> Iterator[Hit]:
+def old_gpu(config: LintedConfig) -> Iterator[Violation]:
     gpu = config.cluster.gpu if config.cluster is not None else None
     if config.bf16 and gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < 8:
-        yield hit(f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:.1f}")
+        yield violation(
+            f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:.1f}"
+        )
 
 
-@rules.advice(
+@PRECISION_RULES.advice(
     "DS203 training in fp32",
     why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
     fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
@@ -69,15 +68,15 @@ def old_gpu(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(),
     good=plain(bf16=ON),
 )
-def full_precision(config: LintedConfig) -> Iterator[Hit]:
+def full_precision(config: LintedConfig) -> Iterator[Violation]:
     filled = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
     # Under accelerate a file without either block gets the one that mixed_precision names.
     may_come = config.framework == "hf" and not any(config.has(name) for name in ("fp16", "bf16", "bfloat16"))
     if not (config.fp16 or config.bf16 or filled or may_come or config.flag("torch_autocast.enabled")):
-        yield hit("bf16", "neither bf16 nor fp16 is on")
+        yield violation("bf16", "neither bf16 nor fp16 is on")
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS204 loss scaling under bf16",
     why="bf16 has fp32's range and needs none; its class forbids these keys, and DeepSpeed stops",
     fix="remove it",
@@ -85,12 +84,12 @@ def full_precision(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON | {"loss_scale": 0}),
     good=plain(bf16=ON),
 )
-def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
+def scaled_bf16(config: LintedConfig) -> Iterator[Violation]:
     for block in ("bf16", "bfloat16"):
         for name in _LOSS_SCALE:
             path = f"{block}.{name}"
             if config.has(path) and block == config.bf16_block and config.facts.block(block) is not None:
-                yield hit(
+                yield violation(
                     path,
                     f"{block} has no key {name!r}",
                     severity="warning" if config.is_auto(path) else None,
@@ -98,7 +97,7 @@ def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
                 )
 
 
-@rules.advice(
+@PRECISION_RULES.advice(
     "DS205 fp16 settings while fp16 is off",
     why="loss scaling works only with fp16",
     fix="remove them, or enable fp16",
@@ -106,29 +105,26 @@ def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, fp16={"enabled": False, "loss_scale_window": 500}),
     good=plain(fp16=ON | {"loss_scale_window": 500}),
 )
-def unused_scaling(config: LintedConfig) -> Iterator[Hit]:
+def unused_scaling(config: LintedConfig) -> Iterator[Violation]:
     given = [name for name in _LOSS_SCALE if config.has(f"fp16.{name}")]
     if given and config.off("fp16.enabled"):
-        yield hit(
+        yield violation(
             f"fp16.{given[0]}", f"fp16 is off, so {', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect"
         )
 
 
-@rules.advice(
+PRECISION_RULES.advice(
     "DS206 a static loss scale",
+    at("fp16.loss_scale", when.fp16 & when.number(lambda scale: scale > 0), "the loss scale is always {number}"),
     why="with loss_scale 0 DeepSpeed lowers the scale where gradients overflow; a fixed one skips every such step",
     fix="set loss_scale to 0",
     source=_ENGINE + " dynamic_loss_scale",
     bad=plain(fp16=ON | {"loss_scale": 128}),
     good=plain(fp16=ON | {"loss_scale": 0}),
 )
-def static_scale(config: LintedConfig) -> Iterator[Hit]:
-    scale = config.number("fp16.loss_scale")
-    if config.fp16 and scale is not None and scale > 0:
-        yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS207 a loss scale that DeepSpeed refuses",
     why="the scale must be finite and at least 0; the window and the lowest value of a dynamic scale must be above 0",
     fix="correct it, or remove the key",
@@ -137,21 +133,21 @@ def static_scale(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(fp16=ON | {"loss_scale_window": 0}),
     good=plain(fp16=ON | {"loss_scale_window": 1000}),
 )
-def refused_scale(config: LintedConfig) -> Iterator[Hit]:
+def refused_scale(config: LintedConfig) -> Iterator[Violation]:
     scale = config.get("fp16.loss_scale")
     number = _number(scale)
     if isinstance(scale, bool) or (number is not None and (number < 0 or not math.isfinite(number))):
-        yield hit("fp16.loss_scale", f"loss_scale is {shown(scale)}")
+        yield violation("fp16.loss_scale", f"loss_scale is {shown(scale)}")
     dynamic = config.fp16 and (scale is None or scale == "auto" or number == 0)
     for name in ("loss_scale_window", "min_loss_scale"):
         value = config.get(f"fp16.{name}")
         size = _number(value)
         fraction = isinstance(value, str) and size is not None and not value.strip().lstrip("+-").isdigit()
         if isinstance(value, bool) or fraction or (dynamic and size is not None and size <= 0):
-            yield hit(f"fp16.{name}", f"{name} is {shown(value)}")
+            yield violation(f"fp16.{name}", f"{name} is {shown(value)}")
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS208 half-precision master weights without ZeRO",
     why="DeepSpeed keeps them in ZeRO's optimizers only, and stops at stage 0",
     fix="use ZeRO stage 1, 2 or 3, or remove the key",
@@ -159,17 +155,17 @@ def refused_scale(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}),
     good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
+def master_without_zero(config: LintedConfig) -> Iterator[Violation]:
     for path in (
         "fp16.fp16_master_weights_and_grads",
         f"{config.bf16_block}.bf16_master_weights_and_grads",
         f"{config.bf16_block}.bf16_optimizer_states",
     ):
         if config.flag(path) and config.stage == 0:
-            yield hit(path, f"{path.rpartition('.')[2]} is on at stage 0")
+            yield violation(path, f"{path.rpartition('.')[2]} is on at stage 0")
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS209 half-precision master weights without DeepSpeed's CPU Adam",
     why="DeepSpeed asserts that the optimizer is offloaded and is Adam (bf16 with bf16_optimizer_states may stay on "
     "the GPU)",
@@ -178,7 +174,7 @@ def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2)),
     good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
+def master_without_offload(config: LintedConfig) -> Iterator[Violation]:
     offloaded = config.offload("optimizer") != "none"
     cpu_adam = offloaded and config.may_have_adam and not config.flag("optimizer.params.torch_adam")
     block = config.bf16_block
@@ -190,7 +186,7 @@ def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
         (f"{block}.bf16_master_weights_and_grads", bf16),
     ):
         if asked and config.stage and not cpu_adam:
-            yield hit(
+            yield violation(
                 path,
                 "the optimizer is not offloaded"
                 if not offloaded
@@ -198,7 +194,7 @@ def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS210 bf16 optimizer states without bf16 master weights",
     why="DeepSpeed asserts that bf16_optimizer_states comes with bf16_master_weights_and_grads, and that fp16's and "
     "bf16's "
@@ -210,16 +206,16 @@ def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
         bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}, zero_optimization=zero(2)
     ),
 )
-def states_without_master(config: LintedConfig) -> Iterator[Hit]:
+def states_without_master(config: LintedConfig) -> Iterator[Violation]:
     block = config.bf16_block
     master = config.flag(f"{block}.bf16_master_weights_and_grads")
     if config.flag(f"{block}.bf16_optimizer_states") and not master and config.stage:
-        yield hit(f"{block}.bf16_optimizer_states", "bf16_master_weights_and_grads is off")
+        yield violation(f"{block}.bf16_optimizer_states", "bf16_master_weights_and_grads is off")
     if master and config.flag("fp16.fp16_master_weights_and_grads") and config.stage:
-        yield hit("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
+        yield violation("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
 
 
-@rules.warning(
+@PRECISION_RULES.warning(
     "DS217 bf16 master weights on NVMe",
     why="where a sub-group of 1 MiB or more has been swapped out, its master is fp32, and the swapper's buffers bf16: "
     "the first step stops at an assertion",
@@ -234,13 +230,13 @@ def states_without_master(config: LintedConfig) -> Iterator[Hit]:
         zero_optimization=zero(3, offload_optimizer=CPU),
     ),
 )
-def master_on_nvme(config: LintedConfig) -> Iterator[Hit]:
+def master_on_nvme(config: LintedConfig) -> Iterator[Violation]:
     path = f"{config.bf16_block}.bf16_master_weights_and_grads"
     if config.flag(path) and config.stage == 3 and config.offload("optimizer") == "nvme":
-        yield hit(path, "the optimizer is on NVMe")
+        yield violation(path, "the optimizer is on NVMe")
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS211 a param_dtype that contradicts the enabled precision",
     why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype says the same",
     fix="remove data_types.param_dtype",
@@ -249,13 +245,13 @@ def master_on_nvme(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, data_types={"param_dtype": "fp16"}),
     good=plain(bf16=ON, data_types={"param_dtype": "bf16"}),
 )
-def other_type(config: LintedConfig) -> Iterator[Hit]:
+def other_type(config: LintedConfig) -> Iterator[Violation]:
     wanted = _DTYPES.get(config.text("data_types.param_dtype"))
     if wanted is not None and wanted != _model_type(config) and not _may_change(config):
-        yield hit("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(config)}")
+        yield violation("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(config)}")
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS212 a type that DeepSpeed does not know",
     why="DeepSpeed looks the name up and stops",
     fix='write "bf16", "fp16" or "fp32"',
@@ -263,7 +259,7 @@ def other_type(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(data_types={"grad_accum_dtype": "fp8"}),
     good=plain(data_types={"grad_accum_dtype": "fp32"}),
 )
-def unknown_type(config: LintedConfig) -> Iterator[Hit]:
+def unknown_type(config: LintedConfig) -> Iterator[Violation]:
     block = config.facts.block("data_types")
     names = [name for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype") if block and name in block.keys]
     paths = [f"data_types.{name}" for name in names] + ["torch_autocast.dtype"]
@@ -275,13 +271,13 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
             and not unused
             and (not isinstance(value, str) or value not in _DTYPES)
         ):
-            yield hit(path, f"{path.rpartition('.')[2]} is {shown(value)}")
+            yield violation(path, f"{path.rpartition('.')[2]} is {shown(value)}")
     safe = config.get("torch_autocast.lower_precision_safe_modules")
     names_only = isinstance(safe, str | dict) or (
         isinstance(safe, list) and all(isinstance(name, str) for name in safe)
     )
     if config.has("torch_autocast.lower_precision_safe_modules") and not names_only:
-        yield hit(
+        yield violation(
             "torch_autocast.lower_precision_safe_modules",
             f"lower_precision_safe_modules is {shown(safe)}",
             fix="write a list of names of classes",
@@ -289,14 +285,14 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
     keep = config.get("data_types.keep_in_fp32_modules")
     given = "keep_in_fp32_modules" in config.block("data_types") and block and "keep_in_fp32_modules" in block.keys
     if given and keep != "auto" and not (isinstance(keep, list) and all(isinstance(name, str) for name in keep)):
-        yield hit(
+        yield violation(
             "data_types.keep_in_fp32_modules",
             f"keep_in_fp32_modules is {shown(keep)}",
             fix='write "auto" or a list of name patterns',
         )
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS213 gradients of another type without ZeRO",
     why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
     fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
@@ -304,16 +300,16 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, optimizer=ADAMW),
     good=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, optimizer=ADAMW, zero_optimization=zero(1)),
 )
-def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
+def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
     wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
     if config.stage == 0 and wanted is not None and wanted != _model_type(config) and not _may_change(config):
-        yield hit(
+        yield violation(
             "data_types.grad_accum_dtype",
             f"gradients are accumulated in {wanted}, but the weights are {_model_type(config)}, at stage 0",
         )
 
 
-@rules.advice(
+@PRECISION_RULES.advice(
     "DS214 stage 1 with full fp32 gradients",
     why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "
     "all parameters on every GPU: four bytes per parameter that stage 2 does not have",
@@ -322,23 +318,25 @@ def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, zero_optimization=zero(1)),
     good=plain(bf16=ON, zero_optimization=zero(1)),
 )
-def bf16_optimizer(config: LintedConfig) -> Iterator[Hit]:
+def bf16_optimizer(config: LintedConfig) -> Iterator[Violation]:
     wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
     if config.stage == 1 and config.bf16 and wanted == "fp32" and config.offload("optimizer") != "cpu":
-        yield hit("data_types.grad_accum_dtype", "fp32 gradients stay whole on every GPU")
+        yield violation("data_types.grad_accum_dtype", "fp32 gradients stay whole on every GPU")
 
 
-@rules.warning(
+PRECISION_RULES.warning(
     "DS215 torch_autocast without a type",
+    at(
+        "torch_autocast.dtype",
+        ~when.given & when.is_on("torch_autocast.enabled"),
+        "torch_autocast is on without a dtype",
+    ),
     why="DeepSpeed then has no type to compute in or to reduce gradients in",
     fix='add "dtype": "bfloat16"',
     source="runtime/config.py get_torch_autocast_dtype",
     bad=plain(torch_autocast=ON),
     good=plain(torch_autocast=ON | {"dtype": "bfloat16"}),
 )
-def autocast_type(config: LintedConfig) -> Iterator[Hit]:
-    if config.flag("torch_autocast.enabled") and not config.has("torch_autocast.dtype"):
-        yield hit("torch_autocast.dtype", "torch_autocast is on without a dtype")
 
 
 def _number(value: object) -> float | None:
@@ -349,7 +347,7 @@ def _number(value: object) -> float | None:
         return None
 
 
-@rules.error(
+@PRECISION_RULES.error(
     "DS216 a first loss scale that no float holds",
     why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
     "DeepSpeed still "
@@ -359,11 +357,11 @@ def _number(value: object) -> float | None:
     bad=plain(fp16=ON | {"initial_scale_power": 5000}),
     good=plain(fp16=ON | {"initial_scale_power": 16}),
 )
-def huge_scale(config: LintedConfig) -> Iterator[Hit]:
+def huge_scale(config: LintedConfig) -> Iterator[Violation]:
     power = config.number("fp16.initial_scale_power")
     dynamic = config.fp16 and not (config.number("fp16.loss_scale") or 0) > 0
     if power is not None and power >= (1024 if dynamic else 14_300) and config.fp16:
-        yield hit("fp16.initial_scale_power", f"2 to the power of {power:g}")
+        yield violation("fp16.initial_scale_power", f"2 to the power of {power:g}")
 
 
 def _model_type(config: LintedConfig) -> str:

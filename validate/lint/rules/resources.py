@@ -17,10 +17,10 @@ from ....estimators.time.step_time import estimate_time
 from ....estimators.unsupported import unsupported
 from ....estimators.workload import Workload
 from ..linted_config import LintedConfig
-from ..rule import Hit, Rules, hit
+from ..rule import Rules, Violation, violation
 from .examples import CPU, ON, zero
 
-rules = Rules()
+RESOURCE_RULES = Rules("Model and GPUs")
 
 SURE = 0.975
 """The least probability of fitting of a training that is not warned of: the recommendation's own
@@ -36,7 +36,7 @@ def _bf16(**settings: Any) -> dict[str, Any]:
     return {"train_micro_batch_size_per_gpu": 1, "bf16": ON, **settings}
 
 
-@rules.warning(
+@RESOURCE_RULES.warning(
     "DS901 a training that does not fit the GPUs",
     why="the predicted need, within its error, may be more than the GPU has",
     fix="`ds-advise MODEL --gpus SPEC` finds what fits",
@@ -55,16 +55,16 @@ def _bf16(**settings: Any) -> dict[str, Any]:
         )
     ),
 )
-def too_large(config: LintedConfig) -> Iterator[Hit]:
+def too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
     if situation and not situation.fits():
         need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
         probability = situation.fit_probability()
         likely = f": it fits with a probability of {probability:.0%}" if probability >= 1 - SURE else ""
-        yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}{likely}")
+        yield violation("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}{likely}")
 
 
-@rules.warning(
+@RESOURCE_RULES.warning(
     "DS902 a training that does not fit the RAM",
     why="a process that the system kills because RAM runs out leaves no message",
     fix="offload less, or use a machine with more RAM",
@@ -73,14 +73,14 @@ def too_large(config: LintedConfig) -> Iterator[Hit]:
     bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
     good=_bf16(zero_optimization=zero(3)),
 )
-def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
+def too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
     if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
-        yield hit("zero_optimization", f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}")
+        yield violation("zero_optimization", f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}")
 
 
-@rules.advice(
+@RESOURCE_RULES.advice(
     "DS903 an offload that is not needed",
     why="what fits the GPUs runs faster there, because nothing waits for the CPU's optimizer or for copies over PCIe",
     fix="remove it",
@@ -89,7 +89,7 @@ def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
     bad=_bf16(zero_optimization=zero(2, offload_optimizer=CPU)),
     good=_bf16(zero_optimization=zero(2)),
 )
-def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
+def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
     if situation is None:
         return
@@ -99,11 +99,13 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
         ("offload_param", replace(plan, offload_param="none")),
     ):
         if getattr(plan, name) != "none" and (gain := situation.gain(other)):
-            yield hit(f"zero_optimization.{name}", f"without it the model fits, and is predicted {gain:.1f} x as fast")
+            yield violation(
+                f"zero_optimization.{name}", f"without it the model fits, and is predicted {gain:.1f} x as fast"
+            )
             return
 
 
-@rules.advice(
+@RESOURCE_RULES.advice(
     "DS904 a higher stage than needed",
     why="stage 3 gathers the weights for every forward and backward pass; a lower stage that fits communicates less",
     source=_SOURCE,
@@ -113,16 +115,18 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
     ),
     good=_bf16(zero_optimization=zero(2, reduce_bucket_size=5e7)),
 )
-def lower_stage(config: LintedConfig) -> Iterator[Hit]:
+def lower_stage(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
     plan = situation.plan if situation else None
     if not situation or not plan or plan.zero_stage != 3 or plan.offload_param != "none":
         return
     if plan.offload_optimizer != "nvme" and (gain := situation.gain(replace(plan, zero_stage=2))):
-        yield hit("zero_optimization.stage", f"stage 2 fits, and is predicted {gain:.1f} x as fast", fix="use stage 2")
+        yield violation(
+            "zero_optimization.stage", f"stage 2 fits, and is predicted {gain:.1f} x as fast", fix="use stage 2"
+        )
 
 
-@rules.advice(
+@RESOURCE_RULES.advice(
     "DS905 an offloaded optimizer that steps often",
     why="the CPU's optimizer takes its time once a step, however many micro batches the step has",
     source=_SOURCE,
@@ -130,7 +134,7 @@ def lower_stage(config: LintedConfig) -> Iterator[Hit]:
     bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
     good=_bf16(gradient_accumulation_steps=64, zero_optimization=zero(3, offload_optimizer=CPU)),
 )
-def steps_often(config: LintedConfig) -> Iterator[Hit]:
+def steps_often(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
     plan = situation.plan if situation else None
     if not situation or not plan or plan.offload_optimizer == "none" or plan.gradient_accumulation_steps >= 16:
@@ -138,14 +142,14 @@ def steps_often(config: LintedConfig) -> Iterator[Hit]:
     more = 4 * plan.gradient_accumulation_steps
     gain = situation.gain(replace(plan, gradient_accumulation_steps=more))
     if gain > 1.25:
-        yield hit(
+        yield violation(
             "gradient_accumulation_steps",
             f"{more} accumulation steps are predicted to give {gain:.1f} x the tokens per second",
             fix="accumulate more, if the training may have the larger batch",
         )
 
 
-@rules.advice(
+@RESOURCE_RULES.advice(
     "DS906 a feature that the predictions leave out",
     why="what is said here of memory and time is of the same configuration without it",
     source="ds_configs/read.py",
@@ -154,10 +158,10 @@ def steps_often(config: LintedConfig) -> Iterator[Hit]:
     good=_bf16(zero_optimization=zero(3)),
     fix="measure it: `ds-advise probe`",
 )
-def left_out(config: LintedConfig) -> Iterator[Hit]:
+def left_out(config: LintedConfig) -> Iterator[Violation]:
     if _Situation.of(config):
         for feature in unmodeled_features(config.values):
-            yield hit(feature.key, f"{feature.name}: {feature.predicted}")
+            yield violation(feature.key, f"{feature.name}: {feature.predicted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

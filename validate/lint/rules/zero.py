@@ -1,36 +1,26 @@
-"""DS3xx: ZeRO's stages and their settings."""
+"""ZeRO's stages and their settings, ZeRO++ (DS3xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ....ds_configs.config_keys import CONFIG_KEYS
+from ....estimators.memory.partition import shard_numel
+from ..config_file import Remove, Replace
 from ..linted_config import LintedConfig, shown
-from ..rule import Hit, Remove, Replace, Rules, hit
-from .examples import ADAMW, CPU, ON, plain, trainer, zero
+from ..rule import Rules, Violation, violation
+from . import conditions as when
+from .conditions import Condition, at
+from .examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
 
-rules = Rules()
-
+ZERO_RULES = Rules("ZeRO")
 _CONFIG = "runtime/zero/config.py"
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "runtime/zero/stage3.py"
 _ENGINE = "runtime/engine.py _configure_zero_optimizer"
-_ONLY_3 = (
-    "sub_group_size",
-    "prefetch_bucket_size",
-    "param_persistence_threshold",
-    "model_persistence_threshold",
-    "max_live_parameters",
-    "max_reuse_distance",
-    "gather_16bit_weights_on_model_save",
-    "module_granularity_threshold",
-    "use_all_reduce_for_fetch_params",
-    "allgather_sequential",
-)
-_ONLY_12 = ("round_robin_gradients", "parameter_alignment")
-_BUCKET = 500_000_000
 
 
-@rules.warning(
+@ZERO_RULES.warning(
     "DS301 offload_param below stage 3",
     why="only stage 3 partitions the parameters; at other stages the block is read and nothing is offloaded",
     fix="use stage 3, or remove offload_param",
@@ -38,17 +28,19 @@ _BUCKET = 500_000_000
     bad=plain(zero_optimization=zero(2, offload_param=CPU)),
     good=plain(zero_optimization=zero(3, offload_param=CPU)),
 )
-def param_below_3(config: LintedConfig) -> Iterator[Hit]:
+def param_below_3(config: LintedConfig) -> Iterator[Violation]:
     if config.offload("param") != "none" and config.stage < 3:
         path = (
             "zero_optimization.offload_param"
             if config.has("zero_optimization.offload_param")
             else "zero_optimization.cpu_offload_param"
         )
-        yield hit(path, f"no parameter is offloaded at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
+        yield violation(
+            path, f"no parameter is offloaded at stage {config.stage}", edits=(Remove(tuple(path.split("."))),)
+        )
 
 
-@rules.warning(
+@ZERO_RULES.warning(
     "DS302 a setting of another stage",
     why="DeepSpeed reads it and hands it to an optimizer that does not use it",
     fix="remove it, or use that stage",
@@ -56,21 +48,23 @@ def param_below_3(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(2, stage3_max_live_parameters=1e8)),
     good=plain(zero_optimization=zero(3, stage3_max_live_parameters=1e8)),
 )
-def other_stage(config: LintedConfig) -> Iterator[Hit]:
-    unused = {0: (*_ONLY_3, *_ONLY_12), 1: _ONLY_3, 2: _ONLY_3, 3: _ONLY_12}[config.stage]
-    for name in unused:
+def other_stage(config: LintedConfig) -> Iterator[Violation]:
+    for known in CONFIG_KEYS.values():
+        owner, _, name = known.path.rpartition(".")
+        if owner != "zero_optimization" or known.stages not in ((3,), (1, 2)) or name.startswith("zero_"):
+            continue
         path = config.zero_path(name)
         same = path and config.get(path) in ("auto", config.facts.default(path))
-        if path and not same:
-            stages = "stage 3" if name in _ONLY_3 else "stages 1 and 2"
-            yield hit(
+        if path and not same and config.stage not in known.stages:
+            stages = "stage 3" if known.stages == (3,) else "stages 1 and 2"
+            yield violation(
                 path,
                 f"{path.rpartition('.')[2]} is for {stages}, and this is stage {config.stage}",
                 edits=(Remove(tuple(path.split("."))),),
             )
 
 
-@rules.error(
+@ZERO_RULES.error(
     "DS303 an offloaded optimizer at stage 0",
     why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU tensors",
     fix="use stage 1, 2 or 3, or remove offload_optimizer",
@@ -78,7 +72,7 @@ def other_stage(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(optimizer=ADAMW, zero_optimization=zero(0, offload_optimizer=CPU)),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
+def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
     if config.optimizer:
         spec = config.optimizer_spec
         moved = spec is not None and spec.has_cpu_kernel and not config.flag("optimizer.params.torch_adam")
@@ -86,15 +80,16 @@ def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
         moved = not config.off("zero_force_ds_cpu_optimizer")
     offloaded = config.stage == 0 and config.offload("optimizer") != "none"
     if offloaded and isinstance(config.get("zero_optimization"), dict):
-        yield hit(
+        yield violation(
             "zero_optimization.offload_optimizer",
             "the optimizer runs on the CPU, the weights stay on the GPU",
             severity=None if moved else "warning",
         )
 
 
-@rules.advice(
+ZERO_RULES.advice(
     "DS304 allgather_bucket_size, which has no effect",
+    at("zero_optimization.allgather_bucket_size", when.number(lambda _: True), "{name} has no effect"),
     why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
     "never had one",
     fix="remove it",
@@ -102,40 +97,32 @@ def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(2, allgather_bucket_size=2e8)),
     good=plain(zero_optimization=zero(2, reduce_bucket_size=2e8)),
 )
-def allgather_bucket(config: LintedConfig) -> Iterator[Hit]:
-    if config.number("zero_optimization.allgather_bucket_size") is not None:
-        yield hit("zero_optimization.allgather_bucket_size", "allgather_bucket_size has no effect")
-
-
-@rules.error(
+ZERO_RULES.error(
     "DS305 an odd allgather_bucket_size",
+    at(
+        "zero_optimization.allgather_bucket_size",
+        when.stages(1, 2) & when.number(lambda size: size % 2 == 1),
+        "{number} is odd",
+        remove=True,
+    ),
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
     bad=plain(zero_optimization=zero(2, allgather_bucket_size=99_999)),
     good=plain(zero_optimization=zero(2, allgather_bucket_size=100_000)),
 )
-def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
-    path = "zero_optimization.allgather_bucket_size"
-    size = config.number(path)
-    if config.stage in (1, 2) and size is not None and size % 2 == 1:
-        yield hit(path, f"{size:g} is odd", edits=(Remove(tuple(path.split("."))),))
-
-
-@rules.warning(
+ZERO_RULES.warning(
     "DS306 sub_group_size 0",
+    at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
     why="every parameter then is a sub-group of its own, for which the optimizer steps once",
     fix="remove it, or write a number such as 100000000",
     source=_STAGE_3 + " _create_fp16_sub_groups",
     bad=plain(zero_optimization=zero(3, sub_group_size=0)),
     good=plain(zero_optimization=zero(3, sub_group_size=100_000_000)),
 )
-def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
-    if config.stage == 3 and config.number("zero_optimization.sub_group_size") == 0:
-        yield hit("zero_optimization.sub_group_size", "every sub-group has one parameter")
 
 
-@rules.advice(
+@ZERO_RULES.advice(
     "DS307 sub-groups of 1e9 elements",
     why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
     "else, "
@@ -146,7 +133,7 @@ def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, zero_optimization=zero(3)),
     good=plain(bf16=ON, zero_optimization=zero(3, sub_group_size=1e8)),
 )
-def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
+def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
     if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") == "nvme":
         return
@@ -154,13 +141,13 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
         return
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
-        yield hit(
+        yield violation(
             config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
             f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step",
         )
 
 
-@rules.advice(
+@ZERO_RULES.advice(
     "DS308 ZeRO-3 that keeps every weight gathered",
     why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of 1e9, "
     "a model below 1e9 parameters is whole on every GPU",
@@ -170,32 +157,30 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(3)),
     good=plain(zero_optimization=zero(3, stage3_max_live_parameters=5e7, stage3_max_reuse_distance=5e7)),
 )
-def all_live(config: LintedConfig) -> Iterator[Hit]:
+def all_live(config: LintedConfig) -> Iterator[Violation]:
     model = config.model
     if config.stage != 3 or model is None:
         return
     live, distance = config.zero_number("max_live_parameters"), config.zero_number("max_reuse_distance")
     if min(live, distance) >= model.parameters:
         path = config.zero_path("max_live_parameters") or "zero_optimization.stage3_max_live_parameters"
-        yield hit(
+        yield violation(
             path, f"max_live_parameters and max_reuse_distance are at least the model's {model.parameters:,} parameters"
         )
 
 
-@rules.error(
+ZERO_RULES.error(
     "DS309 legacy_stage1",
+    at("zero_optimization.legacy_stage1", when.on & when.stages(1, 2, 3), "{name} is on"),
     why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
     fix="remove it",
     source=_ENGINE,
     bad=plain(zero_optimization=zero(1, legacy_stage1=True)),
     good=plain(zero_optimization=zero(1)),
 )
-def legacy(config: LintedConfig) -> Iterator[Hit]:
-    if config.flag("zero_optimization.legacy_stage1") and config.stage:
-        yield hit("zero_optimization.legacy_stage1", "legacy_stage1 is on")
 
 
-@rules.error(
+@ZERO_RULES.error(
     "DS310 compute_grad_norm off where the norm is needed",
     why="DeepSpeed does without the norm at stages 1 and 2 only, without clipping (which is on by default), ZenFlow, "
     "optimizer offload, or its BF16 optimizer",
@@ -205,7 +190,7 @@ def legacy(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(2, compute_grad_norm=False)),
     good=plain(gradient_clipping=0, zero_optimization=zero(2, compute_grad_norm=False)),
 )
-def no_norm(config: LintedConfig) -> Iterator[Hit]:
+def no_norm(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.compute_grad_norm"
     if not config.off(path) or config.facts.default(path) is None:
         return
@@ -220,24 +205,22 @@ def no_norm(config: LintedConfig) -> Iterator[Hit]:
         (config.stage == 1 and config.bf16 and fp32_sums, "bf16 with fp32 accumulation at stage 1"),
     ):
         if holds:
-            yield hit(path, f"compute_grad_norm is off, but {what}")
+            yield violation(path, f"compute_grad_norm is off, but {what}")
             return
 
 
-@rules.warning(
+ZERO_RULES.warning(
     "DS311 elastic_checkpoint at stage 3",
+    at("zero_optimization.elastic_checkpoint", when.on & when.stages(3), "stage 3 no longer supports {name}"),
     why="stage 3 has no elastic checkpoints; DeepSpeed warns and goes on",
     fix="remove it; use universal checkpoints",
     source=_CONFIG + " elastic_checkpoint_deprecated",
     bad=plain(zero_optimization=zero(3, elastic_checkpoint=True)),
     good=plain(zero_optimization=zero(3)),
 )
-def elastic(config: LintedConfig) -> Iterator[Hit]:
-    if config.stage == 3 and config.flag("zero_optimization.elastic_checkpoint"):
-        yield hit("zero_optimization.elastic_checkpoint", "stage 3 no longer supports elastic_checkpoint")
 
 
-@rules.error(
+@ZERO_RULES.error(
     "DS312 scaled gradients with reduce_scatter",
     why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
     "pre-divided",
@@ -246,18 +229,18 @@ def elastic(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(prescale_gradients=True, zero_optimization=zero(2)),
     good=plain(prescale_gradients=True, zero_optimization=zero(1)),
 )
-def scaled(config: LintedConfig) -> Iterator[Hit]:
+def scaled(config: LintedConfig) -> Iterator[Violation]:
     averages = config.stage == 3 or config.text("gradient_allreduce_op").lower() != "sum"
     if config.stage < 2 or config.off("zero_optimization.reduce_scatter") or not averages:
         return
     if config.get("prescale_gradients"):
-        yield hit("prescale_gradients", f"gradients are pre-scaled at stage {config.stage}")
+        yield violation("prescale_gradients", f"gradients are pre-scaled at stage {config.stage}")
     factor = config.number("gradient_predivide_factor")
     if factor is not None and factor != 1:
-        yield hit("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {config.stage}")
+        yield violation("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {config.stage}")
 
 
-@rules.warning(
+@ZERO_RULES.warning(
     "DS313 the old form of zero_optimization",
     why="true means stage 1; DeepSpeed says that the form is deprecated",
     fix='write "zero_optimization": {"stage": 1}',
@@ -266,18 +249,18 @@ def scaled(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=True),
     good=plain(zero_optimization=zero(1)),
 )
-def boolean(config: LintedConfig) -> Iterator[Hit]:
+def boolean(config: LintedConfig) -> Iterator[Violation]:
     value = config.get("zero_optimization")
     if isinstance(value, bool):
         own_bucket = config.has("allgather_size")
-        yield hit(
+        yield violation(
             "zero_optimization",
             f"zero_optimization is {shown(value)}",
             edits=() if own_bucket else (Replace(("zero_optimization",), {"stage": int(value)}),),
         )
 
 
-@rules.advice(
+@ZERO_RULES.advice(
     "DS314 two buckets of reduce_bucket_size",
     why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
     fix="write a smaller reduce_bucket_size, such as 50000000",
@@ -285,7 +268,7 @@ def boolean(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(bf16=ON, zero_optimization=zero(2, overlap_comm=True, reduce_bucket_size=5e8)),
     good=plain(bf16=ON, zero_optimization=zero(2, overlap_comm=True, reduce_bucket_size=5e7)),
 )
-def two_buckets(config: LintedConfig) -> Iterator[Hit]:
+def two_buckets(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.reduce_bucket_size"
     filled = config.framework == "hf" and config.is_auto(path)
     if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled:
@@ -293,26 +276,23 @@ def two_buckets(config: LintedConfig) -> Iterator[Hit]:
         if elements >= 2e8:
             by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
             width = 2 if config.fp16 or config.bf16 or by_trainer else 4
-            yield hit(
+            yield violation(
                 path, f"2 x {elements:,} elements x {width} bytes are {2 * width * elements / 1e9:.1f} GB per GPU"
             )
 
 
-@rules.advice(
+ZERO_RULES.advice(
     "DS315 gradients that are not contiguous",
+    at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded, "{name} is off"),
     why="each gradient then is an allocation of its own, and the GPU's memory fragments",
     fix="remove contiguous_gradients: true is the default",
     source=_CONFIG,
     bad=plain(zero_optimization=zero(2, contiguous_gradients=False)),
     good=plain(zero_optimization=zero(2, contiguous_gradients=True)),
 )
-def scattered(config: LintedConfig) -> Iterator[Hit]:
-    offloaded = config.offload("optimizer") != "none"  # which makes them contiguous, whatever this says
-    if config.stage in (1, 2) and config.off("zero_optimization.contiguous_gradients") and not offloaded:
-        yield hit("zero_optimization.contiguous_gradients", "contiguous_gradients is off")
 
 
-@rules.advice(
+@ZERO_RULES.advice(
     "DS316 ZeRO-3 that saves only shards",
     why="without stage3_gather_16bit_weights_on_model_save a saved model holds no weights to load; zero_to_fp32.py "
     "must make them from the checkpoint",
@@ -322,7 +302,7 @@ def scattered(config: LintedConfig) -> Iterator[Hit]:
     bad=trainer(zero_optimization=zero(3)),
     good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
 )
-def shards_only(config: LintedConfig) -> Iterator[Hit]:
+def shards_only(config: LintedConfig) -> Iterator[Violation]:
     old = config.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
     if (
         config.framework == "hf"
@@ -331,14 +311,14 @@ def shards_only(config: LintedConfig) -> Iterator[Hit]:
         and not config.zero("gather_16bit_weights_on_model_save")
         and config.offload("param") != "nvme"
     ):
-        yield hit(
+        yield violation(
             config.zero_path("gather_16bit_weights_on_model_save")
             or "zero_optimization.stage3_gather_16bit_weights_on_model_save",
             "weights are not gathered for saving",
         )
 
 
-@rules.warning(
+@ZERO_RULES.warning(
     "DS317 weights gathered into RAM that is too small",
     why="saving gathers all 16-bit weights in the first rank's RAM",
     fix='set "stage3_gather_16bit_weights_on_model_save": false',
@@ -347,17 +327,22 @@ def shards_only(config: LintedConfig) -> Iterator[Hit]:
     bad=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
     good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=False)),
 )
-def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
+def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
     ram = config.cluster.host_memory_bytes_per_node if config.cluster is not None else None
     path = config.zero_path("gather_16bit_weights_on_model_save")
     if config.stage == 3 and ram and config.model is not None and path and config.flag(path):
         need = 2 * config.model.parameters
         if need > ram:
-            yield hit(path, f"the weights have {need / 1e9:.0f} GB, the RAM has {ram / 1e9:.0f} GB")
+            yield violation(path, f"the weights have {need / 1e9:.0f} GB, the RAM has {ram / 1e9:.0f} GB")
 
 
-@rules.advice(
+ZERO_RULES.advice(
     "DS318 gradients reduced whole",
+    at(
+        "zero_optimization.reduce_scatter",
+        when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3)),
+        "{name} is off",
+    ),
     why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
     "and 3",
     fix="remove reduce_scatter: true is the default",
@@ -365,8 +350,160 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
     bad=plain(zero_optimization=zero(2, reduce_scatter=False)),
     good=plain(zero_optimization=zero(2, reduce_scatter=True)),
 )
-def all_reduce(config: LintedConfig) -> Iterator[Hit]:
-    spec = config.optimizer_spec
-    needed = spec is not None and spec.per_matrix and config.stage == 3
-    if config.stage >= 2 and config.off("zero_optimization.reduce_scatter") and not needed:
-        yield hit("zero_optimization.reduce_scatter", "reduce_scatter is off")
+
+
+ZEROPP_RULES = Rules("ZeRO++")
+_HPZ = "zero_optimization.zero_hpz_partition_size"
+_QUANTIZED = "zero_optimization.zero_quantized_gradients"
+_reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
+_GROUPS = "utils/groups.py _create_zero_param_parallel_group"
+
+
+@ZEROPP_RULES.warning(
+    "DS351 ZeRO++ below stage 3",
+    why="ZeRO++ makes the collectives of partitioned weights and gradients of stage 3 smaller; other stages have no "
+    "use for it",
+    fix="use stage 3, or remove it",
+    source="runtime/engine.py _configure_zero_optimizer",
+    bad=plain(zero_optimization=zero(2, zero_quantized_weights=True)),
+    good=plain(zero_optimization=zero(3, zero_quantized_weights=True)),
+)
+def below_3(config: LintedConfig) -> Iterator[Violation]:
+    names = [path.rpartition(".")[2] for path in CONFIG_KEYS if path.startswith("zero_optimization.zero_")]
+    for name in names:
+        value = config.get(f"zero_optimization.{name}")
+        size = config.number(_HPZ) or 0
+        on = size > 1 if name == "zero_hpz_partition_size" else bool(value) and value != "auto"
+        if on and config.stage < 3:
+            yield violation(
+                f"zero_optimization.{name}",
+                f"{name} has no effect at stage {config.stage}",
+                edits=() if name == "zero_quantized_gradients" else (Remove(("zero_optimization", name)),),
+            )
+
+
+@ZEROPP_RULES.error(
+    "DS352 hpZ groups that do not divide the GPUs",
+    why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
+    fix="write the number of GPUs per node",
+    source=_GROUPS,
+    options={"gpus": "4x24GB"},
+    bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=3)),
+    good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2)),
+)
+def indivisible(config: LintedConfig) -> Iterator[Violation]:
+    size, ranks = config.number("zero_optimization.zero_hpz_partition_size"), config.world_size
+    if config.stage == 3 and ranks and size and size > 1 and not size % 1 and ranks % min(size, ranks):
+        yield violation("zero_optimization.zero_hpz_partition_size", f"{size:g} does not divide {ranks} GPUs")
+
+
+@ZEROPP_RULES.advice(
+    "DS353 hpZ groups that are not one node",
+    why="the second copy saves traffic between nodes; groups of another size than a node's GPUs still gather across "
+    "nodes, or "
+    "hold more copies than needed",
+    fix="write the number of GPUs per node",
+    source=_GROUPS,
+    options={"gpus": "4x8xH100"},
+    bad={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=4)},
+    good={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=8)},
+)
+def not_a_node(config: LintedConfig) -> Iterator[Violation]:
+    size, cluster = config.number("zero_optimization.zero_hpz_partition_size"), config.cluster
+    if config.stage != 3 or cluster is None or not size or size <= 1:
+        return
+    if size != cluster.gpus_per_node and not cluster.world_size % min(size, cluster.world_size):
+        yield violation(
+            "zero_optimization.zero_hpz_partition_size",
+            f"a group has {size:g} GPUs, a node has {cluster.gpus_per_node}",
+        )
+
+
+ZEROPP_RULES.error(
+    "DS355 hpZ with parameters on NVMe",
+    at(
+        _HPZ,
+        when.number(lambda size: size > 1) & when.stages(3) & when.param_on_nvme,
+        "a group has {number} GPUs, the parameters are on NVMe",
+    ),
+    why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
+    fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
+    source="runtime/zero/partition_parameters.py _partition_param_sec",
+    bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=2, offload_param=NVME)),
+    good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2, offload_param=CPU)),
+)
+ZEROPP_RULES.error(
+    "DS354 quantized gradients without reduce_scatter",
+    at(_QUANTIZED, when.on & when.stages(3) & when.is_off("zero_optimization.reduce_scatter"), "reduce_scatter is off"),
+    why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
+    fix='remove "reduce_scatter": false',
+    source="runtime/zero/stage3.py __init__ (all2all_process_group)",
+    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True, reduce_scatter=False)),
+    good=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+)
+ZEROPP_RULES.warning(
+    "DS356 quantized gradients of bf16",
+    at(
+        _QUANTIZED,
+        when.on & when.stages(3) & when.bf16 & ~when.one_node & ~_reduced_in_fp16,
+        "gradients in bf16 are quantized as if they were fp16",
+    ),
+    why="the kernel reads the gradients' bits as fp16 whatever their type is, so those in bf16 become other numbers",
+    fix='write "communication_data_type": "fp16", or leave gradients as they are',
+    source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
+    "all_to_all_quant_reduce",
+    bad=plain(bf16={"enabled": True}, zero_optimization=zero(3, zero_quantized_gradients=True)),
+    good=(
+        plain(
+            bf16={"enabled": True},
+            communication_data_type="fp16",
+            zero_optimization=zero(3, zero_quantized_gradients=True),
+        )
+    ),
+)
+ZEROPP_RULES.advice(
+    "DS357 quantized gradients on one node",
+    at(_QUANTIZED, when.on & when.stages(3) & when.one_node, "it has no effect on one node"),
+    why="within one node stage 3 reduces gradients as they are, whatever zero_quantized_gradients says",
+    fix="remove it",
+    source="runtime/zero/stage3.py __avg_scatter_grads (num_nodes > 1)",
+    options={"gpus": "8xH100"},
+    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+    good=plain(zero_optimization=zero(3)),
+)
+ZEROPP_RULES.warning(
+    "DS358 frozen weights stored in 8 bits",
+    at(
+        "zero_optimization.zero_quantized_nontrainable_weights",
+        when.on & when.stages(3),
+        "frozen weights are truncated or left as they are",
+    ),
+    why="weights that are frozen while the model is built are copied into 8-bit tensors without being quantized, which "
+    "leaves whole numbers of them; those frozen later stay as they are unless the script calls "
+    "quantize_nontrainable_params(), which takes fp16 only",
+    fix="remove it; for LoRA over 4-bit weights use QLoRA with stage 2",
+    source="runtime/zero/partition_parameters.py _partition_param, runtime/zero/stage3.py quantize_nontrainable_params",
+    bad=plain(zero_optimization=zero(3, zero_quantized_nontrainable_weights=True)),
+    good=plain(zero_optimization=zero(3)),
+)
+
+
+@ZEROPP_RULES.error(
+    "DS359 shards that the quantizer refuses",
+    why="a shard is quantized in groups of a multiple of 8 elements, and DeepSpeed asserts that it divides into them",
+    fix="use a number of GPUs that leaves every tensor a shard of a multiple of 8 elements, or remove it",
+    source="runtime/zero/partition_parameters.py CUDAQuantizer.quantize",
+    options={"gpus": "8x8xH100", "model": "Qwen2.5-0.5B"},
+    bad={"train_batch_size": 64, "zero_optimization": zero(3, zero_quantized_weights=True)},
+    good={"train_batch_size": 64, "zero_optimization": zero(3)},
+)
+def odd_shards(config: LintedConfig) -> Iterator[Violation]:
+    ranks, model = config.world_size, config.model
+    if config.stage != 3 or not config.flag("zero_optimization.zero_quantized_weights") or not ranks or model is None:
+        return
+    odd = next((tensor for tensor, _ in model.tensor_counts if shard_numel(tensor.numel, ranks) % 8), None)
+    if odd is not None:
+        yield violation(
+            "zero_optimization.zero_quantized_weights",
+            f"{odd.name} has shards of {shard_numel(odd.numel, ranks)} elements on {ranks} GPUs",
+        )

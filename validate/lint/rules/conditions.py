@@ -1,0 +1,142 @@
+"""Checks of a key's value: `at`, and the conditions that it takes.
+
+    at("zero_optimization.legacy_stage1", on & stages(1, 2, 3), "{name} is on")
+
+reports the key where it is on at one of these stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config_file import Remove
+from ..linted_config import LintedConfig, shown
+from ..rule import RuleCheck, Violation, violation
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A statement about a configuration and the key that a rule is about; `&` and `|` join two, `~` negates one."""
+
+    holds: Callable[[LintedConfig, str], bool]
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(lambda config, path: self.holds(config, path) and other.holds(config, path))
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(lambda config, path: self.holds(config, path) or other.holds(config, path))
+
+    def __invert__(self) -> Condition:
+        return Condition(lambda config, path: not self.holds(config, path))
+
+
+given = Condition(lambda config, path: config.has(path))
+not_null = Condition(lambda config, path: config.get(path) is not None)
+empty = Condition(lambda config, path: not config.get(path))
+on = Condition(lambda config, path: config.flag(path))
+off = Condition(lambda config, path: config.off(path))
+block = Condition(lambda config, path: isinstance(config.get(path), dict))
+any_set = Condition(lambda config, path: any(config.block(path).values()))
+without_type = block & Condition(lambda config, path: config.get(f"{path}.type") is None)
+known = Condition(lambda config, path: config.knows(path))
+for_trainer = Condition(lambda config, _: config.framework == "hf")
+fp16 = Condition(lambda config, _: config.fp16)
+bf16 = Condition(lambda config, _: config.bf16)
+half_precision = fp16 | bf16
+has_adam = Condition(lambda config, _: config.has_adam)
+may_have_adam = Condition(lambda config, _: config.may_have_adam)
+torch_adam = Condition(lambda config, _: config.flag("optimizer.params.torch_adam"))
+per_matrix = Condition(lambda config, _: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
+offloaded = Condition(lambda config, _: config.offload("optimizer") != "none")
+param_on_nvme = Condition(lambda config, _: config.offload("param") == "nvme")
+swaps = Condition(
+    lambda config, _: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))
+)
+to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "nvme")
+"""The offload block of the key is on NVMe."""
+
+in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
+"""The offload block of the key offloads."""
+
+one_node = Condition(lambda config, _: config.cluster is not None and config.cluster.nodes == 1)
+
+
+def _offload_of(path: str) -> str:
+    return path.split(".")[1].removeprefix("offload_")
+
+
+def stages(*wanted: int) -> Condition:
+    return Condition(lambda config, _: config.stage in wanted)
+
+
+def equals(*values: Any) -> Condition:
+    return Condition(lambda config, path: config.get(path) in values)
+
+
+def like(*words: str) -> Condition:
+    """The value is one of these words in any case of letters."""
+    return Condition(lambda config, path: config.text(path).lower() in words)
+
+
+def number(test: Callable[[float], bool]) -> Condition:
+    """The value is a number that passes the test."""
+
+    def holds(config: LintedConfig, path: str) -> bool:
+        found = config.number(path)
+        return found is not None and test(found)
+
+    return Condition(holds)
+
+
+def is_on(other: str) -> Condition:
+    """Another key is on."""
+    return Condition(lambda config, _: config.flag(other))
+
+
+def is_off(other: str) -> Condition:
+    """Another key is off."""
+    return Condition(lambda config, _: config.off(other))
+
+
+def is_missing(other: str) -> Condition:
+    """Another key is absent or null."""
+    return Condition(lambda config, _: config.get(other) is None)
+
+
+def is_block(other: str) -> Condition:
+    """Another key holds an object."""
+    return Condition(lambda config, _: isinstance(config.get(other), dict))
+
+
+def at(
+    paths: str | Sequence[str],
+    when: Condition,
+    what: str,
+    *,
+    remove: bool = False,
+) -> RuleCheck:
+    """A check that reports each of the keys for which the condition holds.
+
+    what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
+        {number}, its value as a number; {stage} and {optimizer}.
+    remove: `--fix` takes the key out.
+    """
+
+    def check(config: LintedConfig) -> Iterator[Violation]:
+        for path in (paths,) if isinstance(paths, str) else paths:
+            if when.holds(config, path):
+                number = config.number(path)
+                words = {
+                    "name": path.rpartition(".")[2],
+                    "block": path.rpartition(".")[0].rpartition(".")[2],
+                    "value": shown(config.get(path)),
+                    "number": "" if number is None else f"{number:g}",
+                    "stage": config.stage,
+                    "optimizer": config.optimizer,
+                }
+                edits = (Remove(tuple(path.split("."))),) if remove else ()
+                yield violation(path, what.format(**words), edits=edits)
+
+    return check

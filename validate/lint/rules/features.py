@@ -1,0 +1,291 @@
+"""Mixtures of experts, checkpoints, logging and profiling (DS65x, DS8xx)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....ds_configs.read import FIRST_WITHOUT_AUTOEP
+from ...versions import parse_version
+from ..installed_facts import installed_version
+from ..linted_config import LintedConfig, number_in, shown
+from ..rule import Rules, Violation, unquoted, violation
+from . import conditions as when
+from .conditions import at
+from .examples import ON, plain, trainer, zero
+
+EXPERT_RULES = Rules("Mixtures of experts")
+_AUTOEP = {"enabled": True, "autoep_size": 2, "preset_model": "qwen3_moe"}
+_SOURCE = "module_inject/auto_ep_config.py validate_autoep_post_detection; module_inject/auto_ep_folding.py"
+
+
+def _size(config: LintedConfig) -> int:
+    """autoep_size where AutoEP is on, else 0."""
+    size = config.number("expert_parallel.autoep_size")
+    return int(size if size is not None else 1) if config.flag("expert_parallel.enabled") else 0
+
+
+@EXPERT_RULES.warning(
+    "DS651 AutoEP with a transformers it does not know",
+    why="DeepSpeed replaces modules of transformers by their inner workings; with 5.23 it stops at initialize with "
+    "`_CanRecordRegistry.get() takes 2 positional arguments but 3 were given`",
+    fix="install transformers 5.8",
+    since="0.19",
+    source="module_inject/auto_ep_presets/base.py _install_instance_transformers_output_recorders",
+    bad=plain(bf16=ON, zero_optimization=zero(2), expert_parallel=_AUTOEP),
+    good=plain(bf16=ON, zero_optimization=zero(2)),
+)
+def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
+    installed = installed_version("transformers")
+    if installed is None:
+        return
+    release = parse_version(installed).release
+    if _size(config) and not (5, 0) <= release < FIRST_WITHOUT_AUTOEP:
+        worse = release >= FIRST_WITHOUT_AUTOEP
+        how = "cannot be initialized" if worse else "has not been seen to train"
+        yield violation(
+            "expert_parallel", f"AutoEP {how} with transformers {installed}", severity="error" if worse else None
+        )
+
+
+@EXPERT_RULES.error(
+    "DS652 experts or ranks that autoep_size does not divide",
+    why="every rank of a group owns as many experts, and groups divide the ranks; DeepSpeed refuses anything else",
+    since="0.19",
+    source=_SOURCE,
+    options={"model": "Qwen3-30B-A3B", "gpus": "8xH100"},
+    bad=plain(bf16=ON, zero_optimization=zero(2), expert_parallel=_AUTOEP | {"autoep_size": 3}),
+    good=plain(bf16=ON, zero_optimization=zero(2)),
+)
+def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
+    size, ranks = _size(config), config.world_size
+    counts = {block.feed_forward.experts for block in config.model.blocks} - {0} if config.model else set()
+    for count in sorted(counts):
+        if size > 0 and count % size:
+            yield violation(
+                "expert_parallel.autoep_size",
+                f"{count} experts do not divide over {size} ranks",
+                fix="write a divisor of the number of experts",
+            )
+    if size > 0 and ranks is not None and ranks % size:
+        yield violation(
+            "expert_parallel.autoep_size",
+            f"{ranks} ranks do not divide into groups of {size}",
+            fix="write a divisor of the number of ranks",
+        )
+
+
+@EXPERT_RULES.warning(
+    "DS653 AutoEP without experts",
+    why="it replaces mixtures of experts, and this model has none",
+    fix="remove expert_parallel",
+    since="0.19",
+    source="runtime/engine.py _configure_expert_parallel",
+    options={"model": "Qwen2.5-7B"},
+    bad=plain(bf16=ON, zero_optimization=zero(2), expert_parallel=_AUTOEP),
+    good=plain(bf16=ON, zero_optimization=zero(2)),
+)
+def no_experts(config: LintedConfig) -> Iterator[Violation]:
+    if _size(config) and config.model and not any(block.feed_forward.experts for block in config.model.blocks):
+        yield violation("expert_parallel", f"{config.model.name} has no mixture of experts")
+
+
+@EXPERT_RULES.error(
+    "DS654 AutoEP at stage 3 with what it does not know",
+    why="DeepSpeed asserts that experts which ranks keep are partitioned neither over ranks that share samples nor in "
+    "second copies, and that their gradients travel as they are",
+    fix="remove it, or use stage 2",
+    since="0.19",
+    source="runtime/engine.py _validate_zero3_moe_compatibility",
+    bad=plain(
+        bf16=ON,
+        zero_optimization=zero(3, zero_hpz_partition_size=8),
+        expert_parallel=_AUTOEP,
+    ),
+    good=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8)),
+)
+def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
+    if config.stage != 3 or not _size(config):
+        return
+    for path in ("zero_optimization.zero_hpz_partition_size", "sequence_parallel_size"):
+        if (config.number(path) or 1) > 1:
+            yield violation(path, f"AutoEP at stage 3 does not go with {path.rpartition('.')[2]}")
+    if config.flag("zero_optimization.zero_quantized_gradients"):
+        yield violation(
+            "zero_optimization.zero_quantized_gradients", "AutoEP at stage 3 does not go with quantized gradients"
+        )
+
+
+CHECKPOINT_RULES = Rules("Checkpointing")
+_CHECKPOINT = "runtime/model_checkpointing/config.py"
+CHECKPOINT_RULES.error(
+    "DS801 an unknown tag validation",
+    at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail"), "{name} is {value}"),
+    why="DeepSpeed knows Warn, Ignore and Fail",
+    fix='write "Warn"',
+    source="runtime/config.py get_checkpoint_tag_validation_mode",
+    bad=plain(checkpoint={"tag_validation": "strict"}),
+    good=plain(checkpoint={"tag_validation": "Fail"}),
+)
+
+
+@CHECKPOINT_RULES.error(
+    "DS802 an unknown checkpoint writer",
+    why="DeepSpeed asserts the writer's type and its unit of data parallelism",
+    fix='types are "mock", "python", "fast"; units "replica", "socket", "machine"',
+    source=_CHECKPOINT,
+    bad=plain(checkpoint={"writer": {"type": "quick"}}),
+    good=plain(checkpoint={"writer": {"type": "fast"}}),
+)
+def writer(config: LintedConfig) -> Iterator[Violation]:
+    known = {"type": ("MOCK", "PYTHON", "FAST"), "data_parallel": ("REPLICA", "SOCKET", "MACHINE")}
+    for name, values in known.items():
+        value = config.get(f"checkpoint.writer.{name}")
+        if value is not None and not (isinstance(value, str) and value.upper() in values):
+            yield violation(f"checkpoint.writer.{name}", f"{name} is {shown(value)}")
+
+
+CHECKPOINT_RULES.advice(
+    "DS806 a checkpoint writer, which needs the deepspeed launcher",
+    at("checkpoint.writer", when.block, "it needs the deepspeed launcher"),
+    why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
+    "or accelerate DeepSpeed stops with a KeyError",
+    fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
+    source="runtime/model_checkpointing/utils.py, launcher/launch.py",
+    bad=plain(checkpoint={"writer": {"type": "fast"}}),
+    good=plain(checkpoint={"tag_validation": "Warn"}),
+)
+CHECKPOINT_RULES.error(
+    "DS803 a pipeline stage that is not true or false",
+    at("checkpoint.parallel_write.pipeline_stage", when.given & ~when.equals(0, 1), "{name} is {value}"),
+    why="DeepSpeed raises an error for any other value",
+    fix="write true or false",
+    source="runtime/config.py get_checkpoint_parallel_write_pipeline",
+    bad=plain(checkpoint={"parallel_write": {"pipeline_stage": "yes"}}),
+    good=plain(checkpoint={"parallel_write": {"pipeline_stage": True}}),
+)
+CHECKPOINT_RULES.advice(
+    "DS804 activation_checkpointing that has no effect",
+    at(
+        "activation_checkpointing",
+        when.for_trainer & when.any_set,
+        "the block does not checkpoint a transformers model",
+    ),
+    why="it configures deepspeed.checkpointing; transformers' models use torch's checkpointing, so this block "
+    "recomputes and saves nothing",
+    fix="set gradient_checkpointing in TrainingArguments, and remove the block",
+    source="runtime/activation_checkpointing/checkpointing.py configure",
+    options={"framework": "hf"},
+    bad=trainer(zero_optimization=zero(2), activation_checkpointing={"partition_activations": True}),
+    good=trainer(zero_optimization=zero(2)),
+)
+
+
+@CHECKPOINT_RULES.warning(
+    "DS805 contiguous checkpoints without what they need",
+    why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
+    fix='set "partition_activations": true and "number_checkpoints"',
+    source="runtime/activation_checkpointing/checkpointing.py configure",
+    bad=plain(activation_checkpointing={"contiguous_memory_optimization": True}),
+    good=plain(
+        activation_checkpointing={
+            "contiguous_memory_optimization": True,
+            "partition_activations": True,
+            "number_checkpoints": 32,
+        }
+    ),
+)
+def contiguous(config: LintedConfig) -> Iterator[Violation]:
+    block = "activation_checkpointing"
+    if not config.flag(f"{block}.contiguous_memory_optimization"):
+        return
+    if not config.flag(f"{block}.partition_activations"):
+        yield violation(f"{block}.contiguous_memory_optimization", "partition_activations is off")
+    elif config.get(f"{block}.number_checkpoints") is None:
+        yield violation(f"{block}.number_checkpoints", "number_checkpoints is missing")
+
+
+LOGGING_RULES = Rules("Logging and profiling")
+
+
+@LOGGING_RULES.error(
+    "DS851 steps_per_print that cannot divide",
+    why="DeepSpeed computes step % steps_per_print after every step",
+    fix="write a whole number above zero, or remove it",
+    source="runtime/engine.py _take_model_step",
+    bad=plain(steps_per_print=0),
+    good=plain(steps_per_print=10),
+)
+def steps_per_print(config: LintedConfig) -> Iterator[Violation]:
+    value = config.get("steps_per_print")
+    if value is not None and value != "auto" and (not isinstance(value, int | float) or value == 0):
+        edits = unquoted("steps_per_print", value) if number_in(value) else ()
+        yield violation("steps_per_print", f"steps_per_print is {shown(value)}", edits=edits)
+
+
+LOGGING_RULES.advice(
+    "DS852 timing of every phase (wall_clock_breakdown)",
+    at("wall_clock_breakdown", when.equals(True), "the phases of every step are timed"),
+    why="every phase of every step then waits for the GPU to finish",
+    fix="set it to false when you have seen the times",
+    source="runtime/engine.py, utils/timer.py",
+    bad=plain(wall_clock_breakdown=True),
+    good=plain(wall_clock_breakdown=False),
+)
+LOGGING_RULES.advice(
+    "DS853 the FLOPs profiler in a training",
+    at("flops_profiler.enabled", when.on, "the profiler is on"),
+    why="at profile_step it hooks into every module; it also turns wall_clock_breakdown on for all steps",
+    fix="disable it when you have its table",
+    source="runtime/config.py, profiling/config.py",
+    bad=plain(flops_profiler=ON),
+    good=plain(flops_profiler={"enabled": False}),
+)
+LOGGING_RULES.advice(
+    "DS854 logging of every collective",
+    at("comms_logger.enabled", when.on, "every collective is logged"),
+    why="each one is timed with a synchronization of the GPU",
+    fix="disable it when you have its table",
+    source="comm/comm.py timed_op, utils/comms_logging.py",
+    bad=plain(comms_logger=ON),
+    good=plain(comms_logger={"enabled": False}),
+)
+
+
+@LOGGING_RULES.warning(
+    "DS855 a secret in the file",
+    why="DeepSpeed prints the whole configuration to the log when it starts",
+    source="runtime/config.py print_user_config",
+    bad=plain(comet=ON | {"api_key": "0123456789"}),
+    good=plain(comet=ON),
+)
+def secret(config: LintedConfig) -> Iterator[Violation]:
+    if config.text("comet.api_key") not in ("", "auto"):
+        fix = "remove it and set COMET_API_KEY in the environment"
+        yield violation("comet.api_key", "an API key stands in the configuration", fix=fix)
+    if "api_key" in config.block("wandb") and not config.is_auto("wandb.api_key"):
+        yield violation(
+            "wandb.api_key",
+            "an API key stands in the configuration, and DeepSpeed's wandb block refuses it",
+            fix="remove it and set WANDB_API_KEY in the environment, which wandb reads",
+            severity="error",
+        )
+
+
+LOGGING_RULES.advice(
+    "DS856 autotuning in a training",
+    at("autotuning.enabled", when.on, "autotuning is on"),
+    why="the launcher reads it: with --autotuning it starts many short jobs",
+    fix="disable it, or see `ds-advise MODEL --gpus SPEC`",
+    source="autotuning/config.py, launcher/runner.py",
+    bad=plain(autotuning=ON),
+    good=plain(autotuning={"enabled": False}),
+)
+LOGGING_RULES.error(
+    "DS857 autotuning without a folder",
+    at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty, "{name} is {value}"),
+    why="DeepSpeed asserts that the folders' names are not empty, even with autotuning off",
+    fix="remove the key",
+    source="autotuning/config.py _initialize",
+    bad=plain(autotuning={"enabled": False, "results_dir": ""}),
+    good=plain(autotuning={"enabled": False, "results_dir": "results"}),
+)
