@@ -1,23 +1,37 @@
-"""Elements of SVG and HTML from plain data; every text and every attribute is escaped."""
+"""Elements of SVG and HTML, and what every chart is drawn with: text, lines, scales, axes, a legend and the frame.
+
+Every text and every attribute is escaped; the drawing is a function of the data alone.
+"""
 
 from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from .palette import INKS, style
+from .palette import INKS, dark_style
+
+WIDE, NARROW = 720, 340
+"""Widths of a chart in pixels: on a screen or paper, and on a telephone."""
+
+TEXT, SMALL = 13, 11.5
+"""Sizes of letters."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 Attribute: TypeAlias = str | float | bool | None
 """A value of an attribute; None and False leave it out, True writes it empty."""
 
+Anchor = Literal["start", "middle", "end"]
+
 _LEAVES = frozenset(("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "hr", "input", "col"))
-"""Elements without an end tag where they hold nothing."""
+"""Elements that are closed at once where they hold nothing."""
 
 _SPACES = "\n\t\N{NO-BREAK SPACE}"
-"""What Python does not call printable, and yet has its place in a text."""
+"""Characters that Python calls unprintable and that a text may have."""
 
 
 class Markup(str):
@@ -27,7 +41,7 @@ class Markup(str):
 
 
 def escaped(text: str) -> Markup:
-    """Text for an element or an attribute; what nobody can see in it becomes replacement characters."""
+    """Text for an element or an attribute; unprintable characters become replacement characters."""
     allowed = str(text)
     if not allowed.isprintable():
         allowed = "".join(
@@ -45,7 +59,7 @@ def number(value: float) -> str:
 def element(name: str, /, *children: str | None, **attributes: Attribute) -> Markup:
     """One element; `class_` is `class`, and `stroke_width` is `stroke-width`. Children that are no `Markup` are
     text."""
-    written = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
     inner = joined(*children)
     if not inner and name in _LEAVES:
         return Markup(f"<{name}{written}/>")
@@ -62,22 +76,10 @@ def joined(*children: str | None) -> Markup:
 def _attribute(key: str, value: Attribute) -> str:
     if value is None or value is False:
         return ""
-    name = key.rstrip("_").replace("_", "-")
-    name = {"viewBox": "viewBox", "preserveAspectRatio": "preserveAspectRatio"}.get(key, name)
+    name = key if key == "viewBox" else key.rstrip("_").replace("_", "-")
     if value is True:
         return f' {name}=""'
     return f' {name}="{number(value) if isinstance(value, int | float) else escaped(value)}"'
-
-
-WIDE, NARROW = 720, 340
-"""Widths of a picture in pixels: on a screen or paper, and on a telephone."""
-
-TEXT, SMALL = 13, 11.5
-"""Sizes of letters."""
-
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-
-Anchor = Literal["start", "middle", "end"]
 
 
 def is_narrow(width: int) -> bool:
@@ -89,8 +91,16 @@ _WIDTHS = {**dict.fromkeys("iljtf.,:;|' -", 0.36), **dict.fromkeys("mwMW", 0.95)
 
 @lru_cache(maxsize=1024)
 def text_width(text: str, size: float = TEXT) -> float:
-    """Pixels of a text, roughly, and rather too many: a browser's sans-serif font is not known."""
+    """Pixels of a text: an upper estimate, since the browser's sans-serif font is not known."""
     return size * sum(_WIDTHS.get(char, 0.7 if char.isupper() else 0.62) for char in text)
+
+
+def fill(ink: str) -> dict[str, str]:
+    return {"class_": f"f-{ink}", "fill": INKS[ink].light}
+
+
+def stroke(ink: str) -> dict[str, str]:
+    return {"class_": f"s-{ink}", "stroke": INKS[ink].light}
 
 
 def label(
@@ -103,7 +113,7 @@ def label(
     size: float = TEXT,
     bold: bool = False,
 ) -> Markup:
-    """Text whose baseline is at y."""
+    """Text with its baseline at y."""
     return element(
         "text",
         text,
@@ -116,40 +126,46 @@ def label(
     )
 
 
-def box(x: float, y: float, width: float, height: float, ink: str, *, opacity: float = 1, hint: str = "") -> Markup:
-    """A filled rectangle; `hint` is shown where a pointer rests on it."""
-    title = element("title", hint) if hint else None
-    return element(
-        "rect",
-        title,
-        x=x,
-        y=y,
-        width=max(0, width),
-        height=height,
-        fill_opacity=None if opacity == 1 else opacity,
-        **fill(ink),
-    )
+def small(x: float, y: float, text: str, *, anchor: Anchor = "start", ink: str = "soft") -> Markup:
+    """A label of an axis or a legend."""
+    return label(x, y, text, anchor=anchor, ink=ink, size=SMALL)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, ink: str, *, dashed: bool = False, width: float = 1) -> Markup:
-    return element(
-        "line",
-        x1=x1,
-        y1=y1,
-        x2=x2,
-        y2=y2,
-        stroke_width=None if width == 1 else width,
-        stroke_dasharray="5 4" if dashed else None,
-        **stroke(ink),
-    )
+def line(x1: float, y1: float, x2: float, y2: float, ink: str = "grid") -> Markup:
+    """A line of the grid, or a dashed one for a limit."""
+    width, dashes = (1.5, "5 4") if ink == "limit" else (None, None)
+    ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
+    return element("line", **ends, stroke_width=width, stroke_dasharray=dashes, **stroke(ink))
 
 
-def fill(ink: str) -> dict[str, str]:
-    return {"class_": f"f-{ink}", "fill": INKS[ink].light}
+class Unit(NamedTuple):
+    """The unit of an axis: values are round and written when counted in it."""
+
+    title: str
+    size: float
+
+    def write(self, value: float) -> str:
+        return f"{value / self.size:,.4g}"
 
 
-def stroke(ink: str) -> dict[str, str]:
-    return {"class_": f"s-{ink}", "stroke": INKS[ink].light}
+GIB: Final = Unit("GiB", 2**30)
+
+
+def time_unit(longest_s: float) -> Unit:
+    """Seconds, or milliseconds where the longest time is below a second."""
+    return Unit("s", 1) if longest_s >= 1 else Unit("ms", 1e-3)
+
+
+class Scale(NamedTuple):
+    """Maps values to pixels: `first` to `start`, and `last` to `end`."""
+
+    first: float
+    last: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (self.end - self.start) * (value - self.first) / (self.last - self.first)
 
 
 def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
@@ -165,39 +181,70 @@ def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
 
 
 def horizontal_axis(
-    values: Sequence[float],
-    x_of: Callable[[float], float],
-    top: float,
-    bottom: float,
-    unit: str,
-    write: Callable[[float], str],
+    values: Sequence[float], x_of: Scale, top: float, bottom: float, write: Callable[[float], str], unit: str = ""
 ) -> Markup:
     """Grid lines with their values under them; the last value carries the unit."""
-    marks = []
-    for index, value in enumerate(values):
-        words = f"{write(value)} {unit}" if index == len(values) - 1 else write(value)
-        x = x_of(value)
-        marks.append(line(x, top, x, bottom, "grid"))
-        marks.append(label(x, bottom + 15, words, anchor="start" if x < 4 else "middle", ink="soft", size=SMALL))
-    return joined(*marks)
+    words = _with_unit(values, write, unit)
+    return joined(
+        *(line(x_of(value), top, x_of(value), bottom) for value in values),
+        *(
+            small(x_of(value), bottom + 15, text, anchor="start" if x_of(value) < 4 else "middle")
+            for value, text in zip(values, words, strict=True)
+        ),
+    )
 
 
-def legend(inks: Sequence[str], width: int, y: float) -> tuple[Markup, float]:
-    """A line or more of coloured squares with their words, and the height that they take."""
-    marks, x, top = [], 0.0, y
+def vertical_axis(
+    values: Sequence[float],
+    highest: float,
+    top: float,
+    bottom: float,
+    right: float,
+    write: Callable[[float], str],
+    unit: str = "",
+) -> tuple[Markup, float, Scale]:
+    """(grid lines with their values at the left, where they begin, the scale from 0 to `highest`)."""
+    words = _with_unit(values, write, unit)
+    left = 12 + max(text_width(text, SMALL) for text in words)
+    y_of = Scale(0, highest, bottom, top)
+    rows = joined(
+        *(line(left, y_of(value), right, y_of(value)) for value in values),
+        *(small(left - 6, y_of(value) + 4, text, anchor="end") for value, text in zip(values, words, strict=True)),
+    )
+    return rows, left, y_of
+
+
+def _with_unit(values: Sequence[float], write: Callable[[float], str], unit: str) -> list[str]:
+    words = [write(value) for value in values]
+    return [*words[:-1], f"{words[-1]} {unit}".rstrip()]
+
+
+def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[float, float]], width: int) -> Markup:
+    """A dashed line over stretches of the height, with its words centred above it inside the chart."""
+    half = text_width(words, SMALL) / 2
+    middle = min(max(x, half + 2), width - half - 2)
+    return joined(
+        *(line(x, begins, x, ends, "limit") for begins, ends in stretches),
+        small(middle, y, words, anchor="middle", ink="limit"),
+    )
+
+
+def legend(inks: Sequence[str], width: int) -> tuple[Markup, float]:
+    """(coloured squares with their words on one line or more, the height that they take)."""
+    marks, x, y = [], 0.0, 0.0
     for ink in inks:
         words = INKS[ink].title
         taken = 16 + text_width(words, SMALL) + 14
         if x and x + taken > width:
             x, y = 0.0, y + 18
         marks.append(element("rect", x=x, y=y, width=10, height=10, rx=2, **fill(ink)))
-        marks.append(label(x + 15, y + 9, words, ink="soft", size=SMALL))
+        marks.append(small(x + 15, y + 9, words))
         x += taken
-    return joined(*marks), y + 22 - top
+    return joined(*marks), y + 22
 
 
 def frame(title: str, width: int, height: float, *parts: Markup | None) -> Markup:
-    """The picture as an SVG element, named for those who do not see it."""
+    """The chart as an SVG element with its title for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -214,22 +261,21 @@ def frame(title: str, width: int, height: float, *parts: Markup | None) -> Marku
 
 
 def standing_alone(picture: Markup, heading: str) -> str:
-    """A picture as a file of its own: on paper, with its style sheet and a heading."""
-    start, rest = picture.split(">", 1)
-    body, _ = rest.rsplit("</svg>", 1)
-    size = start.split('viewBox="')[1].split('"')[0].split()
-    width, height = float(size[2]), float(size[3])
+    """A chart as a file of its own: on paper, with a style sheet for dark screens and a heading."""
+    size = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture)
+    assert size is not None
     margin, above = 16, 34
+    width, height = float(size[1]) + 2 * margin, float(size[2]) + above + 2 * margin
     whole = element(
         "svg",
-        element("style", Markup(style())),
-        box(0, 0, width + 2 * margin, height + above + 2 * margin, "paper"),
+        element("style", Markup(dark_style("(prefers-color-scheme: dark)"))),
+        element("rect", width=width, height=height, **fill("paper")),
         label(margin, margin + 14, heading, bold=True, size=15),
-        element("g", Markup(body), transform=f"translate({margin} {margin + above})"),
+        element("g", picture, transform=f"translate({margin} {margin + above})"),
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {number(width + 2 * margin)} {number(height + above + 2 * margin)}",
-        width=number(width + 2 * margin),
-        height=number(height + above + 2 * margin),
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        width=width,
+        height=height,
         font_family=FONT,
     )
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{whole}\n'

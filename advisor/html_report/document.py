@@ -1,132 +1,106 @@
-"""Pictures in a report: drawn twice, for a screen and for a telephone, with their figures as a table beneath."""
+"""The one HTML file: its sections, tables and figures, with style and script within and nothing from elsewhere."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
+from string import Template
 from typing import Any, Literal, NamedTuple, TypeVar
+
+from rich.console import Console
 
 from ... import __version__
 from ...ds_configs.config_keys import meaning
 from ...ds_configs.write import config_text
+from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.json_form import to_json
+from ..answer.explanation import in_words, with_numbers
 from ..text.labels import component_title
 from ..text.lines import glued
 from ..text.units import gib, rate, seconds
-from .canvas import NARROW, WIDE, Markup, element, joined
-from .palette import dark_rules
-
-Chart = TypeVar("Chart")
-
-_HINT = re.compile(r"<title>[^<]*</title>")
-
-
-def figure(chart: Chart, draw: Callable[[Chart, int], Markup], alternative: Markup | None = None) -> Markup:
-    """The picture in both widths. The narrow one has no hints: a finger does not hover, and the table has them."""
-    wide, narrow = draw(chart, WIDE), draw(chart, NARROW)
-    head, _, rest = narrow.partition("</title>")
-    bare = Markup(f"{head}</title>{_HINT.sub('', rest)}")
-    return element("figure", element("div", wide, class_="wide"), element("div", bare, class_="narrow"), alternative)
-
+from .canvas import NARROW, WIDE, Markup, element, escaped, joined
+from .output_files import write_file, write_picture
+from .palette import dark_style
 
 Tone = Literal["good", "warn", "bad"]
 
+Chart = TypeVar("Chart")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the report with a heading."""
+
+class Section(NamedTuple):
+    """A part of the report with a heading. name: its anchor, in letters and hyphens."""
 
     name: str
-    """What a link to it is called, in letters and hyphens."""
     title: str
     body: Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a report says, in the order in which it is read."""
+    """A report in the order in which it is read."""
 
     subject: str
-    """What was asked about."""
     verdict: str
     tone: Tone
     lead: Sequence[str]
     """Sentences after the verdict."""
-    tiles: Markup | None
+    tiles: Sequence[tuple[str, str, str]] = ()
+    """Figures in boxes: a title, the figure, and a few words under it."""
     sections: Sequence[Section | None]
     """None is left out."""
-    data: object
-    """What `--json` prints."""
+    data: Any
+    """What `--json` prints; dataclasses become objects."""
 
 
 def html_of(report: Report) -> str:
     """The file's text. A policy in it forbids the browser to load anything."""
     sections = [section for section in report.sections if section is not None]
-    style = f"{_text('report.css')}\n@media screen and (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}\n"
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    return (
-        "<!doctype html>\n"
-        + element(
-            "html",
-            element(
-                "head",
-                element("meta", charset="utf-8"),
-                element("meta", http_equiv="Content-Security-Policy", content=policy),
-                element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-                element("meta", name="generator", content=f"ds-advise {__version__}"),
-                element("title", f"{report.verdict} {report.subject}"),
-                element("style", Markup(style)),
-            ),
-            element(
-                "body",
-                element(
-                    "header",
-                    element("h1", report.subject),
-                    element("p", report.verdict, class_=f"verdict {report.tone}"),
-                    *(element("p", glued(sentence, "\N{NO-BREAK SPACE}"), class_="lead") for sentence in report.lead),
-                    report.tiles,
-                    element(
-                        "nav",
-                        *(element("a", section.title, href=f"#{section.name}") for section in sections),
-                        aria_label="Sections",
-                    ),
-                ),
-                element(
-                    "main",
-                    *(
-                        element("section", element("h2", section.title), section.body, id=section.name)
-                        for section in sections
-                    ),
-                ),
-                element(
-                    "footer",
-                    f"Made by ds-advise {__version__}. This file loads nothing from elsewhere; its figures are those "
-                    "of --json and stand in it as data.",
-                ),
-                Markup(f'<script type="application/json" id="figures">{_as_data(report.data)}</script>'),
-                Markup(f"<script>\n{_text('report.js')}</script>"),
-            ),
-            lang="en",
-        )
-        + "\n"
+    tiles = [
+        element("div", element("dt", title), element("dd", figure, element("small", words) if words else None))
+        for title, figure, words in report.tiles
+    ]
+    lead = [element("p", glued(sentence, "\N{NO-BREAK SPACE}"), class_="lead") for sentence in report.lead]
+    data = json.dumps(to_json(report.data), separators=(",", ":"))
+    return Template(_text("report.html")).substitute(
+        version=__version__,
+        subject=escaped(report.subject),
+        verdict=escaped(report.verdict),
+        tone=report.tone,
+        lead=joined(*lead, element("dl", *tiles, class_="tiles") if tiles else None),
+        links=joined(*(element("a", section.title, href=f"#{section.name}") for section in sections)),
+        sections=joined(*(element("section", element("h2", title), body, id=name) for name, title, body in sections)),
+        style=f"{_text('report.css')}\n{dark_style('screen and (prefers-color-scheme: dark)')}",
+        script=_text("report.js"),
+        data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # no browser reads it as markup
     )
 
 
-def _as_data(data: object) -> str:
-    """JSON that no browser reads as markup: a `<` is written as JSON's escape of it."""
-    return json.dumps(to_json(data), separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
+def write_outputs(
+    report: Report,
+    html: Path | None,
+    plot: Path | None,
+    say: Callable[[str], None],
+    chart: Callable[[], Markup] | None = None,
+) -> None:
+    """Write the report and the chart, as far as they have a path.
+
+    Raises ConfigFileError where a file cannot be written after all.
+    """
+    if html is not None:
+        write_file(html_of(report).encode(), html, "--html")
+        say(f"wrote {html}")
+    if plot is not None and chart is not None:
+        write_picture(chart(), report.subject, plot)
+        say(f"wrote {plot}")
 
 
 def _text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def paragraphs(sentences: Sequence[str]) -> Markup:
-    """A paragraph for each sentence."""
-    return joined(*(element("p", sentence, class_="lead") for sentence in sentences))
 
 
 def bullets(sentences: Sequence[str]) -> Markup:
@@ -139,35 +113,38 @@ def note(text: str) -> Markup:
     return element("p", text, class_="note")
 
 
-def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Figures in boxes: what it is, the figure, and a few words under it."""
-    return element(
-        "dl",
-        *(
-            element(
-                "div",
-                element("dt", title),
-                element("dd", figure, element("small", words) if words else None),
-            )
-            for title, figure, words in figures
-        ),
-        class_="tiles",
-    )
-
-
 def copyable(text: str) -> Markup:
     """Text in a fixed font with a button that copies it."""
-    return element(
-        "div",
-        element("button", "Copy", type="button", data_copy=True),
-        element("pre", element("code", text)),
-        class_="copy",
-    )
+    button = element("button", "Copy", type="button", data_copy=True)
+    return element("div", button, element("pre", element("code", text)), class_="copy")
 
 
 def folded(title: str, body: Markup) -> Markup:
-    """What is opened by a click, and on paper."""
+    """A part that is opened by a click, and on paper."""
     return element("details", element("summary", title), body)
+
+
+def printed(render: Callable[[Console], object], width: int = 80) -> str:
+    """The text that an answer has in a terminal."""
+    page = io.StringIO()
+    render(Console(file=page, width=width, highlight=False, color_system=None))
+    return page.getvalue().strip("\n")
+
+
+def as_printed(render: Callable[[Console], object], title: str = "The answer as it is printed") -> Markup:
+    return folded(title, element("pre", printed(render)))
+
+
+_HINT = re.compile(r"<title>[^<]*</title>")
+
+
+def figure(chart: Chart, draw: Callable[[Chart, int], Markup], alternative: Markup | None = None) -> Markup:
+    """The chart for a screen and for a telephone, with its figures as a table beneath. The narrow one has no hints,
+    since a finger does not hover and the table has them."""
+    head, _, rest = draw(chart, NARROW).partition("</title>")
+    narrow = Markup(f"{head}</title>{_HINT.sub('', rest)}")
+    wide = element("div", draw(chart, WIDE), class_="wide")
+    return element("figure", wide, element("div", narrow, class_="narrow"), alternative)
 
 
 class Figure(NamedTuple):
@@ -180,11 +157,11 @@ class Figure(NamedTuple):
 Cell = str | Figure
 
 NOTHING = "\N{EN DASH}"
-"""What stands where a figure is not known, or nothing is needed."""
+"""A figure that is not known, or zero."""
 
 
 def size(size_bytes: int | None) -> Figure:
-    """GiB; a dash where nothing is known or needed."""
+    """GiB."""
     return Figure(gib(size_bytes) if size_bytes else NOTHING, size_bytes)
 
 
@@ -193,96 +170,88 @@ def speed(tokens_per_s: float | None) -> Figure:
 
 
 def duration(taken_s: float | None) -> Figure:
-    return Figure(NOTHING if not taken_s else seconds(taken_s), taken_s)
+    return Figure(seconds(taken_s) if taken_s else NOTHING, taken_s)
 
 
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = (), caption: str = ""
-) -> Markup:
-    """A table whose columns of figures stand at the right; classes: of the rows."""
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = ()) -> Markup:
+    """A table with its columns of figures at the right; classes: of the rows."""
     numeric = [any(isinstance(row[column], Figure) for row in rows) for column in range(len(head))]
-    shown = classes or [""] * len(rows)
+    titles = [
+        element("th", title, scope="col", class_="n" if right else None)
+        for title, right in zip(head, numeric, strict=True)
+    ]
+    body = [
+        element("tr", *(_cell(cell) for cell in row), class_=name or None)
+        for row, name in zip(rows, classes or [""] * len(rows), strict=True)
+    ]
     return element(
         "div",
-        element(
-            "table",
-            element("caption", caption, class_="soft") if caption else None,
-            element(
-                "thead",
-                element(
-                    "tr",
-                    *(
-                        element("th", title, scope="col", class_="n" if right else None)
-                        for title, right in zip(head, numeric, strict=True)
-                    ),
-                ),
-            ),
-            element(
-                "tbody",
-                *(
-                    element("tr", *(_cell(cell) for cell in row), class_=name or None)
-                    for row, name in zip(rows, shown, strict=True)
-                ),
-            ),
-        ),
+        element("table", element("thead", element("tr", *titles)), element("tbody", *body)),
         class_="scroll",
         tabindex="0",
         role="region",
-        aria_label=caption or ", ".join(title for title in head if title),
+        aria_label=", ".join(title for title in head if title),
     )
 
 
 def _cell(cell: Cell) -> Markup:
+    """Every figure has its exact value beside it for programs."""
     if isinstance(cell, Figure):
-        exact = None if cell.value is None else repr(cell.value)
-        return element("td", cell.text, class_="n", data_value=exact)
+        return element("td", cell.text, class_="n", data_value=None if cell.value is None else repr(cell.value))
     return element("td", cell)
 
 
-def parts_table(plans: Sequence[Mapping[str, Any]], field: str, unit: Callable[[Any], Figure], what: str) -> Markup:
-    """Components down, plans across: the figures of a chart of bars."""
+def figures_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = ()) -> Markup:
+    """The figures of a chart."""
+    return folded("Figures as a table", table(head, rows, classes=classes))
+
+
+def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[[Any], Figure], what: str) -> Markup:
+    """The figures of a chart of bars: components down, the largest first, bars across."""
     most: dict[str, float] = {}
-    for plan in plans:
-        for name, value in plan[field].items():
+    for _, parts in bars:
+        for name, value in parts.items():
             most[name] = max(most.get(name, 0), value)
-    names = sorted(most, key=lambda name: -most[name])
     rows: list[list[Cell]] = [
-        [component_title(name), *(unit(plan[field].get(name, 0)) for plan in plans)] for name in names
+        [component_title(name), *(unit(parts.get(name, 0)) for _, parts in bars)]
+        for name in sorted(most, key=lambda name: -most[name])
     ]
-    return folded("Figures as a table", table([what, *(plan["rung"] for plan in plans)], rows))
+    return figures_table([what, *(label for label, _ in bars)], rows)
 
 
-def terms_table(terms: Sequence[Mapping[str, Any]]) -> Markup:
-    """Terms of `explain --json` with formula, numbers and source, the largest first."""
-    is_memory = any("size_bytes" in term for term in terms)
-    key = "size_bytes" if is_memory else "seconds"
+def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
+    """Terms with formula, numbers and source, the largest first."""
+    figures = [
+        (term, size(term.size_bytes) if isinstance(term, MemoryTerm) else duration(term.seconds)) for term in terms
+    ]
     rows: list[list[Cell]] = [
-        [component_title(term["name"]), size(term[key]) if is_memory else duration(term[key]), _how(term)]
-        for term in sorted(terms, key=lambda term: -term[key])
+        [component_title(term.name), shown, _how(term)]
+        for term, shown in sorted(figures, key=lambda pair: -(pair[1].value or 0))
     ]
-    return table(["what", "GiB" if is_memory else "time", "how it is computed"], rows)
+    return table(["what", "GiB" if isinstance(terms[0], MemoryTerm) else "time", "how it is computed"], rows)
 
 
-def _how(term: Mapping[str, Any]) -> Markup:
+def _how(term: MemoryTerm | TimeTerm) -> Markup:
     """Formula, numbers and source, one under the other."""
-    numbers = term["formula_with_numbers"]
+    numbers = with_numbers(term)
     return joined(
-        term["formula_in_words"],
+        in_words(term),
         element("div", f"= {numbers}") if numbers else None,
-        element("div", f"source: {term['source']}", class_="soft"),
-        element("div", f"not covered: {term['not_covered']}", class_="soft") if term["not_covered"] else None,
+        element("div", f"source: {term.source}", class_="soft"),
+        element("div", f"not covered: {term.not_covered}", class_="soft") if term.not_covered else None,
     )
 
 
-def configuration(config: Mapping[str, Any], name: str) -> Markup:
+def configuration(config: Mapping[str, Any], name: str, title: str = "The configuration") -> Section:
     """A ds_config to copy, and what each of its keys decides."""
     known = [(path, value, meaning(path)) for path, value in _flat(config)]
     rows = [[key_and_meaning(path, words), value_words(value)] for path, value, words in known if words]
-    return joined(
+    body = joined(
         element("p", "Save as ", element("code", name), ".", class_="note"),
         copyable(config_text(config).rstrip()),
         folded("What the keys decide", table(["key, and what it decides", "value"], rows)),
     )
+    return Section("configuration", title, body)
 
 
 def key_and_meaning(path: str, words: str) -> Markup:

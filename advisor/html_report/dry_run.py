@@ -1,4 +1,4 @@
-"""The report of a dry run: memory over the run, what it consists of, and the lanes of one step."""
+"""The report of a dry run: memory over the run, its parts, and the lanes of one step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from pathlib import Path
 
 from ..answer.recommendation import DryRunAnswer
 from ..render.dry_run import summary, verdict
-from ..text.labels import cluster_title, component_title
+from ..text.labels import cluster_title
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Lane, Lanes, LaneSpan, Part, StackedBars, draw_lanes, draw_stacked_bars
-from .canvas import Markup, joined
-from .document import Cell, Report, Section, configuration, duration, figure, folded, html_of, note, size, table, tiles
+from .canvas import Markup, joined, time_unit
+from .document import (
+    Cell,
+    Report,
+    Section,
+    configuration,
+    duration,
+    figure,
+    figures_table,
+    folded,
+    note,
+    parts_table,
+    size,
+    table,
+    write_outputs,
+)
 from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
-from .output_files import write_outputs
 from .palette import memory_family, time_family
-from .plans import MEMORY_ORDER
+from .plans import MEMORY_ORDER, memory_parts
 
 _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
@@ -26,59 +39,45 @@ _MODULES, _TENSORS = 12, 20
 def write_dry_run_report(
     answer: DryRunAnswer, config_path: Path, html: Path | None, plot: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Write the report and the picture of memory over the run, whichever is asked for."""
+    """Write the report and the chart of memory over the run, as far as they have a path."""
 
-    def picture() -> Markup:
+    def chart() -> Markup:
         return draw_stacked_area(_over_time(answer)) if answer.result.timeline else draw_stacked_bars(_by_phase(answer))
 
-    heading = _subject(answer)
-    write_outputs(
-        html, plot, report=lambda: dry_run_html(answer, config_path), picture=picture, heading=heading, say=say
-    )
+    write_outputs(dry_run_report(answer, config_path), html, plot, say, chart)
 
 
-def _subject(answer: DryRunAnswer) -> str:
-    run = answer.run
-    return f"Dry run of {run.model_name or 'a module'} · {cluster_title(run.cluster)}"
-
-
-def dry_run_html(answer: DryRunAnswer, config_path: Path) -> str:
-    """The report as the text of one HTML file."""
-    result, form = answer.result, answer.to_json()
+def dry_run_report(answer: DryRunAnswer, config_path: Path) -> Report:
+    """The report."""
+    result, run, timeline = answer.result, answer.run, None
+    if result.timeline:
+        words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
+        timeline = joined(note(words), figure(_over_time(answer), draw_stacked_area))
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    return html_of(
-        Report(
-            subject=_subject(answer),
-            verdict=str(verdict(answer.fit)),
-            tone="good" if answer.fit.fits else "bad" if answer.fit.verdict == "does not fit" else "warn",
-            lead=summary(answer, shares=False),
-            tiles=_tiles(answer),
-            sections=(
-                _timeline(answer),
-                Section(name="peak", title="What memory consists of", body=_peak(answer)),
-                _time(answer),
-                _lanes(answer),
-                Section(name="phases", title="Phase by phase", body=_phases(answer)),
-                Section(
-                    name="configuration",
-                    title="The configuration, as DeepSpeed got it",
-                    body=configuration(result.config, config_path.name),
-                ),
-                Section(
-                    name="evidence",
-                    title="How it is known",
-                    body=note(
-                        f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
-                        f"{seconds(result.seconds)}: every tensor is fake, the code is real."
-                    ),
-                ),
-            ),
-            data=form,
-        )
+    evidence = (
+        f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
+        f"{seconds(result.seconds)}: every tensor is fake, the code is real."
+    )
+    return Report(
+        subject=f"Dry run of {run.model_name or 'a module'} · {cluster_title(run.cluster)}",
+        verdict=str(verdict(answer.fit)),
+        tone="good" if answer.fit.fits else "bad" if answer.fit.verdict == "does not fit" else "warn",
+        lead=summary(answer, shares=False),
+        tiles=_tiles(answer),
+        sections=(
+            None if timeline is None else Section("memory", "Memory over the run", timeline),
+            Section("peak", "What memory consists of", _peak(answer)),
+            _time(answer),
+            _lanes(answer),
+            Section("phases", "Phase by phase", _phases(answer)),
+            configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
+            Section("evidence", "How it is known", note(evidence)),
+        ),
+        data=answer.to_json(),
     )
 
 
-def _tiles(answer: DryRunAnswer) -> Markup:
+def _tiles(answer: DryRunAnswer) -> list[tuple[str, str, str]]:
     peak, step, offer = answer.result.peak, answer.step, answer.run.cluster.gpu.memory_bytes
     shown = [
         ("GiB per GPU needed", gib(answer.required_device_bytes_per_gpu), f"of {gib(offer)}"),
@@ -87,65 +86,41 @@ def _tiles(answer: DryRunAnswer) -> Markup:
     ]
     if step is not None:
         shown.append(("one step", seconds(step.time.step_s), f"{rate(step.time.tokens_per_s)} tokens/s"))
-    return tiles(shown)
+    return shown
 
 
 def _over_time(answer: DryRunAnswer) -> StackedArea:
     """The GPU's memory by category, a point for each stretch of the run."""
     points, offer = answer.result.timeline, answer.run.cluster.gpu.memory_bytes
-    end = points[-1].event + 1
+    grouped = groupby(points, key=lambda point: (point.iteration, point.phase))
+    phases = [(phase, iteration, list(own)) for (iteration, phase), own in grouped]
+    ends = [own[0].begins for _, _, own in phases[1:]] + [points[-1].event + 1]
     spans = []
-    runs = [
-        (phase, iteration, list(own))
-        for (iteration, phase), own in groupby(points, key=lambda point: (point.iteration, point.phase))
-    ]
-    for index, (phase, iteration, own) in enumerate(runs):
-        until = runs[index + 1][2][0].begins if index + 1 < len(runs) else end
+    for (phase, iteration, own), end in zip(phases, ends, strict=True):
         highest = max(own, key=lambda point: point.gpu_bytes)
         parts = sorted(highest.by_category.items(), key=lambda pair: -pair[1])
-        words = "\n".join(f"{name} {gib(bytes_)} GiB" for name, bytes_ in parts if bytes_ >= 2**20)
+        words = [f"{name} {gib(bytes_)} GiB" for name, bytes_ in parts if bytes_ >= 2**20]
         name = f"{phase} {iteration}" if iteration else phase
-        hint = f"{name}: at most {gib(highest.gpu_bytes)} GiB\n{words}"
-        spans.append(SpanOfTime(name=name, begins=own[0].begins, ends=until, hint=hint))
+        hint = "\n".join([f"{name}: at most {gib(highest.gpu_bytes)} GiB", *words])
+        spans.append(SpanOfTime(name=name, begins=own[0].begins, ends=end, hint=hint))
     return StackedArea(
         title="GPU memory over the run, by what it is",
         times=tuple(float(point.event) for point in points),
         layers=layers_of([point.by_category for point in points], memory_family),
         spans=tuple(spans),
-        unit="GiB",
-        write=lambda value: f"{value / 2**30:,.4g}",
         x_title="allocations and frees, in their order",
-        counts_in=2**30,
         limit=offer,
         limit_words=f"{gib(offer)} GiB per GPU",
     )
 
 
-def _timeline(answer: DryRunAnswer) -> Section | None:
-    if not answer.result.timeline:
-        return None
-    body = joined(
-        note("Live tensors of one rank. The order is true, durations are not: a step's time is further down."),
-        figure(_over_time(answer), draw_stacked_area),
-    )
-    return Section(name="memory", title="Memory over the run", body=body)
-
-
 def _by_phase(answer: DryRunAnswer) -> StackedBars:
-    """What forward, backward and step consist of when each is highest."""
+    """The parts of forward, backward and step when each is highest."""
     by_phase, offer = answer.result.peak_by_phase, answer.run.cluster.gpu.memory_bytes
     bars = tuple(
         Bar(
             label=phase,
-            parts=tuple(
-                Part(
-                    name=name,
-                    value=value,
-                    ink=memory_family(name),
-                    hint=f"{component_title(name)}: {gib(value)} GiB ({value:,} bytes)",
-                )
-                for name, value in by_phase[phase].items()
-            ),
+            parts=memory_parts(by_phase[phase]),
             note=gib(sum(by_phase[phase].values())),
             chosen=phase == answer.result.peak.phase,
         )
@@ -155,9 +130,6 @@ def _by_phase(answer: DryRunAnswer) -> StackedBars:
     return StackedBars(
         title="Live tensors on the GPU when each phase is highest, in GiB",
         bars=bars,
-        unit="GiB",
-        write=lambda value: f"{value / 2**30:,.4g}",
-        counts_in=2**30,
         limit=offer,
         limit_words=f"{gib(offer)} GiB per GPU",
         ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
@@ -166,29 +138,24 @@ def _by_phase(answer: DryRunAnswer) -> StackedBars:
 
 
 def _peak(answer: DryRunAnswer) -> Markup:
-    """Categories by phase, then the modules and tensors that are largest at the peak."""
+    """Categories by phase, then the largest modules and tensors at the peak."""
     result, peak = answer.result, answer.result.peak
-    names = sorted({name for parts in result.peak_by_phase.values() for name in parts})
-    phases = [phase for phase in _PHASES if phase in result.peak_by_phase]
-    rows: list[list[Cell]] = [
-        [component_title(name), *(size(result.peak_by_phase[phase].get(name, 0)) for phase in phases)] for name in names
-    ]
+    phases = [(phase, result.peak_by_phase[phase]) for phase in _PHASES if phase in result.peak_by_phase]
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
     module_rows: list[list[Cell]] = [[name or "(no module)", size(bytes_)] for name, bytes_ in modules]
     tensor_rows: list[list[Cell]] = [
         [tensor.module, size(tensor.size_bytes), tensor.category, " x ".join(map(str, tensor.shape)), tensor.dtype]
         for tensor in peak.largest[:_TENSORS]
     ]
+    tensor_head = ["module", "GiB", "what", "shape", "type"]
     return joined(
         note(
             "Tensors when each phase is highest; the highest phase is marked. cuBLAS's workspaces of "
-            f"{gib(result.library_workspace_bytes)} GiB stand beside them."
+            f"{gib(result.library_workspace_bytes)} GiB come in addition."
         ),
-        figure(_by_phase(answer), draw_stacked_bars, folded("Figures as a table", table(["GiB", *phases], rows))),
+        figure(_by_phase(answer), draw_stacked_bars, parts_table(phases, size, "GiB")),
         folded("Largest modules at the peak", table(["module", "GiB"], module_rows)) if module_rows else None,
-        folded("Largest tensors at the peak", table(["module", "GiB", "what", "shape", "type"], tensor_rows))
-        if tensor_rows
-        else None,
+        folded("Largest tensors at the peak", table(tensor_head, tensor_rows)) if tensor_rows else None,
     )
 
 
@@ -196,11 +163,10 @@ def _time(answer: DryRunAnswer) -> Section | None:
     """The parts of the critical path, by phase."""
     if answer.step is None:
         return None
-    by_phase: dict[str, dict[str, float]] = defaultdict(dict)
+    by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name, taken in answer.step.time.components.items():
         phase, _, what = name.rpartition(": ")
-        by_phase[phase][what] = by_phase[phase].get(what, 0.0) + taken
-    shown = [phase for phase in _PHASES if phase in by_phase] + [phase for phase in by_phase if phase not in _PHASES]
+        by_phase[phase][what] += taken
     bars = tuple(
         Bar(
             label=phase or "all",
@@ -210,23 +176,17 @@ def _time(answer: DryRunAnswer) -> Section | None:
             ),
             note=seconds(sum(by_phase[phase].values())),
         )
-        for phase in shown
+        for phase in sorted(by_phase, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
     )
-    in_seconds = max(bar.value for bar in bars) >= 1
     chart = StackedBars(
         title="What one optimizer step waits for, by phase",
         bars=bars,
-        unit="s" if in_seconds else "ms",
-        write=lambda taken: f"{taken if in_seconds else 1e3 * taken:,.4g}",
-        counts_in=1 if in_seconds else 1e-3,
+        unit=time_unit(max(bar.value for bar in bars)),
     )
     parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
     rows: list[list[Cell]] = [[name, duration(taken)] for name, taken in parts]
-    return Section(
-        name="time",
-        title="Time of a step",
-        body=figure(chart, draw_stacked_bars, folded("Figures as a table", table(["what", "time"], rows))),
-    )
+    body = figure(chart, draw_stacked_bars, figures_table(["what", "time"], rows))
+    return Section("time", "Time of a step", body)
 
 
 def _lanes(answer: DryRunAnswer) -> Section | None:
@@ -234,44 +194,48 @@ def _lanes(answer: DryRunAnswer) -> Section | None:
     step = answer.step
     if step is None:
         return None
-    streams: dict[tuple[int, str], list[LaneSpan]] = defaultdict(list)
+    lanes: dict[str, list[LaneSpan]] = defaultdict(list)
+    for stretch in step.host:
+        if stretch.name:
+            lanes["host"].append(
+                LaneSpan(name=stretch.name, ink="launch", begins=stretch.begins_s, ends=stretch.ends_s)
+            )
     for span in step.spans:
         name = step.names[span.operation]
-        drawn = LaneSpan(name=name, ink=time_family(name), begins=span.begins_s, ends=span.ends_s)
-        streams[span.stream, span.lane].append(drawn)
-    host = tuple(
-        LaneSpan(name=stretch.name, ink="launch", begins=stretch.begins_s, ends=stretch.ends_s)
-        for stretch in step.host
-        if stretch.name
+        lanes[f"stream {span.stream}: {span.lane}"].append(
+            LaneSpan(name=name, ink=time_family(name), begins=span.begins_s, ends=span.ends_s)
+        )
+    drawn = tuple(Lane(name=name, spans=tuple(spans)) for name, spans in lanes.items())
+    chart = Lanes(
+        title="The lanes of one step",
+        lanes=drawn,
+        ends_at=max((span.ends for lane in drawn for span in lane.spans), default=1.0),
+        write=lambda taken_s: seconds(taken_s) if taken_s else "0",
     )
-    lanes = [Lane(name="host", spans=host)] if host else []
-    lanes += [Lane(name=f"stream {stream}: {lane}", spans=tuple(own)) for (stream, lane), own in streams.items()]
-    end = max((span.ends for lane in lanes for span in lane.spans), default=1.0)
-    chart = Lanes(title="The lanes of one step", lanes=tuple(lanes), ends_at=end, write=_time_words)
-    rows: list[list[Cell]] = [[lane.name, duration(lane.busy)] for lane in lanes]
+    rows: list[list[Cell]] = [[lane.name, duration(lane.busy)] for lane in drawn]
     body = joined(
         note("The recorded schedule as it plays out; each pixel has the colour of what ran the longest in it."),
-        figure(chart, draw_lanes, folded("Figures as a table", table(["lane", "busy"], rows))),
+        figure(chart, draw_lanes, figures_table(["lane", "busy"], rows)),
     )
-    return Section(name="lanes", title="What runs when", body=body)
+    return Section("lanes", "What runs when", body)
 
 
-def _time_words(taken_s: float) -> str:
-    return seconds(taken_s) if taken_s else "0"
+_PHASE_COLUMNS = {
+    "GPU peak": "gpu_peak_bytes",
+    "GPU after": "gpu_live_bytes",
+    "host peak": "host_peak_bytes",
+    "pinned": "host_pinned_live_bytes",
+    "NVMe read": "nvme_read_bytes",
+    "written": "nvme_written_bytes",
+}
 
 
 def _phases(answer: DryRunAnswer) -> Markup:
     rows: list[list[Cell]] = [
         [
             f"{phase.phase} {phase.iteration}" if phase.iteration else phase.phase,
-            size(phase.gpu_peak_bytes),
-            size(phase.gpu_live_bytes),
-            size(phase.host_peak_bytes),
-            size(phase.host_pinned_live_bytes),
-            size(phase.nvme_read_bytes),
-            size(phase.nvme_written_bytes),
+            *(size(getattr(phase, name)) for name in _PHASE_COLUMNS.values()),
         ]
         for phase in answer.result.phases
     ]
-    head = ["GiB", "GPU peak", "GPU after", "host peak", "pinned", "NVMe read", "written"]
-    return table(head, rows)
+    return table(["GiB", *_PHASE_COLUMNS], rows)

@@ -1,13 +1,10 @@
-"""The report of a launch, or of one that was kept: how it ended, measured beside predicted, and the loss."""
+"""The report of a launch, or of a record of one: its end, measured and predicted figures, and the loss."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from ...estimators.errors import WorkloadError
 from ...probes.store import Record
@@ -32,76 +29,59 @@ from .document import (
     Report,
     Section,
     Tone,
+    as_printed,
     bullets,
     configuration,
     copyable,
     figure,
     folded,
-    html_of,
-    paragraphs,
     table,
-    tiles,
+    write_outputs,
 )
 from .line_charts import Curve, draw_curve
-from .output_files import write_outputs
-
-
-def write_launch_report(session: Session, html: Path | None, say: Callable[[str], None]) -> None:
-    """Write the report where it is asked for."""
-    write_outputs(html, None, report=lambda: session_html(session), picture=Markup, heading="", say=say)
-
 
 _TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
 
 
-def session_html(session: Session) -> str:
-    """The report as the text of one HTML file."""
-    page = io.StringIO()
-    render_session(session, Console(file=page, width=80, highlight=False, color_system=None))
-    form = launch_report(session)
-    attempts = session.attempts
-    printed = folded("The answer as it is printed", element("pre", page.getvalue().strip("\n")))
-    evidence = Section(name="evidence", title="How it is known", body=printed)
+def write_launch_report(session: Session, html: Path | None, say: Callable[[str], None]) -> None:
+    """Write the report where it has a path."""
+    write_outputs(launch_report_of(session), html, None, say)
+
+
+def launch_report_of(session: Session) -> Report:
+    """The report of the last attempt."""
+    form, attempts = launch_report(session), session.attempts
+    evidence = Section("evidence", "How it is known", as_printed(lambda console: render_session(session, console)))
     if not attempts:
-        objections = [f"{each.what}: {each.fix}" for each in session.objections]
-        sections: list[Section | None] = [Section(name="why", title="Why", body=bullets(objections)), evidence]
-        return html_of(
-            Report(
-                subject="Launch",
-                verdict="It was not started.",
-                tone="bad",
-                lead=[],
-                tiles=None,
-                sections=sections,
-                data=form,
-            )
-        )
-    request, outcome = attempts[-1].request, attempts[-1].outcome
-    return html_of(
-        Report(
-            subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
-            verdict=_verdict(outcome),
-            tone=_TONES[outcome.status],
-            lead=_lead(outcome),
-            tiles=_tiles(outcome),
-            sections=(
-                _figures(measured_and_predicted(attempts[-1])),
-                _loss(outcome),
-                Section(name="attempts", title="Attempts", body=_attempts(form)),
-                _next(form),
-                Section(
-                    name="configuration",
-                    title="The configuration",
-                    body=configuration(request.run.config, request.config_path.name),
-                ),
-                evidence,
-            ),
+        objections = bullets([f"{each.what}: {each.fix}" for each in session.objections])
+        return Report(
+            subject="Launch",
+            verdict="It was not started.",
+            tone="bad",
+            lead=(),
+            sections=(Section("why", "Why", objections), evidence),
             data=form,
         )
+    request, outcome = attempts[-1].request, attempts[-1].outcome
+    return Report(
+        subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
+        verdict=_verdict(outcome),
+        tone=_TONES[outcome.status],
+        lead=_lead(outcome),
+        tiles=_tiles(outcome),
+        sections=(
+            _figures(measured_and_predicted(attempts[-1])),
+            _loss(outcome),
+            Section("attempts", "Attempts", _attempts(form)),
+            _next(form),
+            configuration(request.run.config, request.config_path.name),
+            evidence,
+        ),
+        data=form,
     )
 
 
-def record_html(record: Record) -> str:
+def record_report(record: Record) -> Report:
     """The report of a training that was kept; its losses and the ranks' output were not.
 
     Raises WorkloadError for a record of another kind.
@@ -112,39 +92,30 @@ def record_html(record: Record) -> str:
             why="a report can be made of a training",
             fix="name one; ds-advise history lists them",
         )
-    outcome, form = _outcome(record.result), json_form([record])
-    page = io.StringIO()
-    console = Console(file=page, width=80, highlight=False, color_system=None)
-    render_history([record], console, path=Path("results.sqlite"), more=False)
+    outcome = _outcome(record.result)
     libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {libraries}"
-    return html_of(
-        Report(
-            subject=f"Training of {record.model_name} · record {record.id}",
-            verdict=_verdict(outcome),
-            tone=_TONES[outcome.status],
-            lead=[*_lead(outcome), f"{made}, on {machine_title(record.machine)}."],
-            tiles=_tiles(outcome),
-            sections=(
-                _figures(_kept_figures(outcome, record.result.get("predicted") or {})),
-                Section(
-                    name="configuration",
-                    title="The configuration",
-                    body=configuration(dict(record.plan), "ds_config.json"),
-                ),
-                Section(
-                    name="evidence",
-                    title="How it is known",
-                    body=folded("The record as it is printed", element("pre", page.getvalue().strip("\n"))),
-                ),
-            ),
-            data=form,
-        )
+    text = as_printed(
+        lambda console: render_history([record], console, path=Path("results.sqlite"), more=False),
+        "The record as it is printed",
+    )
+    return Report(
+        subject=f"Training of {record.model_name} · record {record.id}",
+        verdict=_verdict(outcome),
+        tone=_TONES[outcome.status],
+        lead=[*_lead(outcome), f"{made}, on {machine_title(record.machine)}."],
+        tiles=_tiles(outcome),
+        sections=(
+            _figures(_kept_figures(outcome, record.result.get("predicted") or {})),
+            configuration(dict(record.plan), "ds_config.json"),
+            Section("evidence", "How it is known", text),
+        ),
+        data=json_form([record]),
     )
 
 
 def _outcome(result: Mapping[str, Any]) -> LaunchOutcome:
-    """How a training ended, by what was kept of it."""
+    """The end of a training by its record."""
     failure = result.get("failure")
     return LaunchOutcome(
         status=result["status"],
@@ -178,11 +149,11 @@ def _verdict(outcome: LaunchOutcome) -> str:
 
 
 def _lead(outcome: LaunchOutcome) -> list[str]:
-    told = [] if outcome.failure is None else [outcome.failure.message, *outcome.failure.evidence]
-    return [*told, *(f"Warned: {warning}." for warning in outcome.warnings)]
+    failure = [] if outcome.failure is None else [outcome.failure.message, *outcome.failure.evidence]
+    return [*failure, *(f"Warned: {warning}." for warning in outcome.warnings)]
 
 
-def _tiles(outcome: LaunchOutcome) -> Markup:
+def _tiles(outcome: LaunchOutcome) -> list[tuple[str, str, str]]:
     shown = [("it took", seconds(outcome.seconds), f"{outcome.last_step:,} steps")]
     if outcome.tokens_per_s is not None:
         shown.append(("tokens/s", rate(outcome.tokens_per_s), "measured, padding too"))
@@ -190,22 +161,16 @@ def _tiles(outcome: LaunchOutcome) -> Markup:
         shown.append(("one step", seconds(outcome.step_s), "median"))
     if outcome.peaks.device_bytes is not None:
         shown.append(("GiB of a GPU", gib(outcome.peaks.device_bytes), "at most"))
-    return tiles(shown)
+    return shown
 
 
 def _figures(figures: Sequence[MeasuredAndPredicted]) -> Section | None:
     rows: list[list[Cell]] = [
-        [
-            name,
-            Figure(unit(measured), measured),
-            Figure(NOTHING if predicted is None else unit(predicted), predicted),
-        ]
+        [name, Figure(unit(measured), measured), Figure(NOTHING if predicted is None else unit(predicted), predicted)]
         for name, measured, predicted, unit in figures
         if measured is not None
     ]
-    if not rows:
-        return None
-    return Section(name="figures", title="Measured and predicted", body=table(["", "measured", "predicted"], rows))
+    return Section("figures", "Measured and predicted", table(["", "measured", "predicted"], rows)) if rows else None
 
 
 def _loss(outcome: LaunchOutcome) -> Section | None:
@@ -217,7 +182,7 @@ def _loss(outcome: LaunchOutcome) -> Section | None:
         [f"{step}", Figure(NOTHING if loss is None else f"{loss:.4g}", loss)] for step, loss in outcome.losses[-20:]
     ]
     body = figure(chart, draw_curve, folded("The last steps as a table", table(["step", "loss"], rows)))
-    return Section(name="loss", title="Loss", body=body)
+    return Section("loss", "Loss", body)
 
 
 def _attempts(form: LaunchReport) -> Markup:
@@ -239,4 +204,4 @@ def _next(form: LaunchReport) -> Section | None:
     if form.next is None:
         return None
     command = copyable(form.next.command) if form.next.command else None
-    return Section(name="next", title="To go on", body=joined(paragraphs([form.next.what]), command))
+    return Section("next", "To go on", joined(element("p", form.next.what, class_="lead"), command))

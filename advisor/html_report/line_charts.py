@@ -1,14 +1,18 @@
-"""A quantity over steps, as a line."""
+"""Charts of two quantities: a curve over steps, points with their front, and areas that add up over time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from .canvas import (
+    GIB,
     SMALL,
     WIDE,
     Markup,
+    Scale,
+    Unit,
     element,
     fill,
     frame,
@@ -19,17 +23,23 @@ from .canvas import (
     legend,
     line,
     round_steps,
+    small,
     stroke,
     text_width,
+    vertical_axis,
+    vertical_limit,
 )
 
 _MOST_POINTS = 1000
-"""Points of the line; of more, evenly spaced ones are drawn."""
+"""Points of a curve; of more, evenly spaced ones are drawn."""
+
+_LEAST_NAMED = 0.3
+"""Points of the front below this share of its highest have no name, since they are crowded at the foot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points by rising x; the vertical scale begins at 0."""
+    """Points by rising x; both scales begin at 0."""
 
     title: str
     points: tuple[tuple[float, float], ...]
@@ -40,52 +50,30 @@ class Curve:
 
 def draw_curve(chart: Curve, width: int = WIDE) -> Markup:
     """The chart as SVG."""
-    height, top = 200.0 if is_narrow(width) else 240.0, 24.0
-    points = _thinned(chart.points)
+    height, top, right = 200.0 if is_narrow(width) else 240.0, 24.0, width - 12
+    every = -(-len(chart.points) // _MOST_POINTS) or 1
+    points = [*chart.points[::every], *chart.points[-1:]] if every > 1 else chart.points
     highest = 1.08 * max((y for _, y in points), default=1.0) or 1.0
-    rows = [value for value in round_steps(highest, 4) if value <= highest]
-    left = 12 + max(text_width(chart.write_y(value), SMALL) for value in rows)
-    bottom, last = height - 40, max((x for x, _ in points), default=1.0) or 1.0
-
-    def x_of(value: float) -> float:
-        return left + (width - left - 12) * value / last
-
-    def y_of(value: float) -> float:
-        return bottom - (bottom - top) * value / highest
-
-    lines = [
-        joined(
-            line(left, y_of(value), width - 12, y_of(value), "grid"),
-            label(left - 6, y_of(value) + 4, chart.write_y(value), anchor="end", ink="soft", size=SMALL),
-        )
-        for value in rows
-    ]
+    last = max((x for x, _ in points), default=1.0) or 1.0
+    rows, left, y_of = vertical_axis(round_steps(highest, 4), highest, top, height - 40, right, chart.write_y)
+    x_of = Scale(0, last, left, right)
     steps = [value for value in round_steps(last, 4 if is_narrow(width) else 7) if value == int(value)]
     path = "M" + "L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in points)
     return frame(
         chart.title,
         width,
         height,
-        label(0, 12, chart.y_title, ink="soft", size=SMALL),
-        label(width - 12, height - 6, chart.x_title, anchor="end", ink="soft", size=SMALL),
-        horizontal_axis(steps, x_of, top, bottom, "", lambda value: f"{value:g}"),
-        *lines,
+        small(0, 12, chart.y_title),
+        small(right, height - 6, chart.x_title, anchor="end"),
+        horizontal_axis(steps, x_of, top, height - 40, lambda value: f"{value:g}"),
+        rows,
         element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights")),
     )
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    every = -(-len(points) // _MOST_POINTS) or 1
-    return [*points[::every], *points[-1:]] if every > 1 else points
-
-
-_LEAST_NAMED = 0.3
-"""Points of the front below this share of its highest have no name: they crowd at the foot."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A point; x is to be low and y high. hint: what a pointer that rests on it tells."""
+    """A point; low x and high y are good. hint: shown where a pointer rests on it."""
 
     label: str
     x: float
@@ -103,10 +91,9 @@ class Scatter:
     points: tuple[Point, ...]
     x_title: str
     y_title: str
-    write_x: Callable[[float], str]
     write_y: Callable[[float], str]
-    x_counts_in: float = 1
-    """The horizontal axis has values that are round when counted in this, such as the bytes of a GiB."""
+    unit: Unit = GIB
+    """Of the horizontal axis."""
     limit: float | None = None
     limit_words: str = ""
     x_ends_at: float | None = None
@@ -125,66 +112,34 @@ def front(points: Sequence[Point]) -> list[Point]:
 def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
     """The chart as SVG."""
     narrow = is_narrow(width)
-    height = 230.0 if narrow else 300.0
+    height, top, right = 230.0 if narrow else 300.0, 34.0, width - 12.0
+    bottom = height - 40
     end = chart.x_ends_at or 1.05 * max((point.x for point in chart.points), default=1.0) or 1.0
     shown = [point for point in chart.points if point.x <= end]
-    top_value = 1.12 * max((point.y for point in shown), default=1.0) or 1.0
-    rows = [value for value in round_steps(top_value, 5) if value <= top_value]
-    left = 12 + max(text_width(chart.write_y(value), SMALL) for value in rows)
-    top, bottom, right = 34.0, height - 40, 12.0
-
-    def x_of(value: float) -> float:
-        return left + (width - left - right) * value / end
-
-    def y_of(value: float) -> float:
-        return bottom - (bottom - top) * value / top_value
-
-    lines = [
-        joined(
-            line(left, y_of(value), width - right, y_of(value), "grid"),
-            label(left - 6, y_of(value) + 4, chart.write_y(value), anchor="end", ink="soft", size=SMALL),
-        )
-        for value in rows
-    ]
-    steps = [value for value in round_steps(end, 4 if narrow else 7, chart.x_counts_in) if value <= end]
     best = front(shown)
+    highest = 1.12 * max((point.y for point in shown), default=1.0) or 1.0
+    rows, left, y_of = vertical_axis(round_steps(highest, 5), highest, top, bottom, right, chart.write_y)
+    x_of = Scale(0, end, left, right)
+    limit = None
+    if chart.limit is not None and chart.limit <= end:
+        limit = vertical_limit(x_of(chart.limit), chart.limit_words, top - 8, [(top - 4, bottom)], width)
     return frame(
         chart.title,
         width,
         height,
-        label(0, 12, chart.y_title, ink="soft", size=SMALL),
-        label(width - right, height - 6, chart.x_title, anchor="end", ink="soft", size=SMALL),
-        horizontal_axis(steps, x_of, top, bottom, "", chart.write_x),
-        *lines,
-        _limit(chart, x_of, top, bottom, end, width),
-        _front(best, x_of, y_of),
+        small(0, 12, chart.y_title),
+        small(right, height - 6, chart.x_title, anchor="end"),
+        horizontal_axis(round_steps(end, 4 if narrow else 7, chart.unit.size), x_of, top, bottom, chart.unit.write),
+        rows,
+        limit,
+        _front_line(best, x_of, y_of),
         *(_point(point, x_of, y_of, point in best) for point in sorted(shown, key=lambda point: point.chosen)),
-        *_labels(best, x_of, y_of, left, width - right, narrow),
+        *_names(best, x_of, y_of, SMALL if narrow else 12),
     )
 
 
-def _limit(
-    chart: Scatter, x_of: Callable[[float], float], top: float, bottom: float, end: float, width: int
-) -> Markup | None:
-    if chart.limit is None or chart.limit > end:
-        return None
-    x = x_of(chart.limit)
-    half = text_width(chart.limit_words, SMALL) / 2
-    return joined(
-        line(x, top - 4, x, bottom, "limit", dashed=True, width=1.5),
-        label(
-            min(max(x, half + 2), width - half - 2),
-            top - 8,
-            chart.limit_words,
-            anchor="middle",
-            ink="limit",
-            size=SMALL,
-        ),
-    )
-
-
-def _front(best: Sequence[Point], x_of: Callable[[float], float], y_of: Callable[[float], float]) -> Markup | None:
-    """Steps from point to point: between two of them nothing better is to be had."""
+def _front_line(best: Sequence[Point], x_of: Scale, y_of: Scale) -> Markup | None:
+    """Steps from point to point: between two of them there is nothing better."""
     if len(best) < 2:
         return None
     path = f"M{x_of(best[0].x):.1f} {y_of(best[0].y):.1f}"
@@ -192,11 +147,10 @@ def _front(best: Sequence[Point], x_of: Callable[[float], float], y_of: Callable
     return element("path", d=path, fill="none", stroke_width=1.5, stroke_opacity=0.7, **stroke("weights"))
 
 
-def _point(point: Point, x_of: Callable[[float], float], y_of: Callable[[float], float], on_front: bool) -> Markup:
-    ink = "good" if point.chosen else "weights"
-    paint: dict[str, str | float] = {**fill(ink)}
+def _point(point: Point, x_of: Scale, y_of: Scale, on_front: bool) -> Markup:
+    paint = fill("good" if point.chosen else "weights")
     if point.faded and not point.chosen:
-        paint = {"class_": "f-paper s-soft", "fill": fill("paper")["fill"], "stroke": stroke("soft")["stroke"]}
+        paint = {**fill("paper"), **stroke("soft"), "class_": "f-paper s-soft"}
     return element(
         "circle",
         element("title", point.hint),
@@ -211,37 +165,22 @@ def _point(point: Point, x_of: Callable[[float], float], y_of: Callable[[float],
     )
 
 
-def _labels(
-    best: Sequence[Point],
-    x_of: Callable[[float], float],
-    y_of: Callable[[float], float],
-    least: float,
-    most: float,
-    narrow: bool,
-) -> list[Markup]:
+def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float) -> list[Markup]:
     """Names of the front's points, the chosen first, each where nothing is written yet."""
     taken: list[tuple[float, float, float, float]] = []
-    drawn = []
-    size = SMALL if narrow else 12
-    named = set()
+    drawn: dict[str, Markup] = {}
     for point in sorted(best, key=lambda point: (not point.chosen, -point.y)):
-        if point.label in named or point.y < _LEAST_NAMED * best[-1].y:
+        if point.label in drawn or point.y < _LEAST_NAMED * best[-1].y:
             continue
-        long = text_width(point.label, size)
-        for x, y in (
-            (x_of(point.x) - long / 2, y_of(point.y) - 11),
-            (x_of(point.x) - long - 10, y_of(point.y) + 4),
-            (x_of(point.x) + 11, y_of(point.y) + 4),
-            (x_of(point.x) - long / 2, y_of(point.y) + 20),
-        ):
+        long, x0, y0 = text_width(point.label, size), x_of(point.x), y_of(point.y)
+        for x, y in ((x0 - long / 2, y0 - 11), (x0 - long - 10, y0 + 4), (x0 + 11, y0 + 4), (x0 - long / 2, y0 + 20)):
             spot = (x, y - size, x + long, y + 2)
-            if x < least or x + long > most or any(_overlap(spot, other) for other in taken):
-                continue
-            taken.append(spot)
-            named.add(point.label)
-            drawn.append(label(x, y, point.label, bold=point.chosen, ink="good" if point.chosen else "text", size=size))
-            break
-    return drawn
+            if x_of.start <= x and x + long <= x_of.end and not any(_overlap(spot, other) for other in taken):
+                taken.append(spot)
+                ink = "good" if point.chosen else "text"
+                drawn[point.label] = label(x, y, point.label, bold=point.chosen, ink=ink, size=size)
+                break
+    return list(drawn.values())
 
 
 def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
@@ -275,11 +214,8 @@ class StackedArea:
     times: tuple[float, ...]
     layers: tuple[Layer, ...]
     spans: tuple[SpanOfTime, ...]
-    unit: str
-    write: Callable[[float], str]
     x_title: str
-    counts_in: float = 1
-    """The axis has values that are round when counted in this, such as the bytes of a GiB."""
+    unit: Unit = GIB
     limit: float | None = None
     limit_words: str = ""
 
@@ -290,67 +226,49 @@ class StackedArea:
 
 def draw_stacked_area(chart: StackedArea, width: int = WIDE) -> Markup:
     """The chart as SVG."""
-    height = 240.0 if is_narrow(width) else 300.0
+    keys, taken = legend(list(dict.fromkeys(layer.ink for layer in chart.layers)), width)
+    top, bottom, right = taken + 24.0, taken + (210.0 if is_narrow(width) else 270.0), width - 4.0
     highest = max(chart.heights, default=0.0)
     near = chart.limit is not None and chart.limit < 1.6 * highest
     top_value = 1.08 * max(highest, chart.limit or 0.0 if near else 0.0) or 1.0
-    steps = [value for value in round_steps(top_value, 5, chart.counts_in) if value <= top_value]
-    words = [chart.write(value) for value in steps]
-    words[-1] = f"{words[-1]} {chart.unit}"
-    left, right = 10 + max(text_width(text, SMALL) for text in words), 4.0
-    shown = legend(list(dict.fromkeys(layer.ink for layer in chart.layers)), width, 0)
-    top, bottom = shown[1] + 24.0, shown[1] + height - 30
-    start, end = chart.times[0], max(chart.times[-1], chart.times[0] + 1)
-
-    def x_of(time: float) -> float:
-        return left + (width - left - right) * (time - start) / (end - start)
-
-    def y_of(value: float) -> float:
-        return bottom - (bottom - top) * value / top_value
-
-    rows = [
-        joined(
-            line(left, y_of(value), width - right, y_of(value), "grid"),
-            label(left - 6, y_of(value) + 4, text, anchor="end", ink="soft", size=SMALL),
-        )
-        for value, text in zip(steps, words, strict=True)
-    ]
+    steps = round_steps(top_value, 5, chart.unit.size)
+    rows, left, y_of = vertical_axis(steps, top_value, top, bottom, right, chart.unit.write, chart.unit.title)
+    x_of = Scale(chart.times[0], max(chart.times[-1], chart.times[0] + 1), left, right)
     limit = None
     if chart.limit is not None and chart.limit <= top_value:
+        y = y_of(chart.limit)
         limit = joined(
-            line(left, y_of(chart.limit), width - right, y_of(chart.limit), "limit", dashed=True, width=1.5),
-            label(width - right - 4, y_of(chart.limit) - 5, chart.limit_words, anchor="end", ink="limit", size=SMALL),
+            line(left, y, right, y, "limit"), small(right - 4, y - 5, chart.limit_words, anchor="end", ink="limit")
         )
     return frame(
         chart.title,
         width,
         bottom + 26,
-        shown[0],
-        *rows,
+        keys,
+        rows,
         *_areas(chart, x_of, y_of),
         *_spans(chart.spans, x_of, top, bottom),
         limit,
-        label(width - right, bottom + 18, chart.x_title, anchor="end", ink="soft", size=SMALL),
+        small(right, bottom + 18, chart.x_title, anchor="end"),
     )
 
 
-def _areas(chart: StackedArea, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> list[Markup]:
+def _areas(chart: StackedArea, x_of: Scale, y_of: Scale) -> list[Markup]:
     """Each layer between the sum of those beneath it and its own; memory changes in steps, so areas do too."""
-    drawn, beneath = [], [0.0] * len(chart.times)
-    xs = [x_of(time) for time in chart.times]
-    for layer in chart.layers:
-        above = [low + value for low, value in zip(beneath, layer.values, strict=True)]
-        path = _steps(xs, [y_of(value) for value in above])
-        back = _steps(xs, [y_of(value) for value in beneath], backwards=True)
-        drawn.append(
-            element("path", element("title", layer.name), d=f"M{path}L{back}Z", fill_opacity=0.88, **fill(layer.ink))
-        )
-        beneath = above
+    values = [layer.values for layer in chart.layers]
+    sums = accumulate(
+        values, lambda low, own: tuple(map(sum, zip(low, own, strict=True))), initial=(0.0,) * len(chart.times)
+    )
+    outlines = [_steps([x_of(time) for time in chart.times], [y_of(value) for value in row]) for row in sums]
+    drawn = []
+    for layer, (below, above) in zip(chart.layers, pairwise(outlines), strict=True):
+        path = f"M{' '.join(above)}L{' '.join(reversed(below))}Z"
+        drawn.append(element("path", element("title", layer.name), d=path, fill_opacity=0.88, **fill(layer.ink)))
     return drawn
 
 
-def _steps(xs: Sequence[float], ys: Sequence[float], *, backwards: bool = False) -> str:
-    """A line through the points that rises where the next point stands; points on a level are left out."""
+def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
+    """A line that changes its height at the next point; points on a level are left out."""
     points: list[tuple[float, float]] = []
     for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if index and abs(y - points[-1][1]) < 0.05 and index < len(xs) - 1:
@@ -358,32 +276,29 @@ def _steps(xs: Sequence[float], ys: Sequence[float], *, backwards: bool = False)
         if index:
             points.append((x, points[-1][1]))
         points.append((x, y))
-    ordered = points[::-1] if backwards else points
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in ordered)
+    return [f"{x:.1f},{y:.1f}" for x, y in points]
 
 
-def _spans(spans: Sequence[SpanOfTime], x_of: Callable[[float], float], top: float, bottom: float) -> list[Markup]:
-    """Every span as an area that tells its hint, and its name where there is room."""
+def _spans(spans: Sequence[SpanOfTime], x_of: Scale, top: float, bottom: float) -> list[Markup]:
+    """Every span as an area with its hint, and its name where there is room."""
     drawn, free = [], 0.0
     for span in spans:
         begins, ends = x_of(span.begins), x_of(span.ends)
-        parts = [
-            line(begins, top - 4, begins, bottom, "grid"),
-            element(
-                "rect",
-                element("title", span.hint),
-                x=begins,
-                y=top - 18,
-                width=max(0.5, ends - begins),
-                height=bottom - top + 18,
-                fill_opacity=0,
-                **fill("paper"),
-            ),
-        ]
-        long = text_width(span.name, SMALL)
+        area = element(
+            "rect",
+            element("title", span.hint),
+            x=begins,
+            y=top - 18,
+            width=max(0.5, ends - begins),
+            height=bottom - top + 18,
+            fill_opacity=0,
+            **fill("paper"),
+        )
+        name, long = None, text_width(span.name, SMALL)
         if begins + 3 >= free and begins + 3 + long <= ends:
-            parts.append(label(begins + 3, top - 7, span.name, ink="soft", size=SMALL))
+            name = small(begins + 3, top - 7, span.name)
             free = begins + 3 + long + 4
+        parts = (line(begins, top - 4, begins, bottom), area, name)
         drawn.append(element("g", *parts, tabindex="0", role="img", aria_label=span.hint))
     return drawn
 
@@ -392,12 +307,11 @@ _FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations
 
 
 def layers_of(rows: Sequence[Mapping[str, float]], ink_of: Callable[[str], str]) -> tuple[Layer, ...]:
-    """Layers of a sequence of named values: what stays at the bottom, what comes and goes above it; in each the largest
-    first."""
-    most: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            most[name] = max(most.get(name, 0.0), value)
+    """Layers of a sequence of named values: those that stay at the bottom, those that come and go above them; in each
+    family the largest first."""
+    most = {
+        name: max(row.get(name, 0.0) for row in rows) for name in dict.fromkeys(name for row in rows for name in row)
+    }
     order = {ink: index for index, ink in enumerate(_FROM_THE_BOTTOM)}
     names = sorted(most, key=lambda name: (order.get(ink_of(name), len(order)), -most[name]))
     return tuple(

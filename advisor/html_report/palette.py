@@ -42,66 +42,35 @@ INKS: Final[Mapping[str, Ink]] = {
     "good": Ink("", "#1f7a3d", "#5cc27e"),
     "limit": Ink("", "#b3261e", "#ff8a80"),
 }
-"""Colour by name. The components of a plan share seven hues, so that a picture is read by families, not by hunting."""
+"""Colour by name. The components of a plan share seven hues, one for each family."""
 
-_COMPONENTS: Final[Mapping[str, str]] = {
-    "parameters": "weights",
-    "gathered_parameters": "weights",
-    "persistent_parameters": "weights",
-    "updated_weights": "weights",
-    "gradients": "gradients",
-    "gradient_of_the_head's_weight": "gradients",
-    "optimizer_states": "optimizer",
-    "master_weights": "optimizer",
-    "step_temporaries": "optimizer",
-    "logits_and_loss": "loss",
-    "logits": "loss",
-    "temporaries": "buffers",
-    "log_softmax": "loss",
-    "gradient_of_log_softmax": "loss",
-    "gradient_of_logits": "loss",
-    "soft_cap_of_logits": "loss",
-    "logits_of_one_chunk": "loss",
-    "reduce_buckets": "buffers",
-    "offload_staging": "buffers",
-    "communication_buffers": "buffers",
-    "cuda_context": "runtime",
-    "nccl_buffers": "runtime",
-    "allocator_overhead": "runtime",
-    "library_workspace": "runtime",
-    "other": "other",
-}
-"""Family of a component of memory; what is not named here is an activation."""
 
-_TIMES: Final[Mapping[str, str]] = {
-    "matrix_products": "compute",
-    "attention": "compute",
-    "recomputation": "compute",
-    "gradient_reduction": "links",
-    "weight_gathering": "links",
-    "updated_weights_gathered": "links",
-    "all_reduces_of_a_number": "links",
-    "all_to_all_of_heads": "links",
-    "gradients_to_host": "pcie",
-    "weights_from_host": "pcie",
-    "updated_weights_to_host": "pcie",
-    "updated_weights_to_gpu": "pcie",
-    "all_reduce": "links",
-    "all_gather": "links",
-    "reduce_scatter": "links",
-    "all_to_all": "links",
-    "reduce": "links",
-    "broadcast": "links",
-    "copies_to_host": "pcie",
-    "copies_to_device": "pcie",
-    "optimizer_on_the_host": "host",
-    "launch_overhead": "launch",
-    "launches_of_the_step": "launch",
-    "launches": "launch",
-    "hooks": "launch",
-    "bookkeeping": "launch",
-}
-"""Family of a component of time; what is not named here and has no NVMe in its name is memory-bound work."""
+def _by_name(**families: str) -> dict[str, str]:
+    return {name: family for family, names in families.items() for name in names.split()}
+
+
+_MEMORY: Final[Mapping[str, str]] = _by_name(
+    weights="parameters gathered_parameters persistent_parameters updated_weights",
+    gradients="gradients gradient_of_the_head's_weight",
+    optimizer="optimizer_states master_weights step_temporaries",
+    loss="logits_and_loss logits log_softmax gradient_of_log_softmax gradient_of_logits soft_cap_of_logits "
+    "logits_of_one_chunk",
+    buffers="temporaries reduce_buckets offload_staging communication_buffers",
+    runtime="cuda_context nccl_buffers allocator_overhead library_workspace",
+    other="other",
+)
+"""Family of a component of memory; every other component is an activation."""
+
+_TIME: Final[Mapping[str, str]] = _by_name(
+    compute="matrix_products attention recomputation",
+    links="gradient_reduction weight_gathering updated_weights_gathered all_reduces_of_a_number all_to_all_of_heads "
+    "all_reduce all_gather reduce_scatter all_to_all reduce broadcast",
+    pcie="gradients_to_host weights_from_host updated_weights_to_host updated_weights_to_gpu copies_to_host "
+    "copies_to_device",
+    host="optimizer_on_the_host",
+    launch="launch_overhead launches_of_the_step launches hooks bookkeeping",
+)
+"""Family of a component of time; every other component is memory-bound work, or NVMe where its name says so."""
 
 
 def key(name: str) -> str:
@@ -111,20 +80,12 @@ def key(name: str) -> str:
 
 def memory_family(name: str) -> str:
     """The ink of a component of memory."""
-    return _COMPONENTS.get(key(name), "activations")
+    return _MEMORY.get(key(name), "activations")
 
 
 def time_family(name: str) -> str:
     """The ink of a component of time."""
-    spelled = key(name)
-    if "nvme" in spelled:
-        return "nvme"
-    return _TIMES.get(spelled, "memory")
-
-
-def style() -> str:
-    """The style sheet of a picture that stands alone: dark where the screen is dark."""
-    return f"@media (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}"
+    return "nvme" if "nvme" in key(name) else _TIME.get(key(name), "memory")
 
 
 def dark_rules() -> str:
@@ -133,3 +94,8 @@ def dark_rules() -> str:
         f".f-{name}{{fill:{ink.dark}}} .s-{name}{{stroke:{ink.dark}}} .b-{name}{{background:{ink.dark}}}"
         for name, ink in INKS.items()
     )
+
+
+def dark_style(condition: str) -> str:
+    """The style sheet under a condition of a media query."""
+    return f"@media {condition} {{\n{dark_rules()}\n}}"

@@ -1,182 +1,159 @@
-"""Pictures of plans, from the objects that `--json` prints for candidates: memory, time, speed against memory."""
+"""Charts of plans: memory, time, speed against memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+from ...estimators.estimate import MemoryTerm, TimeTerm
+from ..answer.explanation import in_words
+from ..search.candidate import Candidate
 from ..text.labels import component_title, shape_label
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
+from .canvas import time_unit
 from .line_charts import Point, Scatter
 from .palette import key, memory_family, time_family
-
-Plan = Mapping[str, Any]
-"""A candidate as in `ds-advise --json`."""
-Terms = Mapping[str, Sequence[Mapping[str, Any]]]
-"""A plan's terms as in `ds-advise explain --json`, by `key` of their name."""
 
 MEMORY_ORDER = ("weights", "gradients", "optimizer", "loss", "activations", "buffers", "runtime", "other")
 """Families from left to right in bars of memory."""
 
 _TIME_ORDER = ("compute", "memory", "links", "pcie", "host", "nvme", "launch", "other")
 
-_BEYOND = 2.0
-"""Bars are cut at so many times the GPU: what needs ten times as much would leave no room for what fits."""
+_MOST_MEMORY = 2.0
+"""Bars of memory are cut at this multiple of the GPU's memory."""
 
 _SLOWEST = 3.0
-"""Bars of time are cut at so many times the fastest plan that fits."""
+"""Bars of time are cut at this multiple of the fastest plan that fits."""
 
 
 def memory_bars(
-    plans: Sequence[Plan],
+    plans: Mapping[str, Candidate],
     limit_bytes: int,
     *,
-    chosen: int | None = None,
-    terms: Sequence[Terms] = (),
+    chosen: Candidate | None = None,
     device: str = "GPU",
+    with_sources: bool = False,
 ) -> StackedBars:
-    """Device memory of each plan by component, against what the GPU offers.
+    """Device memory of each plan by component, against the GPU's memory.
 
-    chosen: the index of the plan to mark; terms: of each plan, for the formula and the source in a part's hint.
+    plans: by the labels of their bars; chosen: the plan to mark; with_sources: hints have formulas and sources.
     """
-    needs = [plan["device_bytes_per_gpu"] for plan in plans]
-    bars = tuple(
-        Bar(
-            label=plan["rung"],
-            parts=tuple(
-                Part(
-                    name=name,
-                    value=size,
-                    ink=memory_family(name),
-                    hint=_memory_hint(name, size, terms[index].get(name, ()) if terms else ()),
-                )
-                for name, size in plan["components"].items()
-            ),
-            note=gib(plan["device_bytes_per_gpu"]),
-            words=_words(plan, gib(plan["device_bytes_per_gpu"]) + f" GiB per {device}", plan["components"]),
-            chosen=index == chosen,
-            faded=not plan["fits"] and index != chosen,
+    bars = []
+    for name, plan in plans.items():
+        need, sizes = gib(plan.device_bytes), plan.memory.components
+        largest = sorted((size, part) for part, size in sizes.items() if size >= 2**27)[::-1]
+        words = ", ".join(f"{component_title(part)} {gib(size)}" for size, part in largest)
+        bars.append(
+            Bar(
+                label=name,
+                parts=memory_parts(sizes, plan.memory.gpu_terms if with_sources else ()),
+                note=need,
+                words=f"{name}, {shape_label(plan.plan)}: {need} GiB per {device}, {plan.fit.reason}. {words}",
+                chosen=plan is chosen,
+                faded=not plan.fit.fits and plan is not chosen,
+            )
         )
-        for index, plan in enumerate(plans)
-    )
+    most = max((plan.device_bytes for plan in plans.values()), default=0)
     return StackedBars(
         title=f"Memory per {device} of every plan, in GiB, against the {gib(limit_bytes)} GiB that it offers",
-        bars=bars,
-        unit="GiB",
-        write=lambda size: f"{size / 2**30:,.4g}",
-        counts_in=2**30,
+        bars=tuple(bars),
         limit=limit_bytes,
         limit_words=f"{gib(limit_bytes)} GiB per {device}",
-        ends_at=min(max([*needs, limit_bytes], default=1) * 1.02, _BEYOND * limit_bytes),
+        ends_at=min(max(most, limit_bytes) * 1.02, _MOST_MEMORY * limit_bytes),
         inks=MEMORY_ORDER,
     )
 
 
-def time_bars(plans: Sequence[Plan], *, chosen: int | None = None, terms: Sequence[Terms] = ()) -> StackedBars:
-    """Time for a thousand tokens of each plan by component: steps of unequal batches are no comparison."""
+def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm | TimeTerm] = ()) -> tuple[Part, ...]:
+    """Parts of a bar from bytes by component. terms: for the formula and the source in a part's hint."""
+    return _parts(components, 1, memory_family, lambda size: f"{gib(int(size))} GiB ({size:,} bytes)", terms)
+
+
+def time_bars(
+    plans: Mapping[str, Candidate], *, chosen: Candidate | None = None, with_sources: bool = False
+) -> StackedBars:
+    """Time for a thousand tokens of each plan by component, since steps of unequal batches do not compare."""
     bars = []
-    for index, plan in enumerate(plans):
-        factor = 1e3 / (plan["tokens_per_second"] * plan["step_seconds"])
+    for name, plan in plans.items():
+        step_s, terms = plan.time.step_s, plan.time.terms if with_sources else ()
         bars.append(
             Bar(
-                label=plan["rung"],
-                parts=tuple(
-                    Part(
-                        name=name,
-                        value=taken * factor,
-                        ink=time_family(name),
-                        hint=_time_hint(name, taken, plan["step_seconds"], terms[index].get(name, ()) if terms else ()),
-                    )
-                    for name, taken in plan["time_components"].items()
+                label=name,
+                parts=_parts(
+                    plan.time.components,
+                    1e3 / plan.tokens_per_s / step_s,
+                    time_family,
+                    partial(_of_step, step_s),
+                    terms,
                 ),
-                note=f"{rate(plan['tokens_per_second'])} tokens/s",
-                words=_words(plan, f"a step of {seconds(plan['step_seconds'])}", {}),
-                chosen=index == chosen,
-                faded=not plan["fits"] and index != chosen,
+                note=f"{rate(plan.tokens_per_s)} tokens/s",
+                words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
+                chosen=plan is chosen,
+                faded=not plan.fit.fits and plan is not chosen,
             )
         )
-    fitting = [bar.value for bar, plan in zip(bars, plans, strict=True) if plan["fits"]] or [bar.value for bar in bars]
-    end = min(max((bar.value for bar in bars), default=1.0), _SLOWEST * min(fitting, default=1.0)) * 1.02
-    in_seconds = end >= 1
+    lengths = [bar.value for bar in bars]
+    fitting = [bar.value for bar, plan in zip(bars, plans.values(), strict=True) if plan.fit.fits] or lengths
+    end = min(max(lengths, default=1.0), _SLOWEST * min(fitting, default=1.0)) * 1.02
     return StackedBars(
         title="Time of a step for every 1,000 tokens, of every plan, by what takes it",
         bars=tuple(bars),
-        unit="s" if in_seconds else "ms",
-        write=lambda taken: f"{taken if in_seconds else 1e3 * taken:,.4g}",
-        counts_in=1 if in_seconds else 1e-3,
+        unit=time_unit(end),
         ends_at=end,
         inks=_TIME_ORDER,
     )
 
 
+def _of_step(step_s: float, taken_s: float) -> str:
+    return f"{seconds(taken_s)} of a step of {seconds(step_s)}"
+
+
+def _parts(
+    components: Mapping[str, float],
+    factor: float,
+    family: Callable[[str], str],
+    figure: Callable[[float], str],
+    terms: Iterable[MemoryTerm | TimeTerm],
+) -> tuple[Part, ...]:
+    """Parts with the value of their component times the factor."""
+    sources: dict[str, list[str]] = {}
+    for term in terms:
+        sources.setdefault(key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))
+    return tuple(
+        Part(
+            name=name,
+            value=value * factor,
+            ink=family(name),
+            hint="\n".join(dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(key(name), ())])),
+        )
+        for name, value in components.items()
+    )
+
+
 def speed_against_memory(
-    plans: Sequence[Plan], limit_bytes: int, *, chosen: Plan | None = None, device: str = "GPU"
+    plans: Sequence[Candidate], limit_bytes: int, *, chosen: Candidate | None = None, device: str = "GPU"
 ) -> Scatter:
-    """Every plan as a point; those whose memory is far beyond the GPU are left out."""
-    needs = [limit_bytes, *(plan["device_bytes_per_gpu"] for plan in plans)]
+    """Every plan as a point; those that need more than twice the GPU's memory are left out."""
+    needs = [limit_bytes, *(plan.device_bytes for plan in plans)]
     return Scatter(
         title=f"Speed against memory per {device} of every plan, and the plans that no other beats in both",
         points=tuple(
             Point(
-                label=plan["rung"],
-                x=plan["device_bytes_per_gpu"],
-                y=plan["tokens_per_second"],
-                hint=_plan_hint(plan),
-                chosen=plan == chosen,
-                faded=not plan["fits"],
+                label=plan.rung,
+                x=plan.device_bytes,
+                y=plan.tokens_per_s,
+                hint=f"{plan.rung}, {shape_label(plan.plan)}: {gib(plan.device_bytes)} GiB, "
+                f"{rate(plan.tokens_per_s)} tokens/s; {plan.fit.reason}",
+                chosen=plan is chosen,
+                faded=not plan.fit.fits,
             )
             for plan in plans
         ),
         x_title=f"GiB per {device}",
         y_title="tokens/s",
-        write_x=lambda size: f"{size / 2**30:,.4g}",
-        x_counts_in=2**30,
         write_y=lambda speed: rate(speed) if speed else "0",
         limit=limit_bytes,
         limit_words=f"{gib(limit_bytes)} GiB per {device}",
-        x_ends_at=1.05 * max((need for need in needs if need <= _BEYOND * limit_bytes), default=limit_bytes),
+        x_ends_at=1.05 * max(need for need in needs if need <= _MOST_MEMORY * limit_bytes),
     )
-
-
-def _plan_hint(plan: Plan) -> str:
-    return (
-        f"{plan['rung']}, {shape_label(SimpleNamespace(**plan))}: {gib(plan['device_bytes_per_gpu'])} GiB, "
-        f"{rate(plan['tokens_per_second'])} tokens/s; {plan['reason']}"
-    )
-
-
-def _words(plan: Plan, figure: str, components: Mapping[str, int]) -> str:
-    parts = ", ".join(
-        f"{component_title(name)} {gib(size)}"
-        for name, size in sorted(components.items(), key=lambda pair: -pair[1])
-        if size >= 2**27
-    )
-    return f"{plan['rung']}, {shape_label(SimpleNamespace(**plan))}: {figure}, {plan['reason']}" + (
-        f". {parts}" if parts else ""
-    )
-
-
-def _memory_hint(name: str, size: int, terms: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{component_title(name)}: {gib(size)} GiB ({size:,} bytes)"]
-    for term in terms:
-        lines.append(f"= {term['formula_in_words']}")
-        lines.append(f"source: {term['source']}")
-    return "\n".join(dict.fromkeys(lines))
-
-
-def _time_hint(name: str, taken: float, step_s: float, terms: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{component_title(name)}: {seconds(taken)} of a step of {seconds(step_s)}"]
-    for term in terms:
-        lines.append(f"= {term['formula_in_words']}")
-        lines.append(f"source: {term['source']}")
-    return "\n".join(dict.fromkeys(lines))
-
-
-def terms_by_key(terms: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """A section's terms of `ds-advise explain --json` by the key that a candidate's components have."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for term in terms:
-        found.setdefault(key(term["name"]), []).append(term)
-    return found

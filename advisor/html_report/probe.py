@@ -1,135 +1,103 @@
-"""The report of a probe: measured beside predicted."""
+"""The report of a probe: measured and predicted figures."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
-
-from rich.console import Console
 
 from ..render.probe import ended, render_probe, where
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer, ProbeFigure
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
-from .canvas import Markup, element, joined
+from .canvas import Markup, joined
 from .document import (
     NOTHING,
     Cell,
     Figure,
     Report,
     Section,
+    as_printed,
     configuration,
     duration,
     figure,
-    folded,
-    html_of,
     note,
     table,
-    tiles,
+    write_outputs,
 )
-from .output_files import write_outputs
+
+_SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_run"}
+"""Attributes of a `ProbeFigure` by their title."""
 
 
 def write_probe_report(answer: ProbeAnswer, config_path: Path, html: Path | None, say: Callable[[str], None]) -> None:
-    """Write the report where it is asked for."""
-    write_outputs(html, None, report=lambda: probe_html(answer, config_path), picture=Markup, heading="", say=say)
+    """Write the report where it has a path."""
+    write_outputs(probe_report(answer, config_path), html, None, say)
 
 
-def probe_html(answer: ProbeAnswer, config_path: Path) -> str:
-    """The report as the text of one HTML file."""
+def probe_report(answer: ProbeAnswer, config_path: Path) -> Report:
+    """The report."""
     result, failure = answer.result, answer.result.failure
-    page = io.StringIO()
-    render_probe(answer, Console(file=page, width=80, highlight=False, color_system=None))
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    lead = (
-        [f"{where(answer)}; random weights and tokens unless a checkpoint was given."]
-        if failure is None
-        else [f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}"]
-    )
-    return html_of(
-        Report(
-            subject=f"Probe of {answer.run.model_name or 'a module'}",
-            verdict="It runs." if failure is None else ended(failure),
-            tone="good" if failure is None else "bad",
-            lead=lead,
-            tiles=_tiles(answer),
-            sections=(
-                None if failure is not None else _figures(answer),
-                None if failure is not None else Section(name="ranks", title="Rank by rank", body=_ranks(answer)),
-                Section(
-                    name="configuration",
-                    title="The configuration, as DeepSpeed got it",
-                    body=configuration(result.config, config_path.name),
-                )
-                if result.config
-                else None,
-                Section(
-                    name="evidence",
-                    title="How it is known",
-                    body=joined(
-                        note(f"A real run ({versions}) in {seconds(result.seconds)}."),
-                        folded("The answer as it is printed", element("pre", page.getvalue().strip("\n"))),
-                    ),
-                ),
-            ),
-            data=answer.to_json(),
-        )
-    )
-
-
-def _tiles(answer: ProbeAnswer) -> Markup | None:
-    result = answer.result
-    if result.failure is not None:
-        return None
-    return tiles(
-        [
+    lead, tiles, figures = f"{where(answer)}; random weights and tokens unless a checkpoint was given.", [], []
+    if failure is not None:
+        lead = f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}"
+    else:
+        tiles = [
             ("tokens/s", rate(result.tokens_per_s), "measured"),
             ("one step", seconds(result.step_s), f"{result.tokens_per_step:,} tokens"),
             ("steps", str(len(result.ranks[0].losses)), f"{len(result.ranks)} ranks"),
         ]
+        figures = [
+            Section("figures", "Measured and predicted", _figures(answer)),
+            Section("ranks", "Rank by rank", _ranks(answer)),
+        ]
+    evidence = joined(
+        note(f"A real run ({versions}) in {seconds(result.seconds)}."),
+        as_printed(lambda console: render_probe(answer, console)),
+    )
+    title = "The configuration, as DeepSpeed got it"
+    return Report(
+        subject=f"Probe of {answer.run.model_name or 'a module'}",
+        verdict="It runs." if failure is None else ended(failure),
+        tone="good" if failure is None else "bad",
+        lead=[lead],
+        tiles=tiles,
+        sections=(
+            *figures,
+            configuration(result.config, config_path.name, title) if result.config else None,
+            Section("evidence", "How it is known", evidence),
+        ),
+        data=answer.to_json(),
     )
 
 
-def _figures(answer: ProbeAnswer) -> Section:
+def _figures(answer: ProbeAnswer) -> Markup:
     """Memory as bars, and every figure as a table."""
-    memory = [found for found in answer.figures if found.unit == "bytes" and found.measured]
-    bars = tuple(
-        Bar(
-            label=f"{found.name}, {how}",
-            parts=(Part(name=how, value=value, ink=ink, hint=f"{found.name}, {how}: {gib(int(value))} GiB"),),
-            note=f"{gib(int(value))}{_off(found, value, how)}",
-            chosen=how == "measured",
-        )
-        for found in memory
-        for how, value, ink in (
-            ("measured", found.measured, "weights"),
-            ("closed form", found.analytic, "other"),
-            ("dry run", found.dry_run, "other"),
-        )
-        if value is not None
-    )
-    chart = StackedBars(
-        title="Memory, measured and predicted, in GiB",
-        bars=bars,
-        unit="GiB",
-        write=lambda size_bytes: f"{size_bytes / 2**30:,.4g}",
-        counts_in=2**30,
-    )
+    bars = []
+    for found in answer.figures:
+        if found.unit != "bytes" or not found.measured:
+            continue
+        for title, attribute in _SOURCES.items():
+            value = getattr(found, attribute)
+            if value is None:
+                continue
+            ink, hint = "weights" if title == "measured" else "other", f"{found.name}, {title}: {gib(int(value))} GiB"
+            error = None if title == "measured" else found.error(value)
+            off = "" if error is None else f" ({'+' if error >= 0 else '-'}{percent(abs(error))})"
+            bars.append(
+                Bar(
+                    label=f"{found.name}, {title}",
+                    parts=(Part(name=title, value=value, ink=ink, hint=hint),),
+                    note=f"{gib(int(value))}{off}",
+                    chosen=title == "measured",
+                )
+            )
+    chart = StackedBars(title="Memory, measured and predicted, in GiB", bars=tuple(bars))
     rows: list[list[Cell]] = [
-        [found.name, *(_cell(found, value) for value in (found.measured, found.analytic, found.dry_run))]
+        [found.name, *(_cell(found, getattr(found, attribute)) for attribute in _SOURCES.values())]
         for found in answer.figures
     ]
-    body = joined(
-        figure(chart, draw_stacked_bars) if bars else None,
-        table(["", "measured", "closed form", "dry run"], rows),
-    )
-    return Section(name="figures", title="Measured and predicted", body=body)
-
-
-def _off(found: ProbeFigure, value: float, how: str) -> str:
-    error = found.error(value)
-    return "" if error is None or how == "measured" else f" ({'+' if error >= 0 else '-'}{percent(abs(error))})"
+    return joined(figure(chart, draw_stacked_bars) if bars else None, table(["", *_SOURCES], rows))
 
 
 def _cell(found: ProbeFigure, value: float | None) -> Figure:
@@ -140,7 +108,7 @@ def _cell(found: ProbeFigure, value: float | None) -> Figure:
 
 
 def _ranks(answer: ProbeAnswer) -> Markup:
-    """Where each rank's steps went, by the engine's calls: means of its steps."""
+    """Mean time of each rank's steps by the engine's calls."""
     names = ("forward_s", "backward_s", "optimizer_s", "total_s")
     rows: list[list[Cell]] = [
         [

@@ -8,7 +8,7 @@ from typing import Any
 from ...ds_configs.training_script import script_lines, trainer_lines
 from ...ds_configs.write import config_text
 from ...estimators.json_form import to_json
-from ..answer.advice import advice_of, plan_figures
+from ..answer.advice import advice_of
 from ..answer.reasons import gain_of_risk, time_shares
 from ..answer.recommendation import Recommendation, closest
 from ..answer.start import recommended_config, start_commands, start_settings
@@ -186,15 +186,12 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
         shown = [candidate for candidate in shown if candidate.fit.probability >= LIKELY]
     if not shown:
         return ""
-    plans = [to_json(plan_figures(candidate)) for candidate in shown]
-    index = next((index for index, each in enumerate(shown) if each is chosen), None)
     if name == "scatter":
-        plan = None if chosen is None else to_json(plan_figures(chosen))
-        return str(draw_scatter(speed_against_memory(plans, limit, chosen=plan, device=device), width))
-    chart = (
-        memory_bars(plans, limit, chosen=index, device=device) if name == "memory" else time_bars(plans, chosen=index)
-    )
-    return str(draw_stacked_bars(chart, width))
+        return str(draw_scatter(speed_against_memory(shown, limit, chosen=chosen, device=device), width))
+    plans = {candidate.rung: candidate for candidate in shown}
+    if name == "memory":
+        return str(draw_stacked_bars(memory_bars(plans, limit, chosen=chosen, device=device), width))
+    return str(draw_stacked_bars(time_bars(plans, chosen=chosen), width))
 
 
 def _why(answer: Recommendation) -> list[str]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
-from ds_advise.advisor.html_report.launch import session_html
-from ds_advise.advisor.html_report.probe import probe_html
+from ds_advise.advisor.html_report.document import html_of
+from ds_advise.advisor.html_report.launch import launch_report_of
+from ds_advise.advisor.html_report.probe import probe_report
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.session import Session, keep_training
@@ -79,7 +80,7 @@ def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
     step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     result = ran(step, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
-    page = Page(probe_html(answer, Path("ds_config.json")))
+    page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
     assert page.data == json.loads(json.dumps(answer.to_json()))
     assert wrong(page.data, schema_of_command("probe"), schema_of_command("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
@@ -93,7 +94,7 @@ def test_a_probe_that_failed_says_why(run_of_gpt2: Run) -> None:
     failure = RankFailure(kind="crash", rank=1, phase="step", message=EVIL, details="")
     result = replace(ran(step, world_size=2, device="cpu", tokens_per_step=64), failure=failure)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=None, dry_run=None)
-    page = Page(probe_html(answer, Path("ds_config.json")))
+    page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
     assert "It failed." in page.text and EVIL in page.text and "img" not in page.names
     assert "figures" not in page.sections
 
@@ -117,7 +118,7 @@ def _session(run: Run, folder: Path, **outcome: Any) -> Session:
 
 def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_path: Path) -> None:
     session = _session(run_of_gpt2, tmp_path)
-    text = session_html(session)
+    text = html_of(launch_report_of(session))
     page = Page(text)
     assert len(text) < MOST_BYTES
     assert page.data == to_json(launch_report(session))
@@ -133,7 +134,7 @@ def test_a_past_launch_has_the_report_of_its_end(
     session = _session(run_of_gpt2, tmp_path, failure=TrainingFailure(kind="hang", rank=0, step=9, message=EVIL))
     number, path = keep_training(session.attempts[0]), tmp_path / "past.html"
     assert run(["history", str(number), "--html", str(path)]) == 0
-    now, past = Page(session_html(session)), Page(path.read_text())
+    now, past = Page(html_of(launch_report_of(session))), Page(path.read_text())
     assert exact(past, "figures") == exact(now, "figures")
     assert "The ranks made no progress, first on rank 0, after step 9." in past.text and EVIL in past.text
     assert past.names.count("script") == 2 and "configuration" in past.sections
@@ -151,8 +152,9 @@ def test_a_past_launch_has_the_report_of_its_end(
 
 def test_a_launch_that_failed_or_was_not_started_says_why(run_of_gpt2: Run, tmp_path: Path) -> None:
     failure = TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message=EVIL, evidence=("a counter",))
-    page = Page(session_html(_session(run_of_gpt2, tmp_path, status="failed", failure=failure)))
+    page = Page(html_of(launch_report_of(_session(run_of_gpt2, tmp_path, status="failed", failure=failure))))
     assert "The GPU's memory ran out, first on rank 1" in page.text and EVIL in page.text
     assert "img" not in page.names and page.names.count("script") == 2
-    page = Page(session_html(Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))))
+    refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
+    page = Page(html_of(launch_report_of(refused)))
     assert "It was not started." in page.text and "take more GPUs" in page.text

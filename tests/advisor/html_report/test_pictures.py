@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.advice import advice_of
-from ds_advise.advisor.answer.explanation import explain
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.html_report.bar_charts import (
     Bar,
     Lane,
@@ -19,7 +18,7 @@ from ds_advise.advisor.html_report.bar_charts import (
     draw_lanes,
     draw_stacked_bars,
 )
-from ds_advise.advisor.html_report.canvas import NARROW, WIDE, element, round_steps, standing_alone
+from ds_advise.advisor.html_report.canvas import NARROW, WIDE, Unit, element, round_steps, standing_alone
 from ds_advise.advisor.html_report.line_charts import (
     Layer,
     Point,
@@ -31,16 +30,15 @@ from ds_advise.advisor.html_report.line_charts import (
     layers_of,
 )
 from ds_advise.advisor.html_report.palette import INKS, memory_family, time_family
-from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, terms_by_key, time_bars
+from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
 from ds_advise.advisor.text.units import gib
-from ds_advise.estimators.json_form import to_json
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def answer() -> dict[str, Any]:
-    return to_json(advice_of(advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)))
+def answer() -> Recommendation:
+    return advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
 
 
 def _bars(**changes: Any) -> StackedBars:
@@ -52,7 +50,7 @@ def _bars(**changes: Any) -> StackedBars:
         ),
         Bar(label="two", parts=(Part(name="a", value=300, ink="weights"),), note="300", chosen=True),
     )
-    return StackedBars(**{"title": "t", "bars": bars, "unit": "GiB", "write": str, **changes})
+    return StackedBars(**{"title": "t", "bars": bars, "unit": Unit("", 1), **changes})
 
 
 def _rows(picture: str) -> list[ET.Element]:
@@ -86,13 +84,11 @@ def test_text_of_users_stays_text() -> None:
         times=(0, 1),
         layers=(Layer(name=evil, ink="loss", values=(1, 2)),),
         spans=(span,),
-        unit="",
-        write=str,
         x_title=evil,
     )
     for picture in (
         draw_stacked_bars(_bars(title=evil, bars=bars)),
-        draw_scatter(type(scatter)(title=evil, points=(point,), x_title=evil, y_title=evil, write_x=str, write_y=str)),
+        draw_scatter(type(scatter)(title=evil, points=(point,), x_title=evil, y_title=evil, write_y=str)),
         draw_stacked_area(area),
         draw_lanes(Lanes(title=evil, lanes=(lane,), ends_at=1, write=str)),
         standing_alone(draw_stacked_bars(_bars()), evil),
@@ -116,30 +112,24 @@ def test_steps_of_an_axis_are_round_in_its_unit() -> None:
     assert round_steps(0, 4) == [0]
 
 
-def test_memory_bars_hold_the_bytes_of_the_answer(answer: dict[str, Any]) -> None:
-    chart = memory_bars(answer["candidates"], answer["cluster"]["gpu_memory_bytes"], chosen=6)
-    for bar, plan in zip(chart.bars, answer["candidates"], strict=True):
-        assert {part.name: part.value for part in bar.parts} == plan["components"]
-        assert bar.value == plan["device_bytes_per_gpu"]
-        assert bar.note == gib(plan["device_bytes_per_gpu"])
-    assert [bar.label for bar in chart.bars if bar.chosen] == ["zero3-offload"]
-    assert len(_rows(draw_stacked_bars(chart))) == len(answer["candidates"])
+def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
+    """Bytes by component, and the time of as many tokens."""
+    plans = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    memory, time = memory_bars(plans, 32 * 2**30, chosen=answer.recommended), time_bars(plans)
+    for bar, timed, plan in zip(memory.bars, time.bars, plans.values(), strict=True):
+        assert {part.name: part.value for part in bar.parts} == plan.memory.components
+        assert (bar.value, bar.note) == (plan.device_bytes, gib(plan.device_bytes))
+        assert timed.value == pytest.approx(1000 / plan.tokens_per_s)
+    assert [bar.label for bar in memory.bars if bar.chosen] == ["zero3-offload"]
+    assert len(_rows(draw_stacked_bars(memory))) == len(plans)
 
 
-def test_bars_of_time_are_of_as_many_tokens(answer: dict[str, Any]) -> None:
-    for bar, plan in zip(time_bars(answer["candidates"]).bars, answer["candidates"], strict=True):
-        assert bar.value == pytest.approx(1000 / plan["tokens_per_second"])
-
-
-def test_hints_have_formula_and_source_of_every_part(answer: dict[str, Any]) -> None:
-    advice = advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
-    plan = answer["recommended"]
-    sections = to_json(explain(advice).figures())["sections"]
-    memory = memory_bars([plan], 1, terms=[terms_by_key(sections["gpu_memory"]["terms"])])
-    time = time_bars([plan], terms=[terms_by_key(sections["time"]["terms"])])
+def test_hints_have_formula_and_source_of_every_part(answer: Recommendation) -> None:
+    assert answer.recommended is not None
+    plans = {"best": answer.recommended}
+    memory, time = memory_bars(plans, 1, with_sources=True), time_bars(plans, with_sources=True)
     for part in (*memory.bars[0].parts, *time.bars[0].parts):
-        assert "\n= " in part.hint, part.name
-        assert "source: " in part.hint, part.name
+        assert "\n= " in part.hint and "source: " in part.hint, part.name
 
 
 def test_every_component_has_an_ink() -> None:
@@ -153,9 +143,7 @@ def test_every_component_has_an_ink() -> None:
 def test_layers_add_up_to_the_rows() -> None:
     rows = [{"parameters": 2, "activations": 1}, {"parameters": 2, "activations": 7, "gradients": 1}]
     layers = layers_of(rows, memory_family)
-    chart = StackedArea(
-        title="t", times=(0, 1), layers=layers, spans=(), unit="", write=str, x_title="", limit=9, limit_words="x"
-    )
+    chart = StackedArea(title="t", times=(0, 1), layers=layers, spans=(), x_title="", limit=9, limit_words="x")
     assert chart.heights == (3, 10)
     assert "x" in [node.text for node in ET.fromstring(draw_stacked_area(chart)).iter(f"{SVG}text")]
 
