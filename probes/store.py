@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..estimators.errors import DsAdviseError
+from ..estimators.json_form import from_attributes
 from ..estimators.models.model_shape import ModelShape
 from .machine import Machine, machine_from_json, this_machine
 from .store_path import store_path
@@ -74,7 +75,8 @@ def model_key(model: ModelShape) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
-class RecordJson(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordFigures:
     """A measurement as `bench` and `history` print it."""
 
     id: int | None
@@ -88,14 +90,14 @@ class RecordJson(TypedDict):
     model: str
     """What identifies the model, empty for a benchmark."""
     model_name: str
-    """The model as people call it."""
-    plan: dict[str, Any]
+    """The model's usual name."""
+    plan: Mapping[str, Any]
     """The whole ds_config as it was run."""
-    workload: dict[str, Any]
+    workload: Mapping[str, Any]
     """What was trained, and how."""
-    result: dict[str, Any]
+    result: Mapping[str, Any]
     """What was measured, in a form of each kind's own."""
-    versions: dict[str, str]
+    versions: Mapping[str, str]
     """Of torch, DeepSpeed and transformers."""
 
 
@@ -136,9 +138,9 @@ class Record:
             "versions": dict(self.versions),
         }
 
-    def to_json(self) -> RecordJson:
-        columns = {"id": self.id, "kind": self.kind, "made_at": self.made_at, "machine_key": self.machine.key}
-        return cast(RecordJson, {**columns, "model": self.model, **self.body})
+    def figures(self) -> RecordFigures:
+        """The record as data."""
+        return from_attributes(RecordFigures, self, machine_key=self.machine.key)
 
 
 def record_of(

@@ -68,10 +68,10 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     Exit code: 0, or 2 if the measurement failed.
     """
     from ...probes.benchmark import ask_bench
-    from ..render.bench import render_bench
+    from ..render.history import render_bench
 
     record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
-    output.show(record.to_json, lambda console: render_bench(record, console))
+    output.show(record.figures, lambda console: render_bench(record, console))
     return 0
 
 
@@ -94,7 +94,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
     A record identifies a machine by its hardware only. Exit code: 0, or 2 for a store that cannot be read.
     """
     from ...probes.store import Store
-    from ..render.history import json_form, render_forgotten, render_history
+    from ..render.history import history_of, render_forgotten, render_history
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
@@ -119,7 +119,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
         found = store.find(ids=chosen, limit=limit + 1)
         render_history(found[:limit], console, path=store.path, more=len(found) > limit)
 
-    output.show(lambda: json_form(store.find(ids=chosen)), render)
+    output.show(lambda: history_of(store.find(ids=chosen)), render)
     return 0
 
 

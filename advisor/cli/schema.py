@@ -11,7 +11,7 @@ from ...estimators.errors import WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...probes.dry_run import DryRunResult
 from ...probes.real_run import ProbeResult
-from ...probes.store import RecordJson
+from ...probes.store import RecordFigures
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonJson
@@ -20,7 +20,7 @@ from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.recommendation import DryRunFigures
 from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
-from ..render.history import HistoryJson
+from ..render.history import History
 from ..render.launch import LaunchReport
 from ..render.lint import LintJson
 from ..rent.rent import RentFigures
@@ -38,8 +38,8 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
     "launch": lambda: schema_of([LaunchReport]),
     "train": lambda: schema_of([TrainingReport]),
-    "bench": lambda: schema_of([RecordJson]),
-    "history": lambda: schema_of([HistoryJson]),
+    "bench": lambda: schema_of([RecordFigures]),
+    "history": lambda: schema_of([History]),
     "compare": lambda: schema_of([ComparisonJson]),
     "check": lambda: schema_of([CheckResult]),
     "rent": lambda: schema_of([RentFigures]),

@@ -10,8 +10,7 @@ from ...estimators.errors import WorkloadError
 from ...probes.store import Record
 from ..launch.request import FAILURE_TITLES, LaunchOutcome, LaunchStatus, Peaks, TrainingFailure
 from ..launch.session import Session
-from ..render.bench import machine_title
-from ..render.history import json_form, render_history
+from ..render.history import history_of, machine_title, render_history
 from ..render.launch import (
     LaunchReport,
     MeasuredAndPredicted,
@@ -110,7 +109,7 @@ def record_report(record: Record) -> Report:
             configuration(dict(record.plan), "ds_config.json"),
             Section("evidence", "How it is known", text),
         ),
-        data=json_form([record]),
+        data=history_of([record]),
     )
 
 

@@ -1,23 +1,25 @@
-"""What was measured, as a list for people: one line a record, under the machine that it was made on."""
+"""Measurements for people: a benchmark's speeds, and the list of everything that was kept."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import Plan
-from ...probes.benchmark_result import BENCH_VERSION, bench_from_json
-from ...probes.store import Record, RecordJson
+from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, bench_from_json
+from ...probes.machine import Machine
+from ...probes.store import Record, RecordFigures
 from ..text.lines import WIDTH, blank, cells, sentence
-from ..text.units import age, amount, gib, rate
-from .bench import machine_title
+from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
+from ..text.units import seconds as duration
 
-_COLUMNS = (("id", 4), ("when", -8), ("kind", -8), ("model", -16), ("plan", -23), ("tokens/s", 8), ("GiB", 5))
+_COLUMNS = {"id": 4, "when": -8, "kind": -8, "model": -16, "plan": -23, "tokens/s": 8, "GiB": 5}
+"""Titles and widths (negative: aligned to the left)."""
 
 _FAILURES = {
     "out_of_memory": "out of memory",
@@ -29,21 +31,42 @@ _FAILURES = {
     "disk_full": "disk full",
 }
 
+_BENCH_TITLES = {
+    "matrix_product": "matrix product",
+    "attention_forward": "attention forward",
+    "attention_backward": "attention backward",
+    "elementwise_sum": "sum in device memory",
+    "memory_copy": "copy in device memory",
+    "new_memory": "new memory, page by page",
+    "launch": "launching an operation",
+    "host_to_device": "host to device",
+    "device_to_host": "device to host",
+    "host_memory": "sum in host memory",
+    "host_score": "a core, single-threaded",
+    "cpu_adam": "DeepSpeedCPUAdam",
+    "nvme_read": "NVMe read",
+    "nvme_write": "NVMe write",
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+}
 
-class HistoryJson(TypedDict):
-    """Everything that was kept, or what was asked for by number."""
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """All records, or those of some numbers."""
 
     schema_version: int
-    records: list[RecordJson]
+    records: tuple[RecordFigures, ...]
 
 
-def json_form(records: Sequence[Record]) -> HistoryJson:
+def history_of(records: Sequence[Record]) -> History:
     """The records in the order of the store."""
-    return {"schema_version": SCHEMA_VERSION, "records": [without_nan(record.to_json()) for record in records]}
+    return History(schema_version=SCHEMA_VERSION, records=tuple(record.figures() for record in records))
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:
-    """Print the records; more: there are older ones."""
+    """One line a record, below the machine that it was measured on; more: there are older ones."""
     if not records:
         sentence(
             console,
@@ -52,7 +75,7 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
         )
         return
     machine = ""
-    cells(console, _cells([title for title, _ in _COLUMNS]), style="bold")
+    cells(console, _cells(list(_COLUMNS)), style="bold")
     for record in records:
         if record.machine.key != machine:
             machine = record.machine.key
@@ -63,71 +86,63 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
     blank(console)
     sentence(
         console,
-        "tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
-        "on the CPU; of a training, of the fullest GPU, or all ranks' RAM; of a dry run, as it says.",
+        "tokens/s and GiB are measured. GiB: the highest rank's memory on the GPU, on the CPU its tensors in RAM; of a "
+        "training the fullest GPU, or all ranks' RAM; of a dry run its result.",
         style="dim",
     )
 
 
-def without_nan(value: Any) -> Any:
-    """The same with null for what JSON has no number for: a loss may be NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: without_nan(each) for key, each in value.items()}
-    return [without_nan(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _line(record: Record) -> str:
-    head = [str(record.id), age(record.age_s).removesuffix(" ago"), record.kind]
-    if record.kind == "bench":
-        return (_cells(head) + " " + _bench(record))[:WIDTH]
-    name = record.model_name.rpartition("/")[2]
-    cells = [*head, name if len(name) <= 16 else name[:15] + "~", _plan(record)]
-    failure = record.result.get("failure")
-    if failure:
-        return (_cells(cells) + " " + _FAILURES.get(str(failure.get("kind")), "failed"))[:WIDTH]
-    return _cells([*cells, *_figures(record.result)])
+def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Console) -> None:
+    """Which records were removed, and which of those that were named do not exist."""
+    missing = sorted(set(wanted) - set(gone))
+    line = f"Forgot {', '.join(map(str, gone))}." if gone else "Forgot nothing."
+    sentence(console, line + (f" There is no {', '.join(map(str, missing))}." if missing else ""))
 
 
 def _cells(texts: Sequence[str]) -> str:
     return " " + " ".join(
         f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
-        for text, (_, width) in zip(texts, _COLUMNS, strict=False)
+        for text, width in zip(texts, _COLUMNS.values(), strict=False)
     )
 
 
-def _bench(record: Record) -> str:
+def _line(record: Record) -> str:
+    head = [str(record.id), age(record.age_s).removesuffix(" ago"), record.kind]
+    if record.kind == "bench":
+        return (_cells(head) + " " + _best_speeds(record))[:WIDTH]
+    name = record.model_name.rpartition("/")[2]
+    cells = [*head, name if len(name) <= 16 else name[:15] + "~", _plan(record)]
+    failure = record.result.get("failure")
+    if failure:
+        return (_cells(cells) + " " + _FAILURES.get(str(failure.get("kind")), "failed"))[:WIDTH]
+    return _cells([*cells, *_speed_and_memory(record.result)])
+
+
+def _best_speeds(record: Record) -> str:
     if record.result.get("version") != BENCH_VERSION:
         return "of another version"
     result = bench_from_json(record.result)
-    parts = [f"{result.device} x{result.ranks}"]
     product, memory = result.best("matrix_product"), result.memory_bytes_per_s
+    parts = [f"{result.device} x{result.ranks}"]
     parts += [f"products {amount(product, 'flop/s')}"] if product else []
     return ", ".join(parts + ([f"memory {amount(memory, 'B/s')}"] if memory else []))
 
 
 def _plan(record: Record) -> str:
-    """`zero2-offload 4x2`: rung, micro batch and accumulation; the CPU as the device is said."""
-    config = record.plan
-    zero = config.get("zero_optimization") or {}
-
-    def device(block: str) -> Any:
-        return (zero.get(block) or {}).get("device", "none")
-
-    plan = Plan(
-        zero_stage=zero.get("stage", 0),
-        micro_batch_size=1,
-        offload_optimizer=device("offload_optimizer"),
-        offload_param=device("offload_param"),
-    )
-    micro, steps = config.get("train_micro_batch_size_per_gpu", ""), config.get("gradient_accumulation_steps", 1)
+    """`zero2-offload 4x2`: rung, micro batch and accumulation steps."""
+    zero = record.plan.get("zero_optimization") or {}
+    devices: dict[str, Any] = {
+        block: (zero.get(block) or {}).get("device", "none") for block in ("offload_optimizer", "offload_param")
+    }
+    plan = Plan(zero_stage=zero.get("stage", 0), micro_batch_size=1, **devices)
+    micro = record.plan.get("train_micro_batch_size_per_gpu", "auto")
+    steps = record.plan.get("gradient_accumulation_steps", 1)
     batch = f" {micro}" + (f"x{steps}" if steps not in (1, "auto") else "")
-    return f"{plan.rung}{batch if micro not in ('', 'auto') else ''}"
+    return plan.rung + (batch if micro != "auto" else "")
 
 
-def _figures(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Tokens per second of the job, memory of its highest rank; "-" where the result does not tell."""
+def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Tokens per second of the job, memory of its highest rank; "-" where the result has none."""
     if "peaks" in result:  # of a whole training
         peaks, speed = result["peaks"], result.get("tokens_per_s")
         return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
@@ -144,8 +159,46 @@ def _figures(result: Mapping[str, Any]) -> tuple[str, str]:
     return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"
 
 
-def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Console) -> None:
-    """Which records were removed, and which of those that were named do not exist."""
-    missing = sorted(set(wanted) - set(gone))
-    line = f"Forgot {', '.join(map(str, gone))}." if gone else "Forgot nothing."
-    sentence(console, line + (f" There is no {', '.join(map(str, missing))}." if missing else ""))
+def render_bench(record: Record, console: Console) -> None:
+    """A benchmark: every speed with its spread, and what was not measured."""
+    result = bench_from_json(record.result)
+    sentence(console, f"This machine: {machine_title(record.machine)}.", style="bold")
+    versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
+    sentence(console, f"{_devices(result)}; measured in {duration(result.seconds)} with {versions}.")
+    blank(console)
+    cells(console, f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold")
+    for figure in result.figures:
+        cells(console, _bench_line(figure))
+    blank(console)
+    for skipped in result.skipped:
+        sentence(console, f"Not measured: {skipped.what}: {skipped.reason}.")
+    if record.id is not None:
+        option = "--gpus auto" if result.device == "cuda" else "--device cpu"
+        kept = f"Kept as number {record.id} (ds-advise history)."
+        sentence(console, f"{kept} Answers to {option} on this machine use these speeds from now on.")
+
+
+def machine_title(machine: Machine) -> str:
+    """`2 x L4, AMD EPYC 7742, 8 cores, 64.0 GiB of RAM`."""
+    kinds = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
+    cores = counted_noun(machine.cpu_cores, "core")
+    return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
+
+
+def _devices(result: BenchResult) -> str:
+    if result.device == "cuda":
+        return counted_noun(result.ranks, "GPU")
+    return f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
+
+
+def _bench_line(figure: BenchFigure) -> str:
+    title = _BENCH_TITLES[figure.kind]
+    title += f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else ""
+    write: Mapping[str, str] = {
+        **dict.fromkeys(("matrix_product", "attention_forward", "attention_backward"), f"{figure.size}"),
+        **dict.fromkeys(("launch", "host_score"), ""),
+        "cpu_adam": count(figure.size),
+    }
+    large = write.get(figure.kind, size(figure.size))
+    spread = amounts((figure.lowest, figure.highest), figure.median)
+    return f"  {title:<28}{large:>9}{amount(figure.median, figure.unit):>20}   {spread}"

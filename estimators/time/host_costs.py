@@ -3,7 +3,7 @@
 A step's host time is counts times these costs, whoever counts: a recorded run has the counts, a closed form derives
 them from the model's dimensions. Collectives, kernels and copies themselves are not in here.
 
-The costs are those of the real engine over models too narrow to take time, measured by `benchmarks/probes/host_time.py`;
+The costs are those of the real engine over models too narrow to take time (`benchmarks/probes/host_time.py`);
 another core takes as much longer as its single-thread score says (`probes/benchmark_rank.py`).
 """
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.json_form import to_json
 from ds_advise.probes import benchmark as bench_run
 from ds_advise.probes.benchmark import Task, ask_bench
 from ds_advise.probes.benchmark_rank import MAX_SAMPLES, MIN_SAMPLES, Stopwatch, measure_collectives
@@ -43,9 +44,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
     program = (
         "import json, sys, psutil\n"
         "from ds_advise.probes.benchmark import ask_bench\n"
+        "from ds_advise.estimators.json_form import to_json\n"
         "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
         f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
-        "print(json.dumps({'record': record.to_json(), 'loaded': loaded,\n"
+        "print(json.dumps({'record': to_json(record.figures()), 'loaded': loaded,\n"
         "                   'children': len(psutil.Process().children(recursive=True))}))\n"
     )
     done = subprocess.run(
@@ -103,7 +105,7 @@ def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) ->
 def test_the_result_is_kept(measured: dict[str, Any]) -> None:
     """The store has it whole, with machine and versions."""
     (record,) = Store(measured["store"]).find(kind="bench")
-    assert json.loads(json.dumps(record.to_json())) == measured["record"]
+    assert json.loads(json.dumps(to_json(record.figures()))) == measured["record"]
     assert record.versions["torch"]
     assert json.loads(json.dumps(bench_from_json(record.result).to_json())) == record.result
 
