@@ -7,7 +7,7 @@ from typing import Any
 
 from ..estimators.errors import ClusterError, WorkloadError
 from ..estimators.hardware.cluster import Cluster
-from ..estimators.models.expert_parallel import AUTOEP_PRESETS
+from ..estimators.models.families import family_of
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import PLAN_FIELDS, Plan
@@ -86,7 +86,7 @@ def ds_config(
             # Without it DeepSpeed splits the embedding and the head by their tokens, with a loss of its own.
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
     if plan.autoep_size > 1:
-        preset = AUTOEP_PRESETS[model.model_type]
+        preset = family_of(model).autoep_preset
         config["expert_parallel"] = {"enabled": True, "autoep_size": plan.autoep_size, "preset_model": preset}
     config |= optimizer_block(workload.optimizer, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)

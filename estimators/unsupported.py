@@ -5,46 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 
 from .hardware.cluster import Cluster
-from .memory.activations.layer_variants import with_offered_attention
+from .memory.activations.kernels import with_offered_attention
 from .memory.activations.loss import untileable
 from .memory.host_memory import states_per_master
 from .memory.partition import shard_numel
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
-from .models.expert_parallel import unspreadable
+from .models.families import supports
 from .models.model_shape import ModelShape
-from .models.tensor_parallel import unsplittable
+from .models.rank_part import unsplittable, unspreadable
 from .optimizers import OptimizerSpec, optimizer
 from .phrase import phrase
 from .plan import Plan
 from .workload import Workload
-
-ULYSSES_MODEL_TYPES = frozenset(
-    [
-        "cohere",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "granite",
-        "internlm3",
-        "llama",
-        "mistral",
-        "olmo",
-        "olmo2",
-        "olmoe",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-        "starcoder2",
-    ]
-)
-"""`model_type`s that `register_with_transformers` can serve: their classes look attention up in transformers' registry,
-and their configurations have `num_key_value_heads` and no `head_dim` of None (transformers 5.23; gpt_oss has sinks for
-all heads, which a rank with some of them cannot use)."""
 
 QUANTIZED_TOGETHER = 8
 """Elements of which the shards that qwZ quantizes must be a multiple (deepspeed 0.19.8 partition_parameters.py
@@ -237,7 +209,7 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
     ranks = sequence_parallel_size
     if ranks == 1:
         return None
-    if model.model_type not in ULYSSES_MODEL_TYPES:
+    if not supports(model, "ulysses"):
         return phrase("Ulysses sequence parallelism does not know {model_type} models", model_type=model.model_type)
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):
         return phrase("sequence parallelism needs a decoder alone: Ulysses knows causal attention only")

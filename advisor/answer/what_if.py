@@ -10,7 +10,8 @@ from itertools import repeat
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
-from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES, untileable
+from ...estimators.memory.activations.loss import untileable
+from ...estimators.models.families import supports
 from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
@@ -121,7 +122,7 @@ def _methods(question: Question) -> Iterator[_Asked]:
 
 
 def _losses(question: Question) -> Iterator[_Asked]:
-    if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
+    if question.workload.loss == "standard" and supports(question.model, "liger"):
         yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
 
 

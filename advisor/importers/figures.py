@@ -11,7 +11,7 @@ from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
-from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PlainPyTorch, Plan
@@ -163,7 +163,7 @@ def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     training = {**run.training, "software": software}
     liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
-    if liger and model.model_type not in FUSED_LOSS_MODEL_TYPES:
+    if liger and not supports(model, "liger"):
         training = {name: value for name, value in training.items() if name not in ("kernels", "loss")}
         return training, (f"Liger has no kernels for {model.model_type} models: counted without",)
     return training, ()

@@ -9,8 +9,9 @@ from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES, untileable
+from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.trainable import tensor_set
+from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
@@ -117,7 +118,7 @@ class Question:
         obstacle = untileable(model, workload)
         if obstacle is not None:
             raise WorkloadError("tiles are not possible here", why=obstacle, fix="leave --mlp and --loss tiled out")
-        if model.model_type not in FUSED_LOSS_MODEL_TYPES:
+        if not supports(model, "liger"):
             for option, needs_liger in (("kernels", workload.kernels == "liger"), ("loss", workload.loss == "fused")):
                 if needs_liger:
                     raise WorkloadError(

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...ds_configs.presets import plan_for
-from ...estimators.models.expert_parallel import unspreadable
+from ...estimators.models.rank_part import unspreadable
 from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ...estimators.time.collective_time import ring
 from ...estimators.unsupported import unsupported

@@ -5,7 +5,7 @@
 Every case runs the models of the ladder and the full one, side by side in one process group. Allocated memory at the
 peak must agree within 0.5 %, host memory within 1 %; the largest difference of any phase's peak, approximate ones left
 out, is shown as a share of the run's.
-Every model type in `extrapolate.SHOWN` is in the table.
+Every model type in `families.FAMILIES that supports depth_extrapolation` is in the table.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster
+from ..models.families import family_of
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..optimizers import optimizer
@@ -213,7 +214,7 @@ class _Step:
     def _key_value_cache(self) -> Terms:
         """Keys and values are views of the fused projection of queries, keys and values, so the cache keeps all of
         it."""
-        if self.model.model_type != "gpt_bigcode" or self.workload.software.transformers >= (4, 46):
+        if not family_of(self.model).cached_in_training or self.workload.software.transformers >= (4, 46):
             return ()
         width = 4 if self.workload.software.fp32_norms else self.sizes.width
         per_token = sum(

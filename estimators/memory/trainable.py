@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
+from ..models.families import LayerVariant, layer_variant
 from ..models.lora import Adapters, adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan
@@ -142,7 +143,10 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         layer = layer + trainable_layer
     embedding = max(embeddings, default=0)
     copied = sum(tensor.numel for tensor in copies.tensors)
-    viewed = [sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)) for _, block in blocks]
+    viewed = [
+        sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, layer_variant(model, block), chosen))
+        for _, block in blocks
+    ]
     return TensorSet(
         model=model,
         workload=workload,
@@ -173,14 +177,11 @@ def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
     return (*repeat(False, before), *chain.from_iterable(layers), *repeat(False, after))
 
 
-def _is_viewed(tensor: Tensor, model: ModelShape, chosen: Adapters) -> bool:
+def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
     """Fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
     integrations/moe.py). gpt-oss stores them the other way round; an adapter's sum takes the tensor's place."""
     return (
-        tensor.role == "expert"
-        and len(tensor.shape) == 3
-        and model.model_type != "gpt_oss"
-        and not chosen.folds(tensor)
+        tensor.role == "expert" and len(tensor.shape) == 3 and not variant.gpt_oss_experts and not chosen.folds(tensor)
     )
 
 

@@ -1,4 +1,7 @@
-"""The tensors of single modules, named and shaped as torch and transformers do."""
+"""What a family makes of a config: parameter tensors, layers and heads; and the builder of decoders.
+
+Tensors are named and shaped as torch and transformers do. A `Style` holds how a decoder differs from Llama.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY,
 from .model_shape import Attention, Block, FeedForward, NormKind, Role, Tensor
 
 Tensors = tuple[Tensor, ...]
+AttentionPart = tuple[Attention, Tensors]
+FeedForwardPart = tuple[FeedForward, Tensors]
 
 
 def linear(
@@ -23,9 +28,14 @@ def linear(
 
 
 def norm(name: str, width: int, *, bias: bool = False) -> Tensors:
-    """A norm with a learned scale, and with a learned shift as most LayerNorms have."""
+    """A norm with a learned scale; most LayerNorms have a learned shift too."""
     weight = Tensor(name=f"{name}.weight", shape=(width,), role="norm")
     return (weight, Tensor(name=f"{name}.bias", shape=(width,), role="norm")) if bias else (weight,)
+
+
+def norms(names: Sequence[str], width: int, kind: NormKind, *, bias: bool = True) -> Tensors:
+    """Norms over the hidden size; an RMSNorm has no shift."""
+    return tuple(tensor for name in names for tensor in norm(name, width, bias=bias and kind == "layer"))
 
 
 def embedding(name: str, rows: int, width: int, role: Role = "embedding") -> Tensors:
@@ -48,7 +58,7 @@ def attention_linears(
 ) -> Tensors:
     """The projections of one attention: query, key, value (one name for all three: fused), and the output.
 
-    The output has a bias where the others have one, unless `output_bias` says otherwise.
+    output_bias: None for the same as `bias`.
     """
     *inputs, output = names
     widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim]
@@ -77,17 +87,17 @@ class Head(NamedTuple):
     """What one transformers class adds to the base model."""
 
     tensors: Tensors = ()
-    """The tensors on top of the base model, with their full names."""
+    """Tensors on top of the base model, with their full names."""
     base_tensors: Tensors = ()
-    """The tensors that it adds inside the base model (BERT's pooler)."""
+    """Tensors inside the base model (BERT's pooler)."""
     bare: bool = False
-    """The class is the base model itself, whose tensors have no prefix."""
+    """The class is the base model itself; its tensors have no prefix."""
     logits: bool = False
     """The head predicts tokens."""
     tied: bool = False
     """The head's weight is the input embedding's."""
     labels: int = 0
-    """The head predicts one of so many classes, 0: it predicts none."""
+    """Number of classes that the head predicts; 0 for none."""
 
 
 class Body(NamedTuple):
@@ -99,7 +109,7 @@ class Body(NamedTuple):
     blocks: tuple[Block, ...]
     outside: Tensors
     heads: Mapping[str, Head]
-    """The heads by the suffix of the class name (`ForCausalLM`); the first is meant where a config names no class."""
+    """Heads by the suffix of the class name (`ForCausalLM`); the first is the default."""
     max_positions: int | None = None
     encoder_len_fixed: int | None = None
     logit_softcap: bool = False
@@ -110,19 +120,14 @@ class Body(NamedTuple):
 def stack(layers: Sequence[Block]) -> tuple[Block, ...]:
     """The runs of identical layers; equal layers must be the same object.
 
-    Layers with equal tensors that differ in their dimensions only (a window in every other layer) are gathered although
-    they alternate: no name or size depends on their order, and two blocks are cheaper to estimate than sixty.
+    Alternating layers with equal tensors (a window in every other layer) are gathered: no name or size depends on their
+    order, and two blocks are cheaper to estimate than sixty.
     """
     kinds = {id(layer): layer for layer in layers}
     order = [id(layer) for layer in layers]
     if all(kind.tensors == layers[0].tensors for kind in kinds.values()):
         order.sort(key=list(kinds).index)
     return tuple(replace(kinds[kind], count=len(list(run))) for kind, run in groupby(order))
-
-
-def norms(names: Sequence[str], width: int, kind: NormKind, *, bias: bool = True) -> Tensors:
-    """The norms over the hidden size; an RMSNorm has no shift."""
-    return tuple(tensor for name in names for tensor in norm(name, width, bias=bias and kind == "layer"))
 
 
 def decoder_heads(
@@ -144,10 +149,6 @@ def decoder_heads(
     }
 
 
-AttentionPart = tuple[Attention, Tensors]
-FeedForwardPart = tuple[FeedForward, Tensors]
-
-
 class Dims(NamedTuple):
     """The dimensions that every decoder has."""
 
@@ -163,7 +164,7 @@ class Dims(NamedTuple):
     def read(cls, c: Fields, **defaults: int) -> Dims:
         """From the fields of one config, with the defaults of its class.
 
-        Without a default there are as many key/value heads as heads, and `head_dim` is hidden size / heads.
+        Without defaults the key/value heads are as many as the heads, and `head_dim` is hidden size / heads.
         """
 
         def size(name: str, **limit: int) -> int:
@@ -191,7 +192,7 @@ class Dims(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The attributes under which a model keeps its parts; an empty `final_norm` means that it has none."""
+    """The attributes under which a model keeps its parts; an empty `final_norm`: there is none."""
 
     base: str = "model"
     layers: str = "layers"
@@ -201,6 +202,14 @@ class Names(NamedTuple):
 
 LLAMA_NAMES = Names()
 
+Switch = bool | tuple[str, bool]
+"""A fixed value, or a flag of the config with the class's default."""
+
+ATTENTION_BIAS = ("attention_bias", False)
+BIASED: tuple[Switch, Switch, Switch] = (ATTENTION_BIAS, ATTENTION_BIAS, False)
+"""`attention_bias` for all four projections."""
+LLAMA_BIASES: tuple[Switch, Switch, Switch] = (ATTENTION_BIAS, ATTENTION_BIAS, ("mlp_bias", False))
+
 
 class Style(NamedTuple):
     """How a family differs from Llama."""
@@ -209,17 +218,17 @@ class Style(NamedTuple):
     head: str = "lm_head"
     head_bias: bool = False
     suffix: str = "ForCausalLM"
-    """How the class name of its language model ends."""
+    """Ending of the class name of its language model."""
     tied: bool = False
     """The class's default of `tie_word_embeddings`."""
     transposed: bool = False
-    """The linear layers are GPT-2's `Conv1D` in place of `nn.Linear`."""
+    """The linear layers are GPT-2's `Conv1D` instead of `nn.Linear`."""
     attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
     """The projections of query, key and value (one name: fused), and of the output."""
     feed_forward: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     """The projections of gate and up (one name: fused, or not gated), and of the output."""
-    biases: tuple[bool, bool, bool] = (False, False, False)
-    """Which projections have a bias: query, key and value; the attention's output; the feed-forward's."""
+    biases: tuple[Switch, Switch, Switch] = (False, False, False)
+    """Biases of: query, key and value; the attention's output; the feed-forward."""
     rotary: bool = True
     """Queries and keys get a rotary position embedding."""
     qk_norm: Literal["", "head", "all"] = ""
@@ -235,12 +244,34 @@ class Style(NamedTuple):
     """A LayerNorm learns a shift."""
     parallel: bool = False
     hidden_dropout: tuple[str, float] = ("", 0.0)
-    """The field of a config that states the dropout, and the class's default; no name: the class has no dropout."""
+    """The config's field of the dropout, and the class's default; no name: the class has no dropout."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
-    softcap: bool = False
-    """Attention scores are soft-capped."""
-    logit_softcap: bool = False
-    """The final logits are soft-capped."""
+    softcaps: bool | None = None
+    """The class's default of soft-capped attention scores and logits; None: the class has none."""
+
+    def has_biases(self, c: Fields) -> tuple[bool, bool, bool]:
+        """`biases` of one config."""
+        first, second, third = (
+            bias if isinstance(bias, bool) else c.flag(bias[0], default=bias[1]) for bias in self.biases
+        )
+        return first, second, third
+
+    def is_softcapped(self, c: Fields, field: str) -> bool:
+        return self.softcaps is not None and c.is_set(f"{field}_logit_softcapping", default=self.softcaps)
+
+
+WindowRule = Callable[[Fields, Dims], Sequence[int | None]]
+"""The keys that a query sees in each layer; None: all."""
+
+
+def decoder(style: Style, *, window: WindowRule | None = None, **defaults: int) -> Callable[[Fields], Body]:
+    """The body of a family that `style` describes in full. defaults: of its class's dimensions."""
+
+    def body(c: Fields) -> Body:
+        dims = Dims.read(c, **defaults)
+        return build(c, dims, style, window=window(c, dims) if window else ())
+
+    return body
 
 
 def build(
@@ -258,12 +289,12 @@ def build(
 ) -> Body:
     """Embedding, `dims.layers` layers, a final norm, a head.
 
-    attention: in place of the grouped-query attention that dims and style describe; attentions: one for each layer;
-    sparse:    a mixture of experts, in the layers that `is_sparse` marks (none marked: in all);
-    window:    the keys that a query sees in each layer, None: all (nothing given: all in every layer);
-    outside:   what else stands outside the layers; embed_width: width of the embedding where it is not the hidden size.
+    attention: instead of the grouped-query attention that dims and style describe; attentions: one for each layer.
+    sparse: a mixture of experts, in the layers that `is_sparse` marks (none marked: in all).
+    window: the keys that a query sees in each layer, None: all (nothing given: all in every layer).
+    outside: further tensors outside the layers. embed_width: width of the embedding if it is not the hidden size.
     """
-    attends = attentions or (attention or grouped_query(dims, style),) * dims.layers
+    attends = attentions or (attention or grouped_query(c, dims, style),) * dims.layers
     norm_tensors = norms(style.norms, dims.hidden, style.norm_kind, bias=style.norm_bias) if style.norm_weight else ()
 
     def layer(expert: bool, reach: int | None, own: AttentionPart) -> Block:
@@ -295,7 +326,7 @@ def build(
         vocab_size=dims.vocab,
         blocks=stack([layers[kind] for kind in kinds]),
         outside=outside,
-        logit_softcap=style.logit_softcap,
+        logit_softcap=style.is_softcapped(c, "final"),
         heads=decoder_heads(
             width, dims.vocab, tied=tied, labels=c.labels(), name=style.head, bias=style.head_bias, suffix=style.suffix
         ),
@@ -310,7 +341,7 @@ def dropout(c: Fields, field: tuple[str, float]) -> float:
     return c.probability(name, default=default) if name else default
 
 
-def grouped_query(dims: Dims, style: Style) -> AttentionPart:
+def grouped_query(c: Fields, dims: Dims, style: Style) -> AttentionPart:
     attention = Attention(
         heads=dims.heads,
         kv_heads=dims.kv_heads,
@@ -318,15 +349,11 @@ def grouped_query(dims: Dims, style: Style) -> AttentionPart:
         v_head_dim=dims.head_dim,
         rotary=style.rotary,
         qk_norm=bool(style.qk_norm),
-        softcap=style.softcap,
+        softcap=style.is_softcapped(c, "attn"),
     )
+    bias, output_bias, _ = style.has_biases(c)
     tensors = attention_linears(
-        attention,
-        dims.hidden,
-        style.attention,
-        bias=style.biases[0],
-        output_bias=style.biases[1],
-        transposed=style.transposed,
+        attention, dims.hidden, style.attention, bias=bias, output_bias=output_bias, transposed=style.transposed
     )
     if style.qk_norm:
         queries, keys = (dims.heads, dims.kv_heads) if style.qk_norm == "all" else (1, 1)
@@ -343,7 +370,7 @@ def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
         ),
     )
     return feed_forward, feed_forward_linears(
-        feed_forward, dims.hidden, style.feed_forward, bias=style.biases[2], transposed=style.transposed
+        feed_forward, dims.hidden, style.feed_forward, bias=style.has_biases(c)[2], transposed=style.transposed
     )
 
 
@@ -353,7 +380,7 @@ def window_size(c: Fields, *, default: int | None = None) -> int | None:
 
 
 def windows(c: Fields, layers: int, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The window of each layer: by `layer_types` where the config has them, else in the layers that `slides` names."""
+    """The window of each layer: by `layer_types` if the config has them, else in the layers for which `slides`."""
     kinds = c.per_layer("layer_types", layers, ("full_attention", "sliding_attention"))
     if kinds is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)

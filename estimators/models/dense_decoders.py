@@ -1,15 +1,23 @@
-"""Llama and its dense kin: what each family's configuration and classes do differently from Llama's."""
+"""Dense decoders: the styles and rules of Llama's kin, and the families that a `Style` alone does not describe.
+
+Most families are a `decoder(...)` in their row of `families.FAMILIES`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .body import (
+    BIASED,
     AttentionPart,
     Body,
     Dims,
     Names,
     Style,
     Tensors,
+    WindowRule,
     build,
+    decoder,
     embedding,
     grouped_query,
     linear,
@@ -24,104 +32,55 @@ from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY,
 LLAMA = Style()
 GELU = "gelu_pytorch_tanh"
 FUSED_GATE = ("mlp.gate_up_proj", "mlp.down_proj")
+OLMO_2 = Style(qk_norm="all", norms=("post_attention_layernorm", "post_feedforward_layernorm"), biases=BIASED)
+COHERE = Style(norms=LLAMA.norms[:1], norm_kind="layer", norm_bias=False, parallel=True, tied=True, biases=BIASED)
+GEMMA_2 = Style(
+    activation=GELU,
+    norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    tied=True,
+    softcaps=True,
+    biases=BIASED,
+)
+"""Gemma's layers from the second generation on."""
 
 
-def llama(c: Fields) -> Body:
-    return build(c, Dims.read(c), biased(c, mlp=True))
+def every_layer(default: int | None = None) -> WindowRule:
+    """One window in all layers."""
+    return lambda c, dims: (window_size(c, default=default),) * dims.layers
 
 
-def biased(c: Fields, style: Style = LLAMA, *, mlp: bool = False, default: bool = False) -> Style:
-    """Llama's switches: `attention_bias` for all four projections, `mlp_bias` where the family has it."""
-    bias = c.flag("attention_bias", default=default)
-    return style._replace(biases=(bias, bias, mlp and c.flag("mlp_bias", default=False)))
+def in_layers(slides: Callable[[int], bool]) -> WindowRule:
+    """A window in the layers for which `slides`, unless `layer_types` says otherwise."""
+    return lambda c, dims: windows(c, dims.layers, window_size(c, default=4096), slides)
 
 
-def mistral(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=8)
-    return build(c, dims, LLAMA, window=(window_size(c, default=4096),) * dims.layers)
+def all_but_each(every: int, field: str = "") -> WindowRule:
+    """A window in all layers but each `every`-th. field: the config's name of that number."""
+
+    def rule(c: Fields, dims: Dims) -> tuple[int | None, ...]:
+        step = c.size(field, default=every) if field else every
+        return windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % step != 0)
+
+    return rule
 
 
-def ministral3(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=8, head_dim=128)
-    return build(c, dims, LLAMA, window=(window_size(c),) * dims.layers)
-
-
-def ministral(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=8)
-    return build(c, dims, LLAMA, window=windows(c, dims.layers, window_size(c, default=4096), lambda _: True))
-
-
-def qwen2(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=32)
-    return build(c, dims, Style(biases=(True, False, False)), window=late_windows(c, dims))
-
-
-def qwen3(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=32, head_dim=128)
-    return build(c, dims, biased(c, Style(qk_norm="head")), window=late_windows(c, dims))
-
-
-def late_windows(c: Fields, dims: Dims) -> tuple[int | None, ...]:
+def late_layers(c: Fields, dims: Dims) -> tuple[int | None, ...]:
     """Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
     window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
     first = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
     return windows(c, dims.layers, window, lambda layer: layer >= first)
 
 
-def phi3(c: Fields) -> Body:
-    dims = Dims.read(c)
-    style = Style(
-        attention=("self_attn.qkv_proj", "self_attn.o_proj"),
-        feed_forward=FUSED_GATE,
-        hidden_dropout=("resid_pdrop", 0.0),
-    )
-    return build(c, dims, style, window=(window_size(c),) * dims.layers)
+def unrotated_layers(c: Fields, dims: Dims) -> tuple[int | None, ...]:
+    """SmolLM3's rule: with `use_sliding_window`, the layers without rotary embedding have a window."""
+    window = window_size(c) if c.flag("use_sliding_window", default=False) else None
+    every = c.size("no_rope_layer_interval", default=4)
+    return windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0)
 
 
-def olmo(c: Fields) -> Body:
-    return build(c, Dims.read(c), biased(c, Style(norm_kind="layer", norm_weight=False)))
-
-
-OLMO2 = Style(qk_norm="all", norms=("post_attention_layernorm", "post_feedforward_layernorm"))
-
-
-def olmo2(c: Fields) -> Body:
-    return build(c, Dims.read(c), biased(c, OLMO2))
-
-
-def olmo3(c: Fields) -> Body:
-    dims = Dims.read(c)
-    return build(c, dims, biased(c, OLMO2), window=mostly_windows(c, dims, every=4))
-
-
-def mostly_windows(c: Fields, dims: Dims, *, every: int) -> tuple[int | None, ...]:
-    """All layers have a window but each `every`-th."""
-    return windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
-
-
-def gemma(c: Fields) -> Body:
-    return build(c, Dims.read(c, num_key_value_heads=16, head_dim=256), biased(c, Style(activation=GELU, tied=True)))
-
-
-SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
-def sandwich(c: Fields, *, softcaps: bool) -> Style:
-    """Gemma's layers from the second generation on; `softcaps` are the class's default."""
-    style = Style(
-        activation=GELU,
-        norms=SANDWICH,
-        tied=True,
-        softcap=c.is_set("attn_logit_softcapping", default=softcaps),
-        logit_softcap=c.is_set("final_logit_softcapping", default=softcaps),
-    )
-    return biased(c, style)
-
-
-def gemma2(c: Fields) -> Body:
-    dims, style = Dims.read(c, num_key_value_heads=4, head_dim=256), sandwich(c, softcaps=True)
-    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: layer % 2 == 0)
-    return build(c, dims, style, window=window)
+mistral = decoder(LLAMA, window=every_layer(4096), num_key_value_heads=8)
+ministral3 = decoder(LLAMA, window=every_layer(), num_key_value_heads=8, head_dim=128)
+qwen2 = decoder(Style(biases=(True, False, False)), window=late_layers, num_key_value_heads=32)
 
 
 def gemma3_text(c: Fields) -> Body:
@@ -136,83 +95,31 @@ def gemma3_text(c: Fields) -> Body:
         head_dim=256,
         vocab_size=262_208,
     )
-    style = sandwich(c, softcaps=False)._replace(qk_norm="head")
-    body = build(c, dims, style, window=mostly_windows(c, dims, every=c.size("sliding_window_pattern", default=6)))
+    style = GEMMA_2._replace(softcaps=False, qk_norm="head")
+    body = build(c, dims, style, window=all_but_each(6, "sliding_window_pattern")(c, dims))
     # Its base class is not called Gemma3Model, and its classifier not Gemma3ForSequenceClassification.
     return body._replace(heads={"ForCausalLM": body.heads["ForCausalLM"]})
 
 
-def smollm3(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=4)
-    window = window_size(c) if c.flag("use_sliding_window", default=False) else None
-    every = c.size("no_rope_layer_interval", default=4)
-    style = biased(c, Style(tied=True), mlp=True)
-    return build(c, dims, style, window=windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0))
-
-
-def seed_oss(c: Fields) -> Body:
-    fields = (("attention_bias", True), ("attention_out_bias", False), ("mlp_bias", False))
-    inputs, output, feed_forward = (c.flag(name, default=default) for name, default in fields)
-    dims = Dims.read(c, num_key_value_heads=8, head_dim=128)
-    return build(c, dims, Style(biases=(inputs, output, feed_forward)))
-
-
-def glm(c: Fields) -> Body:
-    return _glm(c, LLAMA.norms)
-
-
-def glm4(c: Fields) -> Body:
-    norms = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-    return _glm(c, norms)
-
-
-def _glm(c: Fields, norms: tuple[str, ...]) -> Body:
-    dims, bias = Dims.read(c, num_key_value_heads=2, head_dim=128), c.flag("attention_bias", default=True)
-    return build(c, dims, Style(biases=(bias, False, False), feed_forward=FUSED_GATE, norms=norms))
-
-
-COHERE = Style(norms=LLAMA.norms[:1], norm_kind="layer", norm_bias=False, parallel=True, tied=True)
-
-
 def cohere(c: Fields) -> Body:
-    dims, style = Dims.read(c), biased(c, COHERE)
+    dims = Dims.read(c)
     queries = parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
     keys = parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm")
-    return build(c, dims, style, attention=_normed(c, dims, style, "use_qk_norm", queries + keys))
+    return build(c, dims, COHERE, attention=_normed(c, dims, COHERE, "use_qk_norm", queries + keys))
 
 
 def _normed(c: Fields, dims: Dims, style: Style, field: str, norms: Tensors) -> AttentionPart:
-    """Grouped-query attention, with these norms of queries and keys where the field is set."""
-    attention, tensors = grouped_query(dims, style)
+    """Grouped-query attention, with these norms of queries and keys if the field is set."""
+    attention, tensors = grouped_query(c, dims, style)
     if not c.flag(field, default=False):
         return attention, tensors
     return attention._replace(qk_norm=True), tensors + norms
 
 
-def cohere2(c: Fields) -> Body:
-    dims = Dims.read(c)
-    window = mostly_windows(c, dims, every=c.size("sliding_window_pattern", default=4))
-    return build(c, dims, biased(c, COHERE), window=window)
-
-
-def starcoder2(c: Fields) -> Body:
-    dims, bias = Dims.read(c, num_key_value_heads=2), c.flag("use_bias", default=True)
-    style = Style(
-        biases=(bias, bias, bias),
-        gated=False,
-        feed_forward=("mlp.c_fc", "mlp.c_proj"),
-        activation=GELU,
-        norm_kind="layer",
-        tied=True,
-        hidden_dropout=("residual_dropout", 0.0),
-    )
-    return build(c, dims, style, window=(window_size(c),) * dims.layers)
-
-
 def stablelm(c: Fields) -> Body:
     dims, parallel = Dims.read(c, num_key_value_heads=32), c.flag("use_parallel_residual", default=False)
     style = Style(
-        biases=(c.flag("use_qkv_bias", default=False), False, False),
+        biases=(("use_qkv_bias", False), False, False),
         norm_kind="layer",
         parallel=parallel,
         hidden_dropout=("hidden_dropout", 0.0),
@@ -227,55 +134,38 @@ def stablelm(c: Fields) -> Body:
     return build(c, dims, style, attention=_normed(c, dims, style, "qk_layernorm", norms))
 
 
+PHI = Style(
+    names=Names(final_norm="final_layernorm"),
+    attention=(*LLAMA.attention[:3], "self_attn.dense"),
+    biases=(True, True, True),
+    gated=False,
+    feed_forward=("mlp.fc1", "mlp.fc2"),
+    activation="gelu_new",
+    norms=LLAMA.norms[:1],
+    norm_kind="layer",
+    parallel=True,
+    head_bias=True,
+    hidden_dropout=("resid_pdrop", 0.0),
+)
+
+
 def phi(c: Fields) -> Body:
     dims = Dims.read(c)
-    style = Style(
-        names=Names(final_norm="final_layernorm"),
-        attention=(*LLAMA.attention[:3], "self_attn.dense"),
-        biases=(True, True, True),
-        gated=False,
-        feed_forward=("mlp.fc1", "mlp.fc2"),
-        activation="gelu_new",
-        norms=LLAMA.norms[:1],
-        norm_kind="layer",
-        parallel=True,
-        head_bias=True,
-        hidden_dropout=("resid_pdrop", 0.0),
-    )
     norms = tuple(
         tensor
         for name in ("q_layernorm", "k_layernorm")
         for tensor in norm(f"self_attn.{name}", dims.head_dim, bias=True)
     )
-    return build(c, dims, style, attention=_normed(c, dims, style, "qk_layernorm", norms))
+    return build(c, dims, PHI, attention=_normed(c, dims, PHI, "qk_layernorm", norms))
 
 
 def internlm3(c: Fields) -> Body:
-    """transformers builds it from Llama's classes, under the remote code's names of the switches too."""
+    """transformers builds it from Llama's classes, and accepts the remote code's names of the flags."""
     bias = c.flag("attention_bias", "qkv_bias", default=False)
     if bias != c.flag("mlp_bias", "bias", default=False):
         raise c.error("attention_bias (qkv_bias) and mlp_bias (bias) differ", why="transformers refuses that")
     dims = Dims.read(c, num_key_value_heads=2, head_dim=128)
     return build(c, dims, Style(biases=(bias, bias, bias)))
-
-
-def minicpm(c: Fields) -> Body:
-    """MiniCPM's remote code: Llama's tensors, scaled otherwise."""
-    return build(c, Dims.read(c), biased(c, Style(tied=True)))
-
-
-def internlm2(c: Fields) -> Body:
-    """InternLM2's remote code: one fused projection, and names of its own."""
-    bias = c.flag("bias", default=True)
-    style = Style(
-        names=Names(embed="tok_embeddings"),
-        head="output",
-        attention=("attention.wqkv", "attention.wo"),
-        feed_forward=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
-        biases=(bias, bias, False),
-        norms=("attention_norm", "ffn_norm"),
-    )
-    return build(c, Dims.read(c), style)
 
 
 def qwen(c: Fields) -> Body:
@@ -292,28 +182,26 @@ def qwen(c: Fields) -> Body:
     return build(c, dims._replace(feed_forward=dims.feed_forward // 2), style)
 
 
-def baichuan(c: Fields) -> Body:
-    """Baichuan's remote code: one fused projection. (The 13B models use ALiBi, which no tensor shows.)"""
-    return build(c, Dims.read(c), Style(attention=("self_attn.W_pack", "self_attn.o_proj")))
+# GPT-2 and the decoders of its time: LayerNorm with a shift, biases, a plain feed-forward, positions of many kinds.
 
-
-Fieldnames = tuple[str, ...]
 WIDENED = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-HIDDEN, LAYERS, HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
+HIDDEN = ("hidden_size", "n_embd")
+LAYERS = ("num_hidden_layers", "n_layer")
+HEADS = ("num_attention_heads", "n_head")
 
 
 def dims(
     c: Fields,
     *,
-    hidden: Fieldnames = HIDDEN,
-    layers: Fieldnames = LAYERS,
-    heads: Fieldnames = HEADS,
+    hidden: tuple[str, ...] = HIDDEN,
+    layers: tuple[str, ...] = LAYERS,
+    heads: tuple[str, ...] = HEADS,
     feed_forward: str = "",
     factor: int | None = 4,
     kv_heads: int | None = None,
     vocab: str = "vocab_size",
 ) -> Dims:
-    """Dimensions under the names of one family; the feed-forward is `factor` times as wide unless a field says."""
+    """Dimensions under the names of one family; without a field the feed-forward is `factor` times as wide."""
     width, count = c.size(*hidden), c.size(*heads, limit=MAX_HEADS)
     kv_heads = kv_heads or count
     c.divide(heads[0], count, "key/value heads", kv_heads)
@@ -339,10 +227,6 @@ def gpt_dims(c: Fields, *, kv_heads: int | None = None) -> Dims:
     )
 
 
-def gpt_positions(c: Fields, sizes: Dims) -> Tensors:
-    return positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings")
-
-
 GPT = Style(
     names=Names("transformer", "h", "wte", "ln_f"),
     tied=True,
@@ -360,15 +244,16 @@ GPT = Style(
 
 
 def gpt2(c: Fields) -> Body:
-    c.refuse("add_cross_attention")
-    sizes = gpt_dims(c)
-    return build(c, sizes, GPT._replace(transposed=True, suffix="LMHeadModel"), outside=gpt_positions(c, sizes))
+    return _gpt(c, GPT._replace(transposed=True, suffix="LMHeadModel"), gpt_dims(c))
 
 
 def gpt_bigcode(c: Fields) -> Body:
+    return _gpt(c, GPT, gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None))
+
+
+def _gpt(c: Fields, style: Style, sizes: Dims) -> Body:
     c.refuse("add_cross_attention")
-    sizes = gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None)
-    return build(c, sizes, GPT, outside=gpt_positions(c, sizes))
+    return build(c, sizes, style, outside=positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings"))
 
 
 def gpt_neo(c: Fields) -> Body:
@@ -391,11 +276,11 @@ def gpt_neo(c: Fields) -> Body:
         sizes,
         style,
         outside=positions(c, "wpe", sizes.hidden, "max_position_embeddings"),
-        window=[reach if kind == "local" else None for kind in neo_attention(c, sizes.layers)],
+        window=[reach if kind == "local" else None for kind in _neo_attention(c, sizes.layers)],
     )
 
 
-def neo_attention(c: Fields, layers: int) -> list[str]:
+def _neo_attention(c: Fields, layers: int) -> list[str]:
     """`attention_types`: [[["global", "local"], 12]] is that pair twelve times."""
     kinds = ("global", "local")
     groups = c.items("attention_types")
@@ -428,7 +313,7 @@ def gptj(c: Fields) -> Body:
 
 
 def gpt_neox(c: Fields) -> Body:
-    bias = c.flag("attention_bias", default=True)
+    bias = ("attention_bias", True)
     style = Style(
         names=Names("gpt_neox", "layers", "embed_in", "final_layer_norm"),
         attention=("attention.query_key_value", "attention.dense"),
@@ -448,7 +333,7 @@ BLOOM = GPT._replace(
     attention=("self_attention.query_key_value", "self_attention.dense"),
     feed_forward=WIDENED,
     activation="gelu",
-    norms=Style().norms,
+    norms=LLAMA.norms,
     hidden_dropout=("hidden_dropout", 0.0),
     attention_dropout=("attention_dropout", 0.0),
 )
@@ -465,7 +350,7 @@ def falcon(c: Fields) -> Body:
     parallel = new or c.flag("parallel_attn", default=True)
     single = c.size("num_ln_in_parallel_attn", default=2 if new else 1) == 1
     kv_heads = c.size_or_none("num_kv_heads") if new else 1 if c.flag("multi_query", default=True) else None
-    bias = c.flag("bias", default=False)
+    bias = ("bias", False)
     style = BLOOM._replace(
         biases=(bias, bias, bias),
         rotary=not c.flag("alibi", default=False),
@@ -477,7 +362,7 @@ def falcon(c: Fields) -> Body:
 
 
 def mpt(c: Fields) -> Body:
-    """As transformers builds it: no biases, ALiBi and four times the width, whatever the switches for them say."""
+    """As transformers builds it: no biases, ALiBi and four times the width, whatever the config's flags for them."""
     sizes = dims(
         c,
         hidden=("d_model", "hidden_size"),
@@ -499,7 +384,7 @@ def mpt(c: Fields) -> Body:
 
 
 def opt(c: Fields) -> Body:
-    sizes, bias = dims(c, feed_forward="ffn_dim", factor=None), c.flag("enable_bias", default=True)
+    sizes, bias = dims(c, feed_forward="ffn_dim", factor=None), ("enable_bias", True)
     has_final_norm = c.flag("do_layer_norm_before", default=True) and not c.flag(
         "_remove_final_layer_norm", default=False
     )
@@ -508,7 +393,7 @@ def opt(c: Fields) -> Body:
             "model", "decoder.layers", "decoder.embed_tokens", "decoder.final_layer_norm" if has_final_norm else ""
         ),
         tied=True,
-        attention=(*Style().attention[:3], "self_attn.out_proj"),
+        attention=(*LLAMA.attention[:3], "self_attn.out_proj"),
         feed_forward=("fc1", "fc2"),
         biases=(bias, bias, bias),
         rotary=False,

@@ -1,4 +1,4 @@
-"""Mixtures of experts, and DeepSeek's latent attention.
+"""Decoders with mixtures of experts, latent attention (DeepSeek) or linear attention (Qwen3.5, Qwen3-Next).
 
 The experts of a layer are fused into three-dimensional tensors, as transformers 5 holds them: no `nn.Linear`, so LoRA's
 "all-linear" passes them by, and ZeRO-3 gathers all experts of a layer at once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .body import (
+    BIASED,
     AttentionPart,
     Body,
     Dims,
@@ -27,7 +28,7 @@ from .body import (
     windows,
 )
 from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, Fields
-from .dense_decoders import biased
+from .dense_decoders import LLAMA
 from .encoders import patch_grid
 from .model_shape import Attention, FeedForward
 from .vision_language import deep_tower, idle, idle_tensors, part
@@ -76,20 +77,20 @@ def routed(
 def mixtral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
     experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=8, chosen=2)
-    return build(c, dims, Style(), sparse=mixture(dims.hidden, experts), window=(window_size(c),) * dims.layers)
+    return build(c, dims, LLAMA, sparse=mixture(dims.hidden, experts), window=(window_size(c),) * dims.layers)
 
 
 def granitemoe(c: Fields) -> Body:
     dims = Dims.read(c)
     experts = routed(c, dims.feed_forward, "num_local_experts", count=8, chosen=2)
     sparse = mixture(dims.hidden, experts, at="block_sparse_moe", router="router")
-    return build(c, dims, biased(c), sparse=sparse)
+    return build(c, dims, Style(biases=BIASED), sparse=sparse)
 
 
 def olmoe(c: Fields) -> Body:
     dims = Dims.read(c)
     experts = routed(c, dims.feed_forward, "num_experts", "num_local_experts", count=64, chosen=8)
-    return build(c, dims, biased(c, Style(qk_norm="all")), sparse=mixture(dims.hidden, experts))
+    return build(c, dims, Style(qk_norm="all", biases=BIASED), sparse=mixture(dims.hidden, experts))
 
 
 def qwen2_moe(c: Fields) -> Body:
@@ -107,7 +108,7 @@ def qwen2_moe(c: Fields) -> Body:
     return build(
         c,
         dims,
-        Style(biases=(c.flag("qkv_bias", default=True), False, False)),
+        Style(biases=(("qkv_bias", True), False, False)),
         sparse=(feed_forward, tensors),
         is_sparse=qwen_sparse(c, dims),
         window=windows(c, dims.layers, window, lambda layer: layer % 2 == 0 and layer < last),
@@ -122,7 +123,7 @@ def qwen3_moe(c: Fields) -> Body:
     return build(
         c,
         dims,
-        biased(c, Style(qk_norm="head")),
+        Style(qk_norm="head", biases=BIASED),
         sparse=mixture(dims.hidden, experts),
         is_sparse=qwen_sparse(c, dims),
         window=(window,) * dims.layers,
@@ -137,8 +138,9 @@ def qwen_sparse(c: Fields, dims: Dims) -> list[bool]:
 
 def gpt_oss(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8, head_dim=64)
-    style = biased(c, default=True)
-    attention, projections = grouped_query(dims, style)
+    bias = ("attention_bias", True)
+    style = Style(biases=(bias, bias, False))
+    attention, projections = grouped_query(c, dims, style)
     sinks = parameter("self_attn.sinks", dims.heads, role="attention")
     experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=128, chosen=4)
     # Its experts are stored transposed, as (experts, in, out), and have biases.
@@ -228,7 +230,7 @@ _LLAMA4_DENSE = (f"{_LLAMA4_AT}.gate_proj", f"{_LLAMA4_AT}.up_proj", f"{_LLAMA4_
 def llama4_text(c: Fields) -> Body:
     # A file without `num_key_value_heads` means the class's default.
     dims = Dims.read(c, num_key_value_heads=8, head_dim=128, intermediate_size=8192)
-    style = biased(c)._replace(feed_forward=_LLAMA4_DENSE)
+    style = Style(feed_forward=_LLAMA4_DENSE, biases=BIASED)
     wide = dims._replace(feed_forward=c.size("intermediate_size_mlp", default=16384))
     experts = c.items("moe_layers")
     step = c.size("interleave_moe_layer_step", default=1, limit=MAX_LAYERS)
@@ -247,7 +249,7 @@ def _llama4_layers(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
         raise c.error(f"no_rope_layers has {len(rotates)} entries for {dims.layers} layers")
     reach = c.positive("attention_chunk_size", limit=MAX_POSITIONS) if c.given("attention_chunk_size") else 8192
     kinds = c.per_layer("layer_types", dims.layers, ("full_attention", "chunked_attention"))
-    attention, tensors = grouped_query(dims, style)
+    attention, tensors = grouped_query(c, dims, style)
     parts: dict[tuple[bool, bool], AttentionPart] = {}
     chosen = []
     for layer in range(dims.layers):
@@ -336,7 +338,7 @@ CHUNK = 64
 def qwen3_5_text(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    return build(c, dims, biased(c), attentions=_hybrid_layers(c, dims, projections))
+    return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, projections))
 
 
 def qwen3_5_moe_text(c: Fields) -> Body:
@@ -344,14 +346,14 @@ def qwen3_5_moe_text(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256, intermediate_size=1)
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     sparse = _hybrid_experts(c, dims, count=256, chosen=8)
-    return build(c, dims, biased(c), attentions=_hybrid_layers(c, dims, projections), sparse=sparse)
+    return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, projections), sparse=sparse)
 
 
 def qwen3_next(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256)
     attentions = _hybrid_layers(c, dims, ("in_proj_qkvz", "in_proj_ba"))
     sparse = _hybrid_experts(c, dims, count=512, chosen=10)
-    return build(c, dims, biased(c), attentions=attentions, sparse=sparse, is_sparse=qwen_sparse(c, dims))
+    return build(c, dims, Style(biases=BIASED), attentions=attentions, sparse=sparse, is_sparse=qwen_sparse(c, dims))
 
 
 def qwen3_5(c: Fields) -> Body:
@@ -385,7 +387,7 @@ def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[
 def _gated(c: Fields, dims: Dims) -> AttentionPart:
     """Grouped-query attention whose query projection gives a gate of the output besides."""
     bias, head_dim = c.flag("attention_bias", default=False), dims.head_dim
-    attention, tensors = grouped_query(dims, Style(biases=(bias, bias, False), qk_norm="head"))
+    attention, tensors = grouped_query(c, dims, Style(biases=BIASED, qk_norm="head"))
     wide = linear("self_attn.q_proj", dims.hidden, 2 * dims.heads * head_dim, "attention", bias=bias)
     return attention._replace(gated=True), wide + tensors[len(wide) :]
 

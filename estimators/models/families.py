@@ -1,111 +1,446 @@
-"""From a `config.json` to a `ModelShape`, by arithmetic: one small function for each of transformers' model types."""
+"""The model types: one row each, with what the rest of the package must know of it.
+
+To add a family that is like Llama, add a row to `FAMILIES`: `decoder(Style(...))` makes its tensors, `LayerVariant`
+describes how transformers' code computes a layer, `supports` what may be used with it. Everything else looks it up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import ModelConfigError
-from . import dense_decoders as gpt
-from . import dense_decoders as llama
-from . import encoders as encoder
-from . import encoders as encoder_decoder
+from . import dense_decoders as dense
+from . import encoders, vision_language
 from . import expert_decoders as experts
-from . import expert_decoders as hybrid
-from . import expert_decoders as llama4
-from . import vision_language
-from .body import Body
+from .body import BIASED, LLAMA_BIASES, Body, Names, Style, decoder
 from .config_fields import Fields
-from .model_shape import ModelShape
+from .dense_decoders import COHERE, FUSED_GATE, GELU, GEMMA_2, OLMO_2, all_but_each, every_layer, in_layers
+from .model_shape import Block, ModelShape
 
 # Hundreds of times the largest published model (1 T): beyond it the dimensions of the file are not a model's.
 MAX_PARAMETERS = 10**15
 
+NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "rms_bare", "layer_fp32", "layer_bare"]
+"""The norms of `memory.activations.ops.norm`."""
 
-class Family(NamedTuple):
-    """transformers' classes of one model type: the stem of their names, and the function that knows their tensors."""
+
+class LayerVariant(NamedTuple):
+    """How `modeling_<model type>.py` (transformers 5.23) computes a layer, as far as saved tensors differ."""
+
+    norm: NormVariant = "rms"
+    """The norms over the hidden size."""
+    norm_operations: int = 8
+    """Operations that an RMSNorm over the hidden size launches."""
+    qk_norm: NormVariant = "rms"
+    """The norms of queries and keys."""
+    layout: Literal["pre", "output", "sandwich", "post"] = "pre"
+    """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2); post:
+    norm(x + f(x)) (BERT). Parallel blocks have no layout."""
+    rotary: Literal["model", "fp32"] = "model"
+    """The type in which queries and keys are rotated: the model's, or fp32 and cast back."""
+    heads: Literal["views", "copies"] = "views"
+    """Queries, keys and values reach the kernel as views of the projections (rotated ones are new tensors anyway), or
+    as copies."""
+    scaled_query: bool = False
+    """Queries are scaled before the kernel, which makes a new tensor."""
+    kernels: frozenset[str] = frozenset({"sdpa", "flash"})
+    """The attention implementations that the class supports besides eager."""
+    softmax_fp32: bool = True
+    """Eager attention takes the softmax in fp32 and casts it back."""
+    scores_fp32: bool = False
+    """Eager attention casts queries and keys to fp32 first."""
+    holds_scores: bool = False
+    """Eager attention keeps the raw scores in a variable until it returns."""
+    chosen_mask: bool = False
+    """Before transformers 5 eager attention chooses (`torch.where`) between the scores and what masks them."""
+    gathers_positions: bool = False
+    """Eager attention gathers two biases by position for every score (DeBERTa)."""
+    boolean_mask: bool = False
+    """The mask of eager attention is boolean, and the scores are filled with it."""
+    masked: bool = False
+    """sdpa always gets a mask."""
+    joined: bool = False
+    """Rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's output
+    then is too, and has to be copied for the output projection."""
+    residual_scaled: bool = False
+    """Each branch is multiplied by a constant before it is added."""
+    relative: bool = False
+    """Relative positions are added to the scores of every layer (T5); the feed-forward has a dropout of its own."""
+    embedding_norm: bool = False
+    embedding_dropout: bool = False
+    """The embedding is dropped out, with the layers' probability."""
+    summed_input: bool = False
+    """The first layer's input is a sum or product of the embedding (learned positions, a multiplier)."""
+    convolved_input: bool = False
+    """Two convolutions, each with a GELU, make the encoder's input (Whisper)."""
+    pooled_output: bool = False
+    """Of the encoder's output one token goes on (CLIP)."""
+    router_fp32: bool = False
+    """A mixture of experts computes the router's logits in fp32."""
+    softmax_of_top_k: bool = False
+    """A mixture of experts takes the softmax after the top-k."""
+    routing_fp32: bool = False
+    """A mixture of experts leaves its routing weights in fp32."""
+    gpt_oss_experts: bool = False
+    """A mixture of experts is gpt-oss's: its gate is clamped, its weights are stored as (expert, in, out)."""
+    every_expert: bool = False
+    """Each expert of a mixture computes every token, times its score (Llama 4)."""
+    tempered: bool = False
+    """Queries that are not rotated are scaled by their position, in fp32."""
+    holds_attention: bool = False
+    """A layer keeps its attention's output in a variable until it returns."""
+
+
+Feature = Literal["ulysses", "tiles", "liger", "autotp", "leaf_experts", "depth_extrapolation"]
+"""What a model type supports.
+
+ulysses: `register_with_transformers` can serve it: its classes look attention up in transformers' registry, and its
+    configuration has `num_key_value_heads` and no `head_dim` of None (transformers 5.23; gpt_oss has sinks for all
+    heads, which a rank with some of them cannot use).
+tiles: its feed-forward is a module of class "...MLP" without dropout, and its logits are what `lm_head` gives.
+liger: Liger has kernels for it, and fuses its loss by default (liger-kernel 0.8.5 transformers/monkey_patch.py).
+autotp: its plan splits the tensors of `rank_part` and no others, and dry runs have confirmed it.
+leaf_experts: its mixture of experts is a leaf to ZeRO-3, with hooks on the mixture and on nothing in it (deepspeed
+    0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`).
+depth_extrapolation: `benchmarks/dry_run/fast_vs_full.py` has shown that its memory is linear in the layers.
+"""
+
+_SPLIT_EXPERTS = {
+    "gate": "mlp.gate.weight",
+    "gate_proj": "mlp.experts.gate_up_proj",
+    "up_proj": "mlp.experts.gate_up_proj",
+    "down_proj": "mlp.experts.down_proj",
+}
+_MIXTRAL_EXPERTS = {
+    "gate": "mlp.gate.weight",
+    "w1": "mlp.experts.gate_up_proj",
+    "w3": "mlp.experts.gate_up_proj",
+    "w2": "mlp.experts.down_proj",
+}
+
+
+class FamilySpec(NamedTuple):
+    """One model type of transformers."""
 
     stem: str
+    """The beginning of its classes' names."""
     body: Callable[[Fields], Body]
+    """Makes its tensors and dimensions from a config."""
+    layer: LayerVariant | None = None
+    """None: Llama's, or GPT's for a LayerNorm."""
+    tower: LayerVariant | None = None
+    """The same for the layers of its vision tower."""
+    supports: tuple[Feature, ...] = ()
+    autoep_preset: str = ""
+    """DeepSpeed's preset for AutoEP (`preset_model`), where dry runs have confirmed it."""
+    peft_experts: Mapping[str, str] = {}
+    """The fused tensors of experts and router by the names that their linear layers had before transformers 5, which
+    peft still uses, in a list of targets and in "all-linear" (peft 0.21 utils/transformers_weight_conversion.py). In
+    return it leaves out the linear layers of the same names: those of dense layers and of shared experts."""
+    pair_router: bool = False
+    """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
+    loss_in_weight_type: bool = False
+    """Before transformers 4.46 the loss did not cast the logits to fp32."""
+    cached_in_training: bool = False
+    """Before transformers 4.46 training kept the key-value cache."""
 
 
-FAMILIES: Mapping[str, Family] = {
-    "baichuan": Family("Baichuan", llama.baichuan),
-    "bert": Family("Bert", encoder.bert),
-    "bloom": Family("Bloom", gpt.bloom),
-    "chatglm": Family("ChatGLM", gpt.chatglm),
-    "clip": Family("CLIP", vision_language.clip),
-    "cohere": Family("Cohere", llama.cohere),
-    "cohere2": Family("Cohere2", llama.cohere2),
-    "deberta": Family("Deberta", encoder.deberta),
-    "deberta-v2": Family("DebertaV2", encoder.deberta_v2),
-    "deepseek_v2": Family("DeepseekV2", experts.deepseek_v2),
-    "deepseek_v3": Family("DeepseekV3", experts.deepseek_v3),
-    "falcon": Family("Falcon", gpt.falcon),
-    "gemma": Family("Gemma", llama.gemma),
-    "gemma2": Family("Gemma2", llama.gemma2),
-    "gemma3": Family("Gemma3", vision_language.gemma3),
-    "gemma3_text": Family("Gemma3", llama.gemma3_text),
-    "glm": Family("Glm", llama.glm),
-    "glm4": Family("Glm4", llama.glm4),
-    "gpt2": Family("GPT2", gpt.gpt2),
-    "gpt_bigcode": Family("GPTBigCode", gpt.gpt_bigcode),
-    "gpt_neo": Family("GPTNeo", gpt.gpt_neo),
-    "gpt_neox": Family("GPTNeoX", gpt.gpt_neox),
-    "gpt_oss": Family("GptOss", experts.gpt_oss),
-    "gptj": Family("GPTJ", gpt.gptj),
-    "granite": Family("Granite", llama.llama),
-    "granitemoe": Family("GraniteMoe", experts.granitemoe),
-    "internlm2": Family("InternLM2", llama.internlm2),
-    "internlm3": Family("Llama", llama.internlm3),
-    "llama": Family("Llama", llama.llama),
-    "llama4": Family("Llama4", llama4.llama4),
-    "llama4_text": Family("Llama4", llama4.llama4_text),
-    "minicpm": Family("MiniCPM", llama.minicpm),
-    "ministral": Family("Ministral", llama.ministral),
-    "mistral3": Family("Mistral3", vision_language.mistral3),
-    "mistral": Family("Mistral", llama.mistral),
-    "ministral3": Family("Ministral3", llama.ministral3),
-    "mixtral": Family("Mixtral", experts.mixtral),
-    "mpt": Family("Mpt", gpt.mpt),
-    "mt5": Family("MT5", encoder_decoder.mt5),
-    "olmo": Family("Olmo", llama.olmo),
-    "olmo2": Family("Olmo2", llama.olmo2),
-    "olmo3": Family("Olmo3", llama.olmo3),
-    "olmoe": Family("Olmoe", experts.olmoe),
-    "opt": Family("OPT", gpt.opt),
-    "phi": Family("Phi", llama.phi),
-    "phi3": Family("Phi3", llama.phi3),
-    "qwen": Family("QWen", llama.qwen),
-    "qwen2_5_vl": Family("Qwen2_5_VL", vision_language.qwen2_5_vl),
-    "qwen2": Family("Qwen2", llama.qwen2),
-    "qwen2_moe": Family("Qwen2Moe", experts.qwen2_moe),
-    "qwen3": Family("Qwen3", llama.qwen3),
-    "qwen3_5": Family("Qwen3_5", hybrid.qwen3_5),
-    "qwen3_5_moe": Family("Qwen3_5Moe", hybrid.qwen3_5_moe),
-    "qwen3_5_moe_text": Family("Qwen3_5Moe", hybrid.qwen3_5_moe_text),
-    "qwen3_5_text": Family("Qwen3_5", hybrid.qwen3_5_text),
-    "qwen3_moe": Family("Qwen3Moe", experts.qwen3_moe),
-    "qwen3_next": Family("Qwen3Next", hybrid.qwen3_next),
-    "roberta": Family("Roberta", encoder.roberta),
-    "seed_oss": Family("SeedOss", llama.seed_oss),
-    "smollm3": Family("SmolLM3", llama.smollm3),
-    "stablelm": Family("StableLm", llama.stablelm),
-    "starcoder2": Family("Starcoder2", llama.starcoder2),
-    "t5": Family("T5", encoder_decoder.t5),
-    "vit": Family("ViT", encoder.vit),
-    "whisper": Family("Whisper", encoder_decoder.whisper),
-    "xlm-roberta": Family("XLMRoberta", encoder.roberta),
+_LLAMA = LayerVariant()
+_GPT = LayerVariant(norm="layer")
+_BERT = LayerVariant(
+    norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
+)
+_DEBERTA = LayerVariant(norm="layer", gathers_positions=True)
+_GEMMA = LayerVariant(norm="rms_plus_one", norm_operations=10)
+_GEMMA_3 = _GEMMA._replace(qk_norm="rms_plus_one", layout="sandwich")
+_JOINED = LayerVariant(joined=True)
+_LLAMA_4 = LayerVariant(
+    qk_norm="rms_bare",
+    rotary="fp32",
+    kernels=frozenset({"sdpa"}),
+    softmax_fp32=False,
+    every_expert=True,
+    tempered=True,
+    holds_attention=True,
+)
+_OLMO_2 = LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32")
+_GPT_J = LayerVariant(norm="layer", kernels=frozenset({"flash"}), softmax_fp32=False, scores_fp32=True)
+_T5 = LayerVariant(
+    norm="rms_t5", kernels=frozenset({"sdpa"}), softmax_fp32=False, relative=True, embedding_dropout=True
+)
+_QWEN_3_5 = LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", joined=True)
+_SUMMED = LayerVariant(norm="layer", summed_input=True)
+
+_GLM = Style(biases=(("attention_bias", True), False, False), feed_forward=FUSED_GATE)
+_GLM_4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_STARCODER_BIAS = ("use_bias", True)
+
+FAMILIES: Mapping[str, FamilySpec] = {
+    "baichuan": FamilySpec("Baichuan", decoder(Style(attention=("self_attn.W_pack", "self_attn.o_proj")))),
+    "bert": FamilySpec("Bert", encoders.bert, _BERT),
+    "bloom": FamilySpec(
+        "Bloom",
+        dense.bloom,
+        LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=frozenset(), holds_scores=True),
+    ),
+    "chatglm": FamilySpec("ChatGLM", dense.chatglm),
+    "clip": FamilySpec(
+        "CLIP",
+        vision_language.clip,
+        _SUMMED,
+        tower=LayerVariant(norm="layer", embedding_norm=True, pooled_output=True),
+    ),
+    "cohere": FamilySpec(
+        "Cohere",
+        dense.cohere,
+        LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
+        supports=("ulysses",),
+    ),
+    "cohere2": FamilySpec(
+        "Cohere2",
+        decoder(COHERE, window=all_but_each(4, "sliding_window_pattern")),
+        LayerVariant(norm="layer_fp32", rotary="fp32"),
+    ),
+    "deberta": FamilySpec("Deberta", encoders.deberta, _DEBERTA),
+    "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, _DEBERTA),
+    "deepseek_v2": FamilySpec(
+        "DeepseekV2",
+        experts.deepseek_v2,
+        LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
+        supports=("liger",),
+        peft_experts=_SPLIT_EXPERTS,
+    ),
+    "deepseek_v3": FamilySpec(
+        "DeepseekV3",
+        experts.deepseek_v3,
+        LayerVariant(router_fp32=True, routing_fp32=True),
+        supports=("liger",),
+        peft_experts=_SPLIT_EXPERTS,
+    ),
+    "falcon": FamilySpec(
+        "Falcon", dense.falcon, LayerVariant(norm="layer", heads="copies", softmax_fp32=False, masked=True)
+    ),
+    "gemma": FamilySpec(
+        "Gemma",
+        decoder(Style(activation=GELU, tied=True, biases=BIASED), num_key_value_heads=16, head_dim=256),
+        _GEMMA,
+        supports=("ulysses", "tiles", "liger"),
+    ),
+    "gemma2": FamilySpec(
+        "Gemma2",
+        decoder(GEMMA_2, window=in_layers(lambda layer: layer % 2 == 0), num_key_value_heads=4, head_dim=256),
+        _GEMMA._replace(layout="sandwich", kernels=frozenset({"flash"})),
+        supports=("ulysses", "liger", "depth_extrapolation"),
+    ),
+    "gemma3": FamilySpec("Gemma3", vision_language.gemma3, _GEMMA_3, tower=_SUMMED, supports=("liger",)),
+    "gemma3_text": FamilySpec("Gemma3", dense.gemma3_text, _GEMMA_3, supports=("ulysses", "liger")),
+    "glm": FamilySpec("Glm", decoder(_GLM, num_key_value_heads=2, head_dim=128), _JOINED, supports=("ulysses",)),
+    "glm4": FamilySpec(
+        "Glm4",
+        decoder(_GLM._replace(norms=_GLM_4_NORMS), num_key_value_heads=2, head_dim=128),
+        LayerVariant(layout="sandwich", joined=True),
+    ),
+    "gpt2": FamilySpec(
+        "GPT2",
+        dense.gpt2,
+        LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, chosen_mask=True),
+        supports=("depth_extrapolation",),
+        loss_in_weight_type=True,
+    ),
+    "gpt_bigcode": FamilySpec(
+        "GPTBigCode",
+        dense.gpt_bigcode,
+        LayerVariant(norm="layer", summed_input=True, embedding_dropout=True),
+        loss_in_weight_type=True,
+        cached_in_training=True,
+    ),
+    "gpt_neo": FamilySpec("GPTNeo", dense.gpt_neo, _GPT_J._replace(summed_input=True)),
+    "gpt_neox": FamilySpec("GPTNeoX", dense.gpt_neox, LayerVariant(norm="layer", joined=True)),
+    "gpt_oss": FamilySpec(
+        "GptOss",
+        experts.gpt_oss,
+        LayerVariant(
+            norm="rms_fp32",
+            kernels=frozenset({"flash"}),
+            softmax_fp32=False,
+            gpt_oss_experts=True,
+            softmax_of_top_k=True,
+        ),
+        supports=("liger",),
+    ),
+    "gptj": FamilySpec("GPTJ", dense.gptj, _GPT_J),
+    "granite": FamilySpec(
+        "Granite",
+        decoder(Style(biases=LLAMA_BIASES)),
+        LayerVariant(residual_scaled=True, summed_input=True),
+        supports=("ulysses",),
+    ),
+    "granitemoe": FamilySpec(
+        "GraniteMoe",
+        experts.granitemoe,
+        LayerVariant(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
+    ),
+    "internlm2": FamilySpec(
+        "InternLM2",
+        decoder(
+            Style(
+                names=Names(embed="tok_embeddings"),
+                head="output",
+                attention=("attention.wqkv", "attention.wo"),
+                feed_forward=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
+                biases=(("bias", True), ("bias", True), False),
+                norms=("attention_norm", "ffn_norm"),
+            )
+        ),
+    ),
+    "internlm3": FamilySpec("Llama", dense.internlm3, supports=("ulysses",)),
+    "llama": FamilySpec(
+        "Llama",
+        decoder(Style(biases=LLAMA_BIASES)),
+        supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation"),
+    ),
+    "llama4": FamilySpec("Llama4", experts.llama4, _LLAMA_4, pair_router=True),
+    "llama4_text": FamilySpec("Llama4", experts.llama4_text, _LLAMA_4, pair_router=True),
+    "minicpm": FamilySpec("MiniCPM", decoder(Style(tied=True, biases=BIASED))),
+    "ministral": FamilySpec("Ministral", decoder(Style(), window=in_layers(lambda _: True), num_key_value_heads=8)),
+    "mistral3": FamilySpec("Mistral3", vision_language.mistral3),
+    "mistral": FamilySpec(
+        "Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation")
+    ),
+    "ministral3": FamilySpec("Ministral3", dense.ministral3),
+    "mixtral": FamilySpec(
+        "Mixtral",
+        experts.mixtral,
+        LayerVariant(routing_fp32=True),
+        supports=("liger", "leaf_experts", "depth_extrapolation"),
+        autoep_preset="mixtral",
+        peft_experts=_MIXTRAL_EXPERTS,
+    ),
+    "mpt": FamilySpec("Mpt", dense.mpt, LayerVariant(norm="layer", kernels=frozenset(), boolean_mask=True)),
+    "mt5": FamilySpec("MT5", encoders.mt5, _T5),
+    "olmo": FamilySpec(
+        "Olmo",
+        decoder(Style(norm_kind="layer", norm_weight=False, biases=BIASED)),
+        LayerVariant(norm="layer_bare", rotary="fp32"),
+        supports=("ulysses", "tiles"),
+    ),
+    "olmo2": FamilySpec("Olmo2", decoder(OLMO_2), _OLMO_2, supports=("ulysses", "tiles", "liger")),
+    "olmo3": FamilySpec("Olmo3", decoder(OLMO_2, window=all_but_each(4)), _OLMO_2),
+    "olmoe": FamilySpec("Olmoe", experts.olmoe, supports=("ulysses",), peft_experts=_SPLIT_EXPERTS),
+    "opt": FamilySpec("OPT", dense.opt, LayerVariant(norm="layer", scaled_query=True, summed_input=True)),
+    "phi": FamilySpec(
+        "Phi", dense.phi, LayerVariant(norm="layer", qk_norm="layer", joined=True), supports=("ulysses",)
+    ),
+    "phi3": FamilySpec(
+        "Phi3",
+        decoder(
+            Style(
+                attention=("self_attn.qkv_proj", "self_attn.o_proj"),
+                feed_forward=FUSED_GATE,
+                hidden_dropout=("resid_pdrop", 0.0),
+            ),
+            window=every_layer(),
+        ),
+        _JOINED,
+        supports=("ulysses", "tiles", "liger", "depth_extrapolation"),
+    ),
+    "qwen": FamilySpec("QWen", dense.qwen),
+    "qwen2_5_vl": FamilySpec("Qwen2_5_VL", vision_language.qwen2_5_vl, tower=LayerVariant(rotary="fp32", joined=True)),
+    "qwen2": FamilySpec("Qwen2", dense.qwen2, supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation")),
+    "qwen2_moe": FamilySpec("Qwen2Moe", experts.qwen2_moe, supports=("ulysses", "leaf_experts")),
+    "qwen3": FamilySpec(
+        "Qwen3",
+        decoder(Style(qk_norm="head", biases=BIASED), window=dense.late_layers, num_key_value_heads=32, head_dim=128),
+        supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation"),
+    ),
+    "qwen3_5": FamilySpec("Qwen3_5", experts.qwen3_5, _QWEN_3_5),
+    "qwen3_5_moe": FamilySpec("Qwen3_5Moe", experts.qwen3_5_moe, _QWEN_3_5),
+    "qwen3_5_moe_text": FamilySpec("Qwen3_5Moe", experts.qwen3_5_moe_text, _QWEN_3_5),
+    "qwen3_5_text": FamilySpec("Qwen3_5", experts.qwen3_5_text, _QWEN_3_5),
+    "qwen3_moe": FamilySpec(
+        "Qwen3Moe",
+        experts.qwen3_moe,
+        supports=("ulysses", "liger", "leaf_experts"),
+        autoep_preset="qwen3_moe",
+        peft_experts=_SPLIT_EXPERTS,
+    ),
+    "qwen3_next": FamilySpec("Qwen3Next", experts.qwen3_next, _QWEN_3_5, peft_experts=_SPLIT_EXPERTS),
+    "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
+    "seed_oss": FamilySpec(
+        "SeedOss",
+        decoder(
+            Style(biases=(("attention_bias", True), ("attention_out_bias", False), ("mlp_bias", False))),
+            num_key_value_heads=8,
+            head_dim=128,
+        ),
+    ),
+    "smollm3": FamilySpec(
+        "SmolLM3",
+        decoder(Style(tied=True, biases=LLAMA_BIASES), window=dense.unrotated_layers, num_key_value_heads=4),
+        supports=("ulysses", "tiles", "liger"),
+    ),
+    "stablelm": FamilySpec("StableLm", dense.stablelm, LayerVariant(norm="layer", qk_norm="layer", joined=True)),
+    "starcoder2": FamilySpec(
+        "Starcoder2",
+        decoder(
+            Style(
+                biases=(_STARCODER_BIAS, _STARCODER_BIAS, _STARCODER_BIAS),
+                gated=False,
+                feed_forward=("mlp.c_fc", "mlp.c_proj"),
+                activation=GELU,
+                norm_kind="layer",
+                tied=True,
+                hidden_dropout=("residual_dropout", 0.0),
+            ),
+            window=every_layer(),
+            num_key_value_heads=2,
+        ),
+        supports=("ulysses",),
+    ),
+    "t5": FamilySpec("T5", encoders.t5, _T5),
+    "vit": FamilySpec("ViT", encoders.vit, _SUMMED),
+    "whisper": FamilySpec(
+        "Whisper",
+        encoders.whisper,
+        LayerVariant(
+            norm="layer",
+            scaled_query=True,
+            heads="copies",
+            softmax_fp32=False,
+            embedding_dropout=True,
+            convolved_input=True,
+        ),
+    ),
+    "xlm-roberta": FamilySpec("XLMRoberta", encoders.roberta, _BERT),
 }
+
+_UNKNOWN = FamilySpec("", dense.mistral)
+
+
+def family_of(model: ModelShape) -> FamilySpec:
+    """The row of a model; one without any support for a model of no known type."""
+    return FAMILIES.get(model.model_type, _UNKNOWN)
+
+
+def supports(model: ModelShape, feature: Feature) -> bool:
+    return feature in family_of(model).supports
+
+
+def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
+    """How a block's layers are computed. A vision tower is plain unless its row says otherwise."""
+    family = family_of(model)
+    plain = _LLAMA if block.norm == "rms" else _GPT
+    return (family.tower if block.hidden_size else family.layer) or plain
 
 
 def shape_from_config(config: Mapping[str, object], *, name: str, source: str = "") -> ModelShape:
     """The exact parameter tensors and dimensions of the model that transformers builds from this `config.json`.
 
     The class is the first of `architectures`; without it the family's usual one (a decoder's causal language model).
-    Fields that the file lacks take the defaults of transformers 5.23's configuration class where published files omit
-    them; a dimension that every published file states is required.
+    Missing fields take the defaults of transformers 5.23's configuration class where published files omit them; a
+    dimension that every published file states is required.
 
     Not covered: buffers; quantised weights (the shapes are those of the unquantised model); adapters.
 
@@ -154,7 +489,7 @@ def _quantized(config: Mapping[str, object]) -> str:
 
 
 def _class_suffix(c: Fields, stem: str, body: Body) -> str:
-    """Which of the body's heads the config asks for, by the ending of its class name."""
+    """The body's head that the config asks for, by the ending of its class name."""
     named = c.items("architectures") or []
     if not named:
         return next(iter(body.heads))
@@ -172,7 +507,7 @@ def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
     if not model_type:
         return ModelConfigError(
             f"{c.where}: model_type is missing",
-            why="it says which tensors the model has",
+            why="it decides which tensors the model has",
             fix='add the one that fits, such as "model_type": "llama"',
         )
     inner = c.section("text_config")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import WorkloadError
 from ..workload import Workload
+from .families import family_of
 from .model_shape import ModelShape, Tensor
 
 BLOCK = 64
@@ -83,32 +85,6 @@ ALL_LINEAR = "all-linear"
 
 TIED_HEAD = "lm_head"
 """What transformers calls a language model's output head, also where it is the embedding."""
-
-# transformers 5 fused the experts of these families and made their router a module of its own; peft still means them by
-# the names that their linear layers had before, in a list of targets and in "all-linear", and adapts the fused tensors
-# (peft 0.21 utils/transformers_weight_conversion.py). In return it leaves out the linear layers of the same names:
-# those of dense layers and of shared experts.
-_SPLIT = {
-    "gate": "mlp.gate.weight",
-    "gate_proj": "mlp.experts.gate_up_proj",
-    "up_proj": "mlp.experts.gate_up_proj",
-    "down_proj": "mlp.experts.down_proj",
-}
-_FUSED_SINCE = {
-    "mixtral": {
-        "gate": "mlp.gate.weight",
-        "w1": "mlp.experts.gate_up_proj",
-        "w3": "mlp.experts.gate_up_proj",
-        "w2": "mlp.experts.down_proj",
-    },
-    "qwen3_moe": _SPLIT,
-    "qwen3_next": _SPLIT,
-    "olmoe": _SPLIT,
-    "deepseek_v2": _SPLIT,
-    "deepseek_v3": _SPLIT,
-}
-_PAIRS = frozenset({"llama4", "llama4_text"})
-"""Model types whose router is a linear layer with two results (transformers 5.23 Llama4Router)."""
 
 
 class Adapters(NamedTuple):
@@ -231,7 +207,7 @@ def trains_head(model: ModelShape, workload: Workload) -> bool:
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
     """The layers to name in a model of which peft cannot adapt all that are linear; None for another."""
-    return ("q_proj", "k_proj", "v_proj", "o_proj") if model.model_type in _PAIRS else None
+    return ("q_proj", "k_proj", "v_proj", "o_proj") if family_of(model).pair_router else None
 
 
 @lru_cache(maxsize=64)
@@ -256,7 +232,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         raise WorkloadError(
             f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
         )
-    fused = _FUSED_SINCE.get(model.model_type, {})
+    fused = family_of(model).peft_experts
     every = targets is None or targets == (ALL_LINEAR,)
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
     parameters = frozenset(fused.values() if every else (fused[end] for end in ends.values() if end in fused))
@@ -266,7 +242,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
             why="it folds W + B A into one weight before the product",
             fix="leave --lora-dropout out, or name other modules in --lora-targets",
         )
-    if model.model_type in _PAIRS and (every or "router" in ends.values()):
+    if family_of(model).pair_router and (every or "router" in ends.values()):
         raise WorkloadError(
             f"peft cannot adapt the routers of {model.name}, which all linear layers include",
             why="a router's result is a pair there, and an adapter is added to one tensor",
@@ -295,7 +271,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     return Adapters(rank=rank, modules=modules, parameters=parameters)
 
 
-def _target_names(model: ModelShape, fused: dict[str, str]) -> list[str]:
+def _target_names(model: ModelShape, fused: Mapping[str, str]) -> list[str]:
     """What may be named, each once, the output head last."""
     linear = sorted(
         (tensor for tensor, _ in model.tensor_counts if tensor.linear), key=lambda tensor: tensor.role == "head"

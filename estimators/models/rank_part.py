@@ -1,13 +1,130 @@
-"""The part of a model that one rank of a plan holds, before ZeRO shards it: split layers (AutoTP), some of the experts
-(AutoEP)."""
+"""The part of a model that one rank holds before ZeRO shards it: split layers (AutoTP), some of the experts (AutoEP).
+
+AutoTP: queries, keys, values and the feed-forward's input projections are split by columns, with their biases; the
+output projections of both by rows, their bias stays whole. An untied output head is split by columns and its logits are
+gathered. Norms and embeddings stay whole, and with the embedding a head that is tied to it.
+
+AutoEP: of E experts each of EP ranks keeps E / EP whole ones, the gate and up projections apart; the router, shared
+experts and all else are on every rank. A token travels to the ranks of its experts and back.
+
+Source: transformers 5.23 `base_model_tp_plan` of each configuration and `_tp_plan` of each model; deepspeed 0.19.8
+runtime/engine.py `_apply_autotp_partitioning`, module_inject/layers.py, module_inject/auto_ep_layer.py,
+moe/ep_experts.py, moe/ep_repack.py, module_inject/auto_ep_presets/. Not covered: adapters; gates that clamp; heads of
+keys and values that the ranks do not divide, of which some ranks then get more.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
+from ..phrase import phrase
 from ..plan import Plan
-from . import expert_parallel, tensor_parallel
-from .model_shape import ModelShape
+from .families import family_of, supports
+from .model_shape import Block, ModelShape, Tensor
+
+_BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_BY_ROWS = ("o_proj", "down_proj")
 
 
 def of_rank(model: ModelShape, plan: Plan) -> ModelShape:
     """What each rank holds of a model; the model itself where that is all of it."""
-    return expert_parallel.of_rank(tensor_parallel.of_rank(model, plan.autotp_size), plan.autoep_size)
+    return spread_experts(split_layers(model, plan.autotp_size), plan.autoep_size)
+
+
+@lru_cache(maxsize=64)
+def split_layers(model: ModelShape, ranks: int) -> ModelShape:
+    if ranks == 1:
+        return model
+    return replace(
+        model,
+        name=f"{model.name} / {ranks}",
+        blocks=tuple(
+            replace(
+                block,
+                attention=block.attention.of_rank(ranks),
+                feed_forward=block.feed_forward._replace(hidden=block.feed_forward.hidden // ranks),
+                tensors=tuple(_split_tensor(tensor, ranks) for tensor in block.tensors),
+            )
+            for block in model.blocks
+        ),
+        outside=tuple(
+            tensor._replace(shape=(tensor.shape[0] // ranks, *tensor.shape[1:]))
+            if tensor.role == "head" and not model.tied
+            else tensor
+            for tensor in model.outside
+        ),
+    )
+
+
+def _split_tensor(tensor: Tensor, ranks: int) -> Tensor:
+    parts, shape = tensor.name.split("."), tensor.shape
+    module = parts[-2] if len(parts) > 1 else ""
+    if module in _BY_COLUMNS:
+        return tensor._replace(shape=(shape[0] // ranks, *shape[1:]))
+    if module in _BY_ROWS and len(shape) == 2:
+        return tensor._replace(shape=(shape[0], shape[1] // ranks))
+    return tensor
+
+
+def unsplittable(model: ModelShape, ranks: int) -> str | None:
+    """Why AutoTP cannot split a model's layers evenly over the ranks; None where it can."""
+    if not supports(model, "autotp") or model.num_labels:
+        return f"how AutoTP splits {model.architecture} is not known"
+    for block in model.blocks:
+        widths = {
+            "heads": block.attention.heads,
+            "heads of keys and values": block.attention.kv_heads,
+            "inner width": block.feed_forward.hidden,
+        }
+        for name, width in widths.items():
+            if width % ranks:
+                return f"{width} {name} do not divide over {ranks} ranks that split each layer"
+    if not model.tied and model.vocab_size % ranks:
+        return f"{model.vocab_size} logits do not divide over {ranks} ranks that split each layer"
+    return None
+
+
+@lru_cache(maxsize=64)
+def spread_experts(model: ModelShape, ranks: int) -> ModelShape:
+    if ranks == 1:
+        return model
+    return replace(
+        model,
+        name=f"{model.name}, experts / {ranks}",
+        blocks=tuple(_spread_block(block, ranks) if block.feed_forward.experts else block for block in model.blocks),
+    )
+
+
+def _spread_block(block: Block, ranks: int) -> Block:
+    return replace(
+        block,
+        feed_forward=block.feed_forward._replace(autoep_size=ranks),
+        tensors=tuple(part for tensor in block.tensors for part in _spread_tensor(tensor, ranks)),
+    )
+
+
+def _spread_tensor(tensor: Tensor, ranks: int) -> tuple[Tensor, ...]:
+    """A rank's part of a tensor; fused gates and ups become tensors of their own (w1 and w3, w2 between them)."""
+    if tensor.role != "expert":
+        return (tensor,)
+    experts, one, other = tensor.shape
+    at, _, name = tensor.name.rpartition(".")
+    if name == "down_proj":
+        return (tensor._replace(name=f"{at}.w2", shape=(experts // ranks, one, other)),)
+    return tuple(
+        tensor._replace(name=f"{at}.{part}", shape=(experts // ranks, one // 2, other)) for part in ("w1", "w3")
+    )
+
+
+def unspreadable(model: ModelShape, ranks: int) -> str | None:
+    """Why AutoEP cannot spread a model's experts over the ranks; None where it can."""
+    counts = {block.feed_forward.experts for block in model.blocks} - {0}
+    if not counts:
+        return phrase("{model} has no experts to spread over ranks", model=model.architecture)
+    if not family_of(model).autoep_preset or model.num_labels:
+        return phrase("how AutoEP spreads the experts of {model} is not known", model=model.architecture)
+    for count in counts:
+        if count % ranks:
+            return phrase("{count} experts do not divide over {ranks} ranks", count=count, ranks=ranks)
+    return None

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..memory.trainable import larger_than, tensor_set
+from ..models.families import layer_variant, supports
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
 from ..plan import Plan
@@ -29,10 +30,6 @@ BACKWARD_OF_OTHERS = 1.8
 
 _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
-
-_LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")
-"""Model types whose mixture of experts is a leaf to ZeRO-3, which hangs its hooks on the mixture and on nothing in it
-(deepspeed 0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`)."""
 
 
 class LayerOperations(NamedTuple):
@@ -89,7 +86,7 @@ def layer_operations(
 
 def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
     """Operations of one norm."""
-    return 1 if fused or block.norm == "layer" else 10 if model.model_type.startswith("gemma") else 8
+    return 1 if fused or block.norm == "layer" else layer_variant(model, block).norm_operations
 
 
 def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
@@ -116,7 +113,7 @@ def _calls(block: Block, adapted: int, folds: int) -> int:
 def _unhooked(model: ModelShape, block: Block, chosen: Adapters, folds: int) -> int:
     """Calls without hooks: what peft puts around a folded tensor comes after DeepSpeed has hung its hooks, and a leaf's
     own modules and their activation have none."""
-    if not (block.feed_forward.experts and model.model_type in _LEAVES):
+    if not (block.feed_forward.experts and supports(model, "leaf_experts")):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
     adapted = sum(1 for tensor in inside if tensor.linear and chosen.rank_of(tensor))

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ..hardware.cluster import HOST_CORE, Cluster, assumed_of_host
-from ..memory.activations.layer_variants import with_offered_attention
+from ..memory.activations.kernels import with_offered_attention
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank

@@ -28,14 +28,11 @@ from typing import Any
 
 from ...estimators.memory.partition import shard_numel, sub_group_numels
 from ...estimators.memory.trainable import shard_tensors, tensor_set
-from ...estimators.models.families import shape_from_config
+from ...estimators.models.families import FAMILIES, shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Workload
 from ..recording.result import DryRunResult, Peak, PhaseMemory, Reserved
 from ..run import Request
-
-SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
-"""Model types for which `benchmarks/dry_run/fast_vs_full.py` has shown it."""
 
 TOLERANCE = 0.005
 """How far apart the two lines may be at the full depth, as a part of a figure's largest value over all phases."""
@@ -84,8 +81,8 @@ def depth_series(request: Request) -> DepthSeries:
     """Three depths deep enough for this request. Raises DepthNotLinearError where they would not answer for it."""
     if request.model is None:
         raise DepthNotLinearError("a module of one's own has no known layers")
-    kind = request.model.get("model_type")
-    if kind not in SHOWN:
+    kind = str(request.model.get("model_type"))
+    if kind not in FAMILIES or "depth_extrapolation" not in FAMILIES[kind].supports:
         raise DepthNotLinearError(f"it has not been shown for {kind}")
     zero = request.config.get("zero_optimization") or {}
     if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...models.families import LayerVariant
 from ...models.model_shape import FeedForward
-from .layer_variants import LayerVariant
 from .ops import Ops
 from .saved_tensors import AutogradGraph, Value, backward_bytes, forward_bytes
 
@@ -117,7 +117,7 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
         graph.gather("sorted tokens", value, token, rows=rows),
         shape.hidden * (2 if shape.gated else 1),
     )
-    inner = _clamped_gate(ops, fused, shape.hidden) if variant.clamped_gate else _gate(ops, shape, fused)
+    inner = _clamped_gate(ops, fused, shape.hidden) if variant.gpt_oss_experts else _gate(ops, shape, fused)
     output = _grouped(ops, "down_proj", inner, value.width)
     weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
     restored = graph.gather("restored order", weighted, back, rows=rows)

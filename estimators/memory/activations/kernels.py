@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
-from ...models.model_shape import Attention
+from ...models.families import LayerVariant, layer_variant
+from ...models.model_shape import Attention, ModelShape
 from ...workload import Workload
-from .layer_variants import LayerVariant
 from .ops import Ops
 from .saved_tensors import Value
 
@@ -14,6 +16,18 @@ Kernel = Literal["flash", "efficient", "math", "eager"]
 
 LARGEST_FUSED_HEAD = 256
 """Widest head of flash attention, in torch's kernel and in the flash-attn package."""
+
+
+@lru_cache(maxsize=64)
+def with_offered_attention(model: ModelShape, workload: Workload) -> Workload:
+    """The workload with the attention that runs: eager where the model's class does not offer what is asked.
+
+    A "triton" kernel is never the class's own: the model's code brings it.
+    """
+    if workload.attention == "triton":
+        return workload
+    offered = all(workload.attention in layer_variant(model, block).kernels for block in model.blocks)
+    return workload if offered else replace(workload, attention="eager")
 
 
 def attention_kernel(

@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
+from ...models.families import family_of, supports
 from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
 from ...phrase import phrase
 from ...plan import Plan
 from ...workload import Workload
-
-TILED_MODEL_TYPES = frozenset(
-    ["gemma", "llama", "mistral", "olmo", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"],
-)
-"""`model_type`s whose feed-forward is a module of class "...MLP" without dropout, and whose logits are what `lm_head`
-gives (transformers 5.23)."""
 
 TILE_OF_LOGITS_BYTES = 1 << 30
 """The fp32 logits of a tile, as ArcticTraining's trainer of ALST cuts them (sft_trainer.py, slice_size_in_gb)."""
@@ -52,7 +47,7 @@ def untileable(model: ModelShape, workload: Workload) -> str | None:
     """Why feed-forward or loss cannot be tiled as the workload asks; None where they can, or need not."""
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
-    if model.model_type not in TILED_MODEL_TYPES:
+    if not supports(model, "tiles"):
         return phrase("tiled compute does not know {model_type} models", model_type=model.model_type)
     if workload.loss == "tiled" and model.tied:
         # deepspeed 0.19.8 runtime/zero/stage3.py __reduce_and_partition_ipg_grads asserts that it comes once
@@ -80,28 +75,6 @@ NATIVE_HEADS = frozenset(
     ]
 )
 """The classes of these names that do not."""
-
-FUSED_LOSS_MODEL_TYPES = frozenset(
-    [
-        "deepseek_v2",
-        "deepseek_v3",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gpt_oss",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-    ]
-)
-"""`model_type`s whose loss Liger fuses unless told otherwise (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
 
 _PER_LOGIT = {**MEMORY_SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
 _KEPT = tuple(
@@ -214,7 +187,7 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
         return 0
     if workload.loss == "chunked":
         return 2 * w + 8 / CHUNKS
-    if version < _KEEPS_LOGITS and model.model_type in ("gpt2", "gpt_bigcode"):
+    if version < _KEEPS_LOGITS and family_of(model).loss_in_weight_type:
         own = 4 if workload.software.fp32_norms else w
         return 2 * own + (0 if in_place else own)
     if version < _KEEPS_LOGITS:

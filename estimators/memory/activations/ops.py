@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from ...models.families import NormVariant
 from ...models.lora import Adapters, in_int8, quantized
 from ...models.model_shape import Tensor
 from ...workload import Workload
@@ -161,9 +162,6 @@ class Ops(NamedTuple):
         output = self.add(base, self.cast(update, base.itemsize), label)
         self.graph.hold(value, given)
         return output
-
-
-NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "rms_bare", "layer_fp32", "layer_bare"]
 
 
 def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *, heads: int = 1) -> Value:

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
+from ...models.families import LayerVariant, layer_variant
 from ...models.lora import adapters, trained_copies, trains_head
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload
 from .feed_forward import activate
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
-from .layer_variants import LayerVariant, layer_variant
 from .ops import Ops, norm
 from .saved_tensors import AutogradGraph, Size, Storage, Value, backward_bytes, forward_bytes, frontier, total
 
@@ -132,7 +132,7 @@ class LayerRecorder(NamedTuple):
         return self.model.encoder_len(self.workload.seq_len)
 
     def variant(self, block: Block) -> LayerVariant:
-        return layer_variant(self.model.model_type, block)
+        return layer_variant(self.model, block)
 
     def blocks(self) -> list[tuple[Block, bool]]:
         """The blocks; with adapters the first layer of a stream apart (True), for its input needs no gradient.
@@ -312,7 +312,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
         ops = recorder.ops((), "embedding")
-        convolved = model.model_type == "whisper" and block.stack == "encoder"
+        convolved = variant.convolved_input and block.stack == "encoder"
         needs_grad = recorder.trains_embedding or recorder.checkpointing
         value = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "embedding", needs_grad=needs_grad)
         if convolved:
@@ -333,13 +333,13 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """An encoder's final norm and the output that every cross-attention reads; of CLIP's, one token goes on."""
-    if recorder.model.model_type == "clip":
-        return []
+    """An encoder's final norm and the output that every cross-attention reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
     variant = recorder.variant(encoder[-1])
+    if variant.pooled_output:
+        return []
     ops = recorder.ops((), "encoder output")
     width = recorder.model.stream_width(encoder[-1])
     value = ops.graph.tensor(recorder.encoder_rows, width, ops.itemsize, "last encoder state")

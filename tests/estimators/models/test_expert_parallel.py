@@ -11,7 +11,7 @@ from ds_advise.estimators.memory.gathered_parameters import gathered_parameters
 from ds_advise.estimators.memory.partition import EXPERT_GROUP_NUMEL, bucket_fills
 from ds_advise.estimators.memory.trainable import optimizer_groups, shard_tensors, tensor_set
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.expert_parallel import of_rank, unspreadable
+from ds_advise.estimators.models.rank_part import spread_experts, unspreadable
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Workload
@@ -20,7 +20,7 @@ from ds_advise.estimators.workload import Workload
 @pytest.mark.parametrize(("name", "ranks"), [("Qwen3-30B-A3B", 8), ("Mixtral-8x7B-v0.1", 4)])
 def test_a_rank_keeps_its_experts_and_all_of_the_rest(name: str, ranks: int) -> None:
     whole = find(name)
-    part = of_rank(whole, ranks)
+    part = spread_experts(whole, ranks)
     experts = sum(tensor.numel * count for tensor, count in whole.tensor_counts if tensor.role == "expert")
     assert part.parameters == whole.parameters - experts + experts // ranks
     names = {tensor.name.rpartition(".")[2] for tensor, _ in part.tensor_counts if tensor.role == "expert"}
@@ -31,7 +31,7 @@ def test_each_group_is_cut_for_the_ranks_that_share_it() -> None:
     """16 GPUs, experts over 8: everything else is cut in 16, experts in 2, in groups that are not too large; all parts
     make up what the ranks hold together."""
     whole = find("Mixtral-8x7B-v0.1")
-    tensors = tensor_set(of_rank(whole, 8), Workload())
+    tensors = tensor_set(spread_experts(whole, 8), Workload())
     sharded = shard_tensors(tensors, 16)
     dense, *experts = sharded.groups
     assert dense.ranks == 16 and {group.ranks for group in experts} == {2} and len(experts) == 32
@@ -46,7 +46,7 @@ def test_each_group_is_cut_for_the_ranks_that_share_it() -> None:
 
 def test_stage_3_cuts_experts_for_the_ranks_that_keep_the_same_ones() -> None:
     """Each tensor by itself, and the optimizer steps no sub-group of both kinds."""
-    tensors = tensor_set(of_rank(find("Qwen3-30B-A3B"), 8), Workload())
+    tensors = tensor_set(spread_experts(find("Qwen3-30B-A3B"), 8), Workload())
     sharded = shard_tensors(tensors, 16)
     for numel, shard, expert in zip(tensors.trainable, sharded.shards, tensors.experts, strict=True):
         assert shard == -(-numel // (2 if expert else 16))
@@ -65,7 +65,7 @@ def test_a_bucket_of_stage_3_holds_one_kind_of_tensor() -> None:
 
 def test_experts_that_one_rank_alone_has_are_not_gathered() -> None:
     """They are whole where they rest: of a model that is gathered at once only the rest is copied."""
-    model = of_rank(find("Qwen3-30B-A3B"), 64)
+    model = spread_experts(find("Qwen3-30B-A3B"), 64)
     tensors = tensor_set(model, Workload())
     plan = Plan(zero_stage=3, micro_batch_size=1, autoep_size=64, stage3_max_live_parameters=10**11)
     among_two, alone = (gathered_parameters(tensors, plan, ranks) for ranks in (128, 64))

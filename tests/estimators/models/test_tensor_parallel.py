@@ -6,7 +6,7 @@ import pytest
 from ds_advise.advisor.estimate import estimate
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.tensor_parallel import of_rank
+from ds_advise.estimators.models.rank_part import split_layers
 
 LLAMA = find("Llama-3.1-8B")
 QUESTION = {"gpus": "8xH100", "micro_batch": 1, "gradient_checkpointing": "on", "seq_len": 4096}
@@ -15,8 +15,8 @@ QUESTION = {"gpus": "8xH100", "micro_batch": 1, "gradient_checkpointing": "on", 
 def test_the_ranks_parts_add_up_to_the_layers_and_repeat_norms_and_embedding() -> None:
     """Of Llama-3.1-8B two ranks hold one model, and the embedding and 65 norms once more."""
     whole = 128_256 * 4096 + (2 * 32 + 1) * 4096
-    assert 2 * of_rank(LLAMA, 2).parameters == LLAMA.parameters + whole
-    assert of_rank(LLAMA, 1) is LLAMA
+    assert 2 * split_layers(LLAMA, 2).parameters == LLAMA.parameters + whole
+    assert split_layers(LLAMA, 1) is LLAMA
 
 
 def test_split_layers_are_all_reduced_in_every_pass() -> None:
