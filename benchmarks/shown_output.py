@@ -26,6 +26,10 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from ds_advise.advisor.question.options import option_table
+
+from .document import put
+
 ROOT = Path(__file__).resolve().parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 DOCUMENTS = (*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -210,6 +214,11 @@ def main() -> None:
                 lines[block.first : block.first + len(block.lines)] = today
         if write:
             document.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    asking = ROOT / "docs" / "asking.md"
+    if write:
+        put("asking.md", "shown_output", option_table())
+    elif option_table() not in asking.read_text(encoding="utf-8"):
+        stale.append("docs/asking.md: the table of options is stale")
     drawn = picture()
     if write:
         PICTURE.write_text(drawn, encoding="utf-8")

@@ -19,7 +19,7 @@ import click
 from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ..gc_pause import gc_paused
-from .options import complete_model, with_new_names
+from .options import complete_model
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -113,7 +113,7 @@ def run(args: list[str]) -> int:
     """Run the command line and return its exit code; only `--debug` shows a traceback."""
     try:
         try:
-            code = program.main(args=with_new_names(args), prog_name="ds-advise", standalone_mode=False)
+            code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
             sys.stdout.flush()
             return int(code or YES)
         except Exception:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..question.options import OPTIONS, RENAMED, MethodOptions, names_in
+from ..question.options import OPTIONS, RENAMED, MethodOptions, names_in, parse_count
 from ..text.output import Output
 
 Command = Callable[..., int]
@@ -27,12 +27,10 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
     name = "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int):
-            return value
-        text = str(value)
-        if not (text.isascii() and text.isdigit() and 0 < len(text) <= 9 and int(text) > 0):
-            self.fail(f"{text[:40]!r} is not a whole number from 1 to 999999999", param, ctx)
-        return int(text)
+        try:
+            return value if isinstance(value, int) else parse_count(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class _CountOrMax(_Count):
@@ -115,12 +113,18 @@ def question_options(
     changes: fields of the declarations that differ for the command, by name.
     """
     own = {name: question_option(name, searches=searches, **changes.get(name, {})) for name in names}
-    options = {**own, **(extra or {})}
+    aliases = {old: click.option(f"--{old}", hidden=True) for old, (new, _) in RENAMED.items() if new in own}
+    options = {**own, **(extra or {}), **aliases}
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def grouped(**values: Any) -> int:
             group = {name: values.pop(name) for name in options}
+            for old in aliases:
+                value = group.pop(old)
+                if value is not None:
+                    new, new_values = RENAMED[old]
+                    group[new] = new_values.get(value, value)
             warn_ignored_options(group)
             return command(**{into: group}, **values)
 
@@ -266,28 +270,3 @@ def _decorated(command: Command, options: Sequence[Decorator]) -> Command:
     for decorate in reversed(options):
         command = decorate(command)
     return command
-
-
-def with_new_names(arguments: Sequence[str]) -> list[str]:
-    """The arguments with renamed options (`RENAMED`) under their new names."""
-    words = list(arguments)
-    end = words.index("--") if "--" in words else len(words)
-    found: list[str] = []
-    at = 0
-    while at < end:
-        flag, equals, value = words[at].partition("=")
-        old = flag.removeprefix("--").replace("-", "_")
-        at += 1
-        if not flag.startswith("--") or old not in RENAMED:
-            found.append(words[at - 1])
-            continue
-        if not equals and at < end:
-            value = words[at]
-            at += 1
-        name, values = RENAMED[old]
-        option, new = OPTIONS[name], values.get(value, value)
-        if option.kind != "switch":
-            found += [option.flag, new]
-        elif new:
-            found.append(option.flag)
-    return found + words[end:]

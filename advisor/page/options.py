@@ -14,7 +14,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ..ask import ask
 from ..question.model_source import parse_json_object
 from ..question.options import OPTIONS as QUESTION_OPTIONS
-from ..question.options import CpuOptions, Option, names_in
+from ..question.options import CpuOptions, Option, names_in, parse_count
 from ..question.question import Question
 
 PASTED = "./config.json"
@@ -123,13 +123,9 @@ def _value(name: str, text: str) -> Any:
         raise WorkloadError(f"{text!r} is not a known {name}", fix=f"choose one of {', '.join(filter(None, words))}")
     if option.kind == "switch":
         return True
-    if option.kind.startswith("count") and not (text == "max" and option.kind == "count or max"):
-        if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-            raise WorkloadError(f"{text!r} is not a whole number from 1 to 999999999", fix=f"give {name} such a number")
-        return int(text)
-    if option.kind == "number":
-        try:
-            return float(text)
-        except ValueError:
-            raise WorkloadError(f"{text!r} is not a number", fix=f"give {name} a number, such as 0.1") from None
-    return text
+    try:
+        if option.kind.startswith("count") and not (text == "max" and option.kind == "count or max"):
+            return parse_count(text)
+        return float(text) if option.kind == "number" else text
+    except ValueError as error:
+        raise WorkloadError(str(error), fix=f"give {name} a number") from None

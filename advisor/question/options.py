@@ -281,6 +281,13 @@ def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
 
 
+def parse_count(text: str) -> int:
+    """A whole number from 1 to 999999999 in digits. Raises ValueError for any other text."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+        raise ValueError(f"{text[:40]!r} is not a whole number from 1 to 999999999")
+    return int(text)
+
+
 def _check(option: Option, value: Any) -> None:
     if option.choices and value not in option.choices:
         raise WorkloadError(
@@ -299,7 +306,9 @@ def documented(function: _Function) -> _Function:
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=annotation.__origin__
+        )
         for name, annotation in QuestionOptions.__annotations__.items()
     ]
     function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
@@ -319,9 +328,7 @@ def option_table() -> str:
     for title, group in GROUPS.items():
         rows.append(f"| **{title}** | |")
         for option in (OPTIONS[name] for name in names_in(group)):
-            value = option.metavar or ("|".join(option.choices) if option.choices else "N")
-            flag = option.flag if option.kind == "switch" else f"{option.flag} {value}"
-            meaning = f"{option.help} {_default(option)}".rstrip()
-            escaped = flag.replace("|", "\\|")
-            rows.append(f"| `{escaped}` | {meaning} |")
+            value = {"switch": "", "choice": "|".join(option.choices), "count": "N", "count or max": "N|max"}
+            flag = f"{option.flag} {option.metavar or value[option.kind]}".rstrip().replace("|", "\\|")
+            rows.append(f"| `{flag}` | {option.help} {_default(option)}".rstrip() + " |")
     return "\n".join(rows) + "\n"

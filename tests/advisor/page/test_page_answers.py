@@ -75,7 +75,7 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"model": "Qwen2.5-7B", "gpus": "2xH900"}, "H900"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "method": "magic"}, "choose one of full, lora, qlora"),
-        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "not a number"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "could not convert"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
     ],
