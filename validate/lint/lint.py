@@ -1,9 +1,9 @@
-"""A configuration judged: every rule that holds for the DeepSpeed version, in the order of the file."""
+"""A configuration checked: every rule of the DeepSpeed version, and its findings in the order of the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ...estimators.hardware.cluster import Cluster
@@ -18,14 +18,14 @@ from .rules import RULES
 from .rules.batch import is_for_the_trainer
 
 MOST_FINDINGS = 200
-"""Nobody reads more of a file that is no configuration at all."""
+"""A file with more is no configuration."""
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """One thing that is wrong, with its rule's words."""
+    """A violation with its rule's words and its place."""
 
     code: str
     severity: Severity
@@ -44,12 +44,12 @@ class LintFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """What lint found in one configuration."""
+    """The findings of one configuration."""
 
     findings: tuple[LintFinding, ...]
     """Errors first, each severity in the order of the file."""
     more: int
-    """How many findings there are beyond `MOST_FINDINGS`."""
+    """Number of findings beyond `MOST_FINDINGS`."""
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool
@@ -71,13 +71,12 @@ def lint(
     model: ModelShape | None = None,
     workload: Workload | None = None,
 ) -> LintReport:
-    """Judge a configuration.
+    """Check a configuration.
 
-    framework: None for whoever must be meant: the Trainer or accelerate where an `auto` stands that only they fill,
+    framework: the reader of the file. None: the Trainer or accelerate where the file has an `auto` that only they fill,
                else plain DeepSpeed.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     """
-    assumed = framework is None
     chosen: Framework = framework or ("hf" if is_for_the_trainer(document.root.value, facts) else "deepspeed")
     config = LintedConfig(
         document=document,
@@ -89,10 +88,10 @@ def lint(
         workload=workload,
     )
     found = [
-        _finding(document, rule, each)
+        _finding(document, rule, violation)
         for rule in RULES
-        if rule.holds_for(config.facts)
-        for each in _violations(rule, config)
+        if rule.holds_for(facts)
+        for violation in islice(rule.check(config), MOST_FINDINGS + 1)
     ]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
     return LintReport(
@@ -100,49 +99,36 @@ def lint(
         more=max(0, len(found) - MOST_FINDINGS),
         facts=facts,
         framework=chosen,
-        framework_is_assumed=assumed,
+        framework_is_assumed=framework is None,
     )
 
 
-def _violations(rule: Rule, config: LintedConfig) -> Iterator[Violation]:
-    """At most as many as are shown, and one more."""
-    for index, each in enumerate(rule.check(config)):
-        if index > MOST_FINDINGS:
-            return
-        yield each
-
-
-def _finding(document: Document, rule: Rule, found: Violation) -> LintFinding:
-    line, column = document.place(_offset(document, found.path))
-    return LintFinding(
-        code=rule.code,
-        severity=found.severity or rule.severity,
-        title=rule.title,
-        path=found.path,
-        line=line,
-        column=column,
-        what=found.what,
-        why=rule.why,
-        fix=found.fix or rule.fix,
-        versions=rule.versions,
-        source=rule.source,
-        edits=found.edits,
-    )
-
-
-def _offset(document: Document, path: Path) -> int:
-    """Where a key stands, or the innermost of its blocks that is there."""
+def _finding(document: Document, rule: Rule, violation: Violation) -> LintFinding:
     offset, node = document.root.start, document.root
-    for name in path:
+    for name in violation.path:  # the key, or the innermost of its blocks that is there
         member = node.member(name)
         if member is None:
             break
         offset, node = member.start, member.node
-    return offset
+    line, column = document.place(offset)
+    return LintFinding(
+        code=rule.code,
+        severity=violation.severity or rule.severity,
+        title=rule.title,
+        path=violation.path,
+        line=line,
+        column=column,
+        what=violation.what,
+        why=rule.why,
+        fix=violation.fix or rule.fix,
+        versions=rule.versions,
+        source=rule.source,
+        edits=violation.edits,
+    )
 
 
 def _as_read(node: DocumentNode, framework: Framework) -> Any:
-    """What the reader of the file makes of a value: hjson turns whole floats below 1e10 into integers."""
+    """The value that the file's reader makes: hjson turns whole floats below 1e10 into integers."""
     if node.members:
         return {member.key: _as_read(member.node, framework) for member in node.members}
     if node.items:
@@ -155,7 +141,7 @@ def _as_read(node: DocumentNode, framework: Framework) -> Any:
 
 def _first_tuned(values: Any) -> Any:
     """With `autotuning` on, a list in zero_optimization is a choice, of which the autotuner tries every member
-    (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs); the first of each is judged."""
+    (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs); the first of each is checked."""
     tuned, zero = (values.get("autotuning"), values.get("zero_optimization")) if isinstance(values, dict) else ({}, {})
     if not (isinstance(tuned, dict) and tuned.get("enabled") is True and isinstance(zero, dict)):
         return values

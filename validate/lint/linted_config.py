@@ -1,15 +1,20 @@
-"""Whether DeepSpeed's pydantic classes take a value: what is plainly right is decided here, the rest by pydantic
-itself."""
+"""A configuration as rules see it: as DeepSpeed gets it, with what is known of the version, the model and the GPUs.
+
+Whether DeepSpeed's pydantic classes take a value (`problem`) is decided here where the value has the field's own type,
+and by pydantic otherwise. The readers of `LintedConfig` answer with the type that they promise whatever the file holds;
+a value of another type is reported by other rules.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from ...ds_configs.read import plan_from_ds_config
@@ -23,6 +28,18 @@ from .document import Document
 from .facts import ConfigField, DeepSpeedFacts, FieldType
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "text"),
+    "path": (Path, "a path"),
+    "list": (list, "a list"),
+    "dict": (dict, "an object"),
+    "any": (Any, "a value that a file can hold"),
+}
+"""Name of a type -> Python's, and words."""
 
 
 def problem(field: ConfigField, value: Any) -> str:
@@ -77,51 +94,30 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 def wanted(kind: FieldType) -> str:
     """`a whole number`, `one of "none", "cpu", "nvme"`."""
-    names = {
-        "bool": "true or false",
-        "int": "a whole number",
-        "float": "a number",
-        "str": "text",
-        "path": "a path",
-        "list": "a list",
-        "dict": "an object",
-        "union": " or ".join(wanted(part) for part in kind.parts),
-    }
     if kind.choices:
-        return f"one of {', '.join(shown(choice) for choice in kind.choices)}"
-    return names.get(kind.name, "a value that a file can hold") + (
-        " or null" if kind.optional and kind.name == "dict" else ""
-    )
+        return f"one of {', '.join(map(shown, kind.choices))}"
+    if kind.name == "union":
+        return " or ".join(map(wanted, kind.parts))
+    _, words = _TYPES.get(kind.name, (None, "a value that a file can hold"))
+    return f"{words} or null" if kind.optional and kind.name == "dict" else words
 
 
 def _plainly_right(kind: FieldType, value: Any) -> bool:
-    if value is None:
+    if value is None or kind.name == "any":
         return kind.optional or kind.name == "any"
-    match kind.name:
-        case "any":
-            return True
-        case "bool":
-            return isinstance(value, bool)
-        case "int":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "float":
-            return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-        case "str" | "path":
-            return isinstance(value, str)
-        case "dict":
-            return isinstance(value, dict)
-        case "list":
-            return isinstance(value, list) and all(_plainly_right(part, item) for part in kind.parts for item in value)
-        case "choice" | "literal":
-            return any(value == choice and type(value) is type(choice) for choice in kind.choices)
-    return False
+    if kind.choices:
+        return any(value == choice and type(value) is type(choice) for choice in kind.choices)
+    if kind.name == "list":
+        return isinstance(value, list) and all(_plainly_right(part, item) for part in kind.parts for item in value)
+    if kind.name == "float":
+        return type(value) in (int, float) and abs(value) < 1e300
+    return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
 
 
 def _converted(kind: FieldType, value: Any) -> Any:
     """The value that pydantic makes of it. Raises ValueError where it makes none."""
-    if value is None or kind.name == "unwritable":
-        raise ValueError
-    if kind.name == "int" and isinstance(value, float) and not math.isfinite(value):
+    infinite = kind.name == "int" and isinstance(value, float) and not math.isfinite(value)
+    if value is None or kind.name == "unwritable" or infinite:
         raise ValueError
     from pydantic import TypeAdapter
 
@@ -129,30 +125,19 @@ def _converted(kind: FieldType, value: Any) -> Any:
 
 
 def _python(kind: FieldType) -> Any:
-    from pathlib import Path
-
-    plain: dict[str, Any] = {
-        "bool": bool,
-        "int": int,
-        "float": float,
-        "str": str,
-        "path": Path,
-        "dict": dict,
-        "any": Any,
-    }
-    enumeration: Any = Enum
+    """The type as Python writes it."""
     found: Any
-    if kind.name in plain:
-        found = plain[kind.name]
-    elif kind.name == "list":
-        found = list[_python(kind.parts[0])] if kind.parts else list  # type: ignore[misc]  # made while running
-    elif kind.name == "union":
-        found = Union[tuple(_python(part) for part in kind.parts)]  # noqa: UP007  made while running
+    if kind.name in ("union", "list") and kind.parts:
+        parts = tuple(map(_python, kind.parts))
+        found = Union[parts] if kind.name == "union" else list[parts[0]]  # type: ignore[valid-type]  # noqa: UP007
     elif kind.name == "literal":
-        found = Literal[tuple(kind.choices)]
-    else:
+        found = Literal[kind.choices]
+    elif kind.choices:
+        enumeration: Any = Enum
         base = str if all(isinstance(choice, str) for choice in kind.choices) else int
         found = enumeration("Choice", {f"of_{choice}": choice for choice in kind.choices}, type=base)
+    else:
+        found, _ = _TYPES[kind.name]
     return Optional[found] if kind.optional else found  # noqa: UP045  made while running
 
 
@@ -208,11 +193,9 @@ class LintedConfig:
     def off(self, path: str) -> bool:
         """Whether false stands there."""
         found = self.get(path)
-        return (
-            found is False
-            or (isinstance(found, int | float) and found == 0)
-            or (isinstance(found, str) and found.lower() in ("false", "no", "off", "0", "f", "n"))
-        )
+        if isinstance(found, str):
+            return found.lower() in ("false", "no", "off", "0", "f", "n")
+        return isinstance(found, int | float) and found == 0
 
     def text(self, path: str) -> str:
         found = self.get(path)
