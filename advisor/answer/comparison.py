@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
@@ -32,7 +31,7 @@ from ..question.workload import configured_workload, workload_of
 from ..search.candidate import Candidate, predict
 from ..search.search import predict_all
 from .advice import PlanFigures, job_figures, plan_figures
-from .config_settings import ConfigSettings, Origin, Setting
+from .config_settings import ConfigSettings, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,36 +73,20 @@ class Side:
     candidate: Candidate | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A setting that is not the same. acts: it does something in one of the two at least."""
+    """A setting that is not the same."""
 
-    path: str
+    key: str
     first: Setting
     second: Setting
     meaning: str
     acts: bool
+    """It has an effect in at least one of the two."""
 
 
-class SettingJson(TypedDict):
-    """A value and where it comes from."""
-
-    value: Any
-    origin: Origin
-
-
-class DifferenceJson(TypedDict):
-    """A key that is not the same on both sides."""
-
-    key: str
-    first: SettingJson
-    second: SettingJson
-    meaning: str
-    acts: bool
-    """It does something in one of the two."""
-
-
-class SideJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SideFigures:
     """A or B."""
 
     name: str
@@ -111,20 +94,21 @@ class SideJson(TypedDict):
     """Null without --model."""
 
 
-class ComparisonJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ComparisonFigures:
     """Two configurations side by side."""
 
     schema_version: int
     deepspeed: str
-    """The version whose defaults were taken."""
-    sides: list[SideJson]
-    differences: list[DifferenceJson]
+    """The version of the defaults."""
+    sides: tuple[SideFigures, ...]
+    differences: tuple[Difference, ...]
+    """Those with the largest effect first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sides and their differences, those that decide most first; context: None where only the files are
-    known."""
+    """Two sides and their differences. context: None where only the files are known."""
 
     first: Side
     second: Side
@@ -132,35 +116,26 @@ class Comparison:
     context: ComparisonContext | None
     deepspeed: str
 
-    def to_json(self) -> ComparisonJson:
-        """One object; the sides have figures where model and GPUs are known. NaN and infinities, which JSON does not
-        have, are text."""
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.first, self.second
 
-        def setting(known: Setting) -> SettingJson:
-            return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Both sides' figures, none where they are not known."""
+        return [side.candidate for side in self.sides if side.candidate is not None]
 
-        def plan(candidate: Candidate | None) -> PlanFigures | None:
-            known = self.context
-            if candidate is None or known is None:
-                return None
-            duration = known.duration(candidate)
-            return plan_figures(candidate, job=None if duration is None else job_figures(duration, known.price))
+    def figures(self) -> ComparisonFigures:
+        """The comparison as data."""
+        sides = tuple(SideFigures(name=side.name, plan=self._plan(side.candidate)) for side in self.sides)
+        return from_attributes(ComparisonFigures, self, schema_version=SCHEMA_VERSION, sides=sides)
 
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "deepspeed": self.deepspeed,
-            "sides": [{"name": side.name, "plan": plan(side.candidate)} for side in (self.first, self.second)],
-            "differences": [
-                {
-                    "key": found.path,
-                    "first": setting(found.first),
-                    "second": setting(found.second),
-                    "meaning": found.meaning,
-                    "acts": found.acts,
-                }
-                for found in self.differences
-            ],
-        }
+    def _plan(self, candidate: Candidate | None) -> PlanFigures | None:
+        known = self.context
+        if candidate is None or known is None:
+            return None
+        duration = known.duration(candidate)
+        return plan_figures(candidate, job=None if duration is None else job_figures(duration, known.price))
 
 
 def read_context(
@@ -222,7 +197,7 @@ def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Differen
             continue
         found.append(
             Difference(
-                path=path, first=ours, second=theirs, meaning=meaning(path), acts=first.acts(path) or second.acts(path)
+                key=path, first=ours, second=theirs, meaning=meaning(path), acts=first.acts(path) or second.acts(path)
             )
         )
     return tuple(found)

@@ -180,7 +180,7 @@ def compare(
         from ..html_report.comparison import write_comparison_report
 
         write_comparison_report(comparison, html, plot, output.say)
-    output.show(comparison.to_json, lambda console: render_comparison(comparison, console))
+    output.show(comparison.figures, lambda console: render_comparison(comparison, console))
     return 0
 
 

@@ -14,7 +14,7 @@ from ...probes.real_run import ProbeResult
 from ...probes.store import RecordFigures
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
-from ..answer.comparison import ComparisonJson
+from ..answer.comparison import ComparisonFigures
 from ..answer.explanation import ExplanationFigures
 from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.recommendation import DryRunFigures
@@ -40,7 +40,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "train": lambda: schema_of([TrainingReport]),
     "bench": lambda: schema_of([RecordFigures]),
     "history": lambda: schema_of([History]),
-    "compare": lambda: schema_of([ComparisonJson]),
+    "compare": lambda: schema_of([ComparisonFigures]),
     "check": lambda: schema_of([CheckResult]),
     "rent": lambda: schema_of([RentFigures]),
     "from": lambda: schema_of([ImportJson]),

@@ -48,7 +48,7 @@ def write_comparison_report(
 
 def comparison_report(comparison: Comparison) -> Report:
     """The report."""
-    form, known = to_json(comparison.to_json()), comparison.context
+    form, known = to_json(comparison.figures()), comparison.context
     subject = f"A: {comparison.first.name} · B: {comparison.second.name}"
     if known is not None:
         subject += f" · {known.model.name} · {method_title(known.workload)} · {cluster_title(known.cluster)}"

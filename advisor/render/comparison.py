@@ -180,7 +180,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
         cells(console, f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold")
     block = ""
     for found in acting:
-        here, dot, name = found.path.partition(".")
+        here, dot, name = found.key.partition(".")
         if dot and here != block:
             row(console, f" {here}")
         block = here
@@ -194,7 +194,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
     idle = [found for found in differences if not found.acts]
     if idle:
         blank(console)
-        names = ", ".join(printable(found.path) for found in idle)
+        names = ", ".join(printable(found.key) for found in idle)
         sentence(console, f"Without effect at these ZeRO stages: {names}.", style="dim")
 
 

@@ -191,7 +191,7 @@ def test_what_differs_is_found_with_both_values(
 ) -> None:
     """The value that DeepSpeed takes, where it comes from, and whether it does anything at the stages of the two."""
     found = {
-        difference.path: difference
+        difference.key: difference
         for difference in differences(ConfigSettings(first, facts), ConfigSettings(second, facts))
     }
     assert path in found, found.keys()
@@ -279,14 +279,14 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert first is not None and second is not None
     assert (first.rung, second.rung) == ("zero2-offload", "zero3")
     assert first.estimate.plan.micro_batch_size == 1 and second.estimate.plan.micro_batch_size == 2
-    found = {difference.path: difference for difference in comparison.differences}
+    found = {difference.key: difference for difference in comparison.differences}
     assert found["zero_optimization.reduce_bucket_size"].second.value == 3584**2
     assert found["train_micro_batch_size_per_gpu"].first.value == 1
     assert "train_batch_size" not in found  # it follows, and nobody wrote it
     assert "bf16.enabled" not in found
     assert first.tokens_per_s < second.tokens_per_s
     filled = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
-    assert "train_micro_batch_size_per_gpu" not in {difference.path for difference in filled.differences}
+    assert "train_micro_batch_size_per_gpu" not in {difference.key for difference in filled.differences}
 
 
 def test_what_the_figures_leave_out_is_said(tmp_path: Path, files: dict[str, str]) -> None:
