@@ -1,21 +1,30 @@
-"""All token sequences of a data file, in three flat files that every rank maps instead of reading."""
+"""A data file as samples on disk: rows become token sequences, which are cut to the sequence length and packed.
+
+Token sequences lie in three flat files that every rank maps instead of reading. Samples are indices into them.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..text.output import seldom
-from .rows import DataError, Row, read_rows
+from .rows import DataError, read_rows
 from .shapes import ROW_SHAPES, PlainText, TextPart, is_empty, recognise, teaches_nothing
 from .tokenizing import Renderer, Tokenized, tokenize
+
+_ROWS_AT_ONCE = 1000
+"""Rows that are tokenized together, on all cores."""
+
+_NAMED = 5
+"""Number of empty rows with a recorded place."""
 
 _IDS, _TRAINED, _STARTS = "ids.bin", "is_trained.bin", "starts.npy"
 _ID, _FLAG = np.dtype("<i4"), np.dtype(np.bool_)
@@ -25,7 +34,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Sequence i is `ids[starts[i]:starts[i + 1]]`; of these tokens those with `is_trained` count in the loss."""
+    """Sequence i is `ids[starts[i]:starts[i + 1]]`; tokens with `is_trained` count in the loss."""
 
     ids: npt.NDArray[np.int32]
     is_trained: npt.NDArray[np.bool_]
@@ -37,13 +46,13 @@ class Tokens:
 
 
 class TokenWriter:
-    """Appends sequences to the files in `folder`, which it makes; memory does not grow with the tokens."""
+    """Appends sequences to the files in a folder; memory does not grow with the tokens."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._ids: BinaryIO = (folder / _IDS).open("wb")
-        self._is_trained: BinaryIO = (folder / _TRAINED).open("wb")
+        self._ids = (folder / _IDS).open("wb")
+        self._is_trained = (folder / _TRAINED).open("wb")
         self._starts = [0]
 
     def __enter__(self) -> TokenWriter:
@@ -61,23 +70,115 @@ class TokenWriter:
 
 
 def open_tokens(folder: Path) -> Tokens:
-    """The sequences in `folder`, mapped into memory."""
+    """The sequences in a folder, mapped into memory."""
     starts: Integers = np.load(folder / _STARTS)
     if not starts[-1]:  # an empty file cannot be mapped
         return Tokens(ids=np.empty(0, np.int32), is_trained=np.empty(0, np.bool_), starts=starts)
     return Tokens(
         ids=np.memmap(folder / _IDS, dtype=_ID, mode="r"),
-        starts=starts,
         is_trained=np.memmap(folder / _TRAINED, dtype=_FLAG, mode="r"),
+        starts=starts,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A data file with its rows as token sequences in `folder`."""
+
+    name: str
+    folder: Path
+    shape: str
+    """A key of `ROW_SHAPES`."""
+    divisible: bool
+    """Whether the sequences may be cut anywhere."""
+    rows: int
+    """Rows that are sequences."""
+    empty_rows: int
+    """Rows without text or with an empty answer, which are left out."""
+    empty_places: tuple[str, ...]
+    """The first of these, in words."""
+    tokens: int
+    trained_tokens: int
+    """Tokens that count in the loss."""
+    longest: int
+    """Tokens of the longest sequence."""
+    typical: int
+    """The 95th percentile of the sequences' tokens."""
+    untrained_turns: int
+    """See `Renderer`."""
+    has_own_template: bool
+    """Whether the tokenizer has a chat template."""
+
+    def opened(self) -> Tokens:
+        return open_tokens(self.folder)
+
+
+def prepare(
+    path: Path,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    shape: str | None = None,
+    system: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> DataFile:
+    """Tokenize every row of `path` into `folder`, except rows without text and those with an empty answer.
+
+    shape:  a key of `ROW_SHAPES`; None for that of the first row. Every row must have it.
+    system: a system message for chats without one.
+    say:    receives a line of progress every few seconds.
+
+    Raises DataError, naming file and line, for the first row that is broken, and for a file without rows.
+    """
+    rows, say_seldom = read_rows(path), seldom(say)
+    empty_places: list[str] = []
+    renderer, divisible, trained_tokens, kept, done = Renderer(tokenizer, system=system), False, 0, 0, 0
+    with TokenWriter(folder) as writer:
+        while batch := list(islice(rows, _ROWS_AT_ONCE)):
+            rendered: list[list[TextPart]] = []
+            for row in batch:
+                sample = None
+                if not is_empty(row):
+                    shape = shape or recognise(row)
+                    sample = ROW_SHAPES[shape].sample(row)
+                if sample is None or teaches_nothing(sample):
+                    empty_places.append(row.place)
+                    continue
+                divisible = divisible or (isinstance(sample, PlainText) and sample.divisible)
+                rendered.append(renderer.parts(sample, row.place))
+            for sequence in tokenize(tokenizer, rendered) if rendered else ():
+                writer.add(sequence)
+                trained_tokens += sum(sequence.is_trained)
+            kept += len(rendered)
+            done += len(batch)
+            say_seldom(f"{path.name}: {done:,} rows ...")
+    if not kept:
+        what = f"every row is empty or has an empty answer ({len(empty_places):,})" if empty_places else "no rows"
+        raise DataError(f"{path}: {what}", why="there is nothing to train on", fix="check --data")
+    assert shape is not None, "a kept row has a shape"
+    lengths = open_tokens(folder).lengths
+    return DataFile(
+        name=path.name,
+        folder=folder,
+        shape=shape,
+        divisible=divisible,
+        rows=kept,
+        empty_rows=len(empty_places),
+        empty_places=tuple(empty_places[:_NAMED]),
+        tokens=int(lengths.sum()),
+        trained_tokens=trained_tokens,
+        longest=int(lengths.max()),
+        typical=int(np.percentile(lengths, 95, method="higher")),
+        untrained_turns=renderer.untrained_turns,
+        has_own_template=renderer.has_own_template,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Sample j consists of the pieces `firsts[j]` to `firsts[j + 1]`, and piece p of `lengths[p]` tokens from
-    `starts[p]` on.
+    """Sample j has the pieces `firsts[j]` to `firsts[j + 1]`; piece p has `lengths[p]` tokens from `starts[p]` on.
 
-    Without packing every sample is one piece.
+    Without packing a sample is one piece.
     """
 
     starts: Integers
@@ -103,26 +204,102 @@ class Index:
     @staticmethod
     def load(file: Path) -> Index:
         with np.load(file) as arrays:
-            return Index(starts=arrays["starts"], lengths=arrays["lengths"], firsts=arrays["firsts"])
+            return Index(**arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
-    """What the sequence length cost."""
+    """The effect of the sequence length."""
 
     truncated: int = 0
     """Sequences that lost their end."""
     dropped: int = 0
-    """Sequences that had no trained token left."""
+    """Sequences without a trained token left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The samples of a data file at a sequence length."""
+
+    train: Path
+    """The file of the `Index`."""
+    evaluation: Path | None
+    train_samples: int
+    evaluation_samples: int
+    seq_len: int
+    """The most tokens of a sample."""
+    packing: bool
+    tokens: int
+    """Tokens of all training samples, in one epoch."""
+    cuts: Cuts
+
+    @property
+    def fill(self) -> float:
+        """Mean length of a training sample as a share of `seq_len`."""
+        return self.tokens / (self.train_samples * self.seq_len)
+
+
+def cut(
+    data: DataFile,
+    folder: Path,
+    *,
+    seq_len: int,
+    packing: bool,
+    evaluation_share: float,
+    seed: int,
+    evaluation: DataFile | None = None,
+) -> Samples:
+    """The samples for training and evaluation, with their indices in `folder`.
+
+    evaluation_share: share of the sequences that are evaluated and not trained, chosen by `seed`. evaluation: a file
+    for evaluation instead.
+
+    Raises DataError where no sample has a token to train on.
+    """
+
+    def indexed(file: DataFile, sequences: Integers) -> tuple[Index, Cuts]:
+        return index_of(file.opened(), sequences, seq_len=seq_len, divisible=file.divisible, packing=packing)
+
+    trained, held_out = evaluation_split(data.rows, 0 if evaluation is not None else evaluation_share, seed)
+    index, cuts = indexed(data, trained)
+    if not len(index):
+        raise DataError(
+            f"{data.name}: no sample keeps an answer within {seq_len} tokens",
+            why="text beyond the sequence length is cut",
+            fix="pass a larger --seq-len",
+        )
+    evaluated, _ = indexed(data, held_out) if evaluation is None else indexed(evaluation, np.arange(evaluation.rows))
+    train_file, evaluation_file = folder / "train.npz", folder / "evaluation.npz"
+    index.save(train_file)
+    if len(evaluated):
+        evaluated.save(evaluation_file)
+    return Samples(
+        train=train_file,
+        evaluation=evaluation_file if len(evaluated) else None,
+        train_samples=len(index),
+        evaluation_samples=len(evaluated),
+        seq_len=seq_len,
+        packing=packing,
+        tokens=index.tokens,
+        cuts=cuts,
+    )
+
+
+def evaluation_split(sequences: int, share: float, seed: int) -> tuple[Integers, Integers]:
+    """(training, evaluation): a random split, both in the file's order, neither empty unless `share` is 0."""
+    wanted = 0 if share == 0 else min(max(1, round(sequences * share)), sequences - 1)
+    is_evaluated = np.zeros(sequences, dtype=np.bool_)
+    is_evaluated[np.random.default_rng(seed).permutation(sequences)[:wanted]] = True
+    return np.flatnonzero(~is_evaluated), np.flatnonzero(is_evaluated)
 
 
 def index_of(
     tokens: Tokens, sequences: Integers, *, seq_len: int, divisible: bool, packing: bool
 ) -> tuple[Index, Cuts]:
-    """The samples that these sequences make.
+    """The samples of these sequences.
 
-    A sequence that is longer than `seq_len` goes on in further samples where it is `divisible`; otherwise it loses its
-    end. With `packing` a sample holds as many whole pieces as fit, longest first, each where least room is left.
+    A sequence longer than `seq_len` continues in further samples if `divisible`; otherwise its end is lost. With
+    `packing` a sample holds as many whole pieces as fit, the longest first, each where least room is left.
     """
     starts, ends = tokens.starts[sequences], tokens.starts[sequences + 1]
     truncated = 0
@@ -142,9 +319,9 @@ def index_of(
     if not packing:
         return Index(starts=starts, lengths=lengths, firsts=np.arange(len(starts) + 1)), cuts
     bins = _packed(lengths, seq_len)
-    order = np.asarray([piece for pieces in bins for piece in pieces], dtype=np.int64)
-    firsts = np.concatenate([[0], np.cumsum([len(pieces) for pieces in bins], dtype=np.int64)])
-    return Index(starts=starts[order], lengths=lengths[order], firsts=firsts.astype(np.int64)), cuts
+    order = np.fromiter(chain.from_iterable(bins), np.int64)
+    firsts = np.cumsum([0, *map(len, bins)], dtype=np.int64)
+    return Index(starts=starts[order], lengths=lengths[order], firsts=firsts), cuts
 
 
 def _packed(lengths: Integers, room: int) -> list[list[int]]:
@@ -169,204 +346,3 @@ def _packed(lengths: Integers, room: int) -> list[list[int]]:
             insort(rooms, left - length)
         with_room[left - length].append(chosen)
     return bins
-
-
-def evaluation_split(sequences: int, share: float, seed: int) -> tuple[Integers, Integers]:
-    """(training, evaluation): each sequence in one of the two, by chance, both in the file's order. At least one is
-    evaluated where `share` is above 0, and at least one trained."""
-    wanted = 0 if share == 0 else min(max(1, round(sequences * share)), sequences - 1)
-    chosen = np.random.default_rng(seed).permutation(sequences)[:wanted]
-    is_evaluated = np.zeros(sequences, dtype=np.bool_)
-    is_evaluated[chosen] = True
-    return np.flatnonzero(~is_evaluated), np.flatnonzero(is_evaluated)
-
-
-_ROWS_AT_ONCE = 1000
-"""Rows that are tokenized together, on all cores."""
-
-_NAMED = 5
-"""Empty rows whose places are told; the rest is counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFile:
-    """What is in a data file, once its rows are token sequences in `folder`."""
-
-    name: str
-    folder: Path
-    shape: str
-    """A key of `ROW_SHAPES`."""
-    divisible: bool
-    """Whether the sequences may be cut anywhere."""
-    rows: int
-    """Those that are sequences now."""
-    empty_rows: int
-    """Left out: nothing stands in them, or an answer is empty."""
-    empty_places: tuple[str, ...]
-    """Of the first of these, in words."""
-    tokens: int
-    trained_tokens: int
-    """Those that count in the loss."""
-    longest: int
-    """Tokens of the longest sequence."""
-    typical: int
-    """The 95th percentile of the sequences' tokens."""
-    untrained_turns: int
-    """See `Renderer`."""
-    has_own_template: bool
-    """Whether the tokenizer brought its chat template."""
-
-    def opened(self) -> Tokens:
-        return open_tokens(self.folder)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """A data file cut to a sequence length: where its indices lie, and how many samples there are."""
-
-    train: Path
-    evaluation: Path | None
-    train_samples: int
-    evaluation_samples: int
-    seq_len: int
-    """The most tokens of a sample."""
-    packing: bool
-    tokens: int
-    """Tokens of all training samples, those of one epoch."""
-    cuts: Cuts
-
-    @property
-    def fill(self) -> float:
-        """Share of `seq_len` that the average training sample has."""
-        return self.tokens / (self.train_samples * self.seq_len)
-
-
-def prepare(
-    path: Path,
-    tokenizer: Any,
-    folder: Path,
-    *,
-    shape: str | None = None,
-    system: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> DataFile:
-    """Tokenize every row of `path` into `folder`.
-
-    shape:  a key of `ROW_SHAPES`; None: what the first row has, and then every row must have it.
-    system: a system message for chats that bring none.
-    say:    told every few seconds how many rows are done.
-
-    Rows in which nothing stands, and those with an empty answer, are counted and left out.
-
-    Raises DataError, naming file and line, for the first row that is broken, and for a file without rows.
-    """
-    rows, empty, say_seldom = read_rows(path), _Empty(), seldom(say)
-    first = next((row for row in rows if not (is_empty(row) and empty.add(row))), None)
-    if first is None:
-        raise _nothing(path, empty.count)
-    name = shape or recognise(first)
-    renderer, divisible, trained_tokens, kept, done = Renderer(tokenizer, system=system), False, 0, 0, 0
-    with TokenWriter(folder) as writer:
-        for batch in _batches(first, rows):
-            rendered: list[list[TextPart]] = []
-            for row in batch:
-                sample = None if is_empty(row) else ROW_SHAPES[name].sample(row)
-                if sample is None or teaches_nothing(sample):
-                    empty.add(row)
-                    continue
-                divisible = divisible or (isinstance(sample, PlainText) and sample.divisible)
-                rendered.append(renderer.parts(sample, row.place))
-            for sequence in tokenize(tokenizer, rendered) if rendered else ():
-                writer.add(sequence)
-                trained_tokens += sum(sequence.is_trained)
-            kept, done = kept + len(rendered), done + len(batch)
-            say_seldom(f"{path.name}: {done:,} rows ...")
-    if not kept:
-        raise _nothing(path, empty.count)
-    lengths = open_tokens(folder).lengths
-    return DataFile(
-        name=path.name,
-        folder=folder,
-        shape=name,
-        divisible=divisible,
-        rows=kept,
-        empty_rows=empty.count,
-        empty_places=tuple(empty.places),
-        tokens=int(lengths.sum()),
-        trained_tokens=trained_tokens,
-        longest=int(lengths.max()),
-        typical=int(np.percentile(lengths, 95, method="higher")),
-        untrained_turns=renderer.untrained_turns,
-        has_own_template=renderer.has_own_template,
-    )
-
-
-def _nothing(path: Path, empty: int) -> DataError:
-    what = f"every row is empty or has an empty answer ({empty:,})" if empty else "no rows"
-    return DataError(f"{path}: {what}", why="there is nothing to train on", fix="check --data")
-
-
-class _Empty:
-    """Rows that are left out."""
-
-    def __init__(self) -> None:
-        self.count, self.places = 0, list[str]()
-
-    def add(self, row: Row) -> bool:
-        self.count += 1
-        if len(self.places) < _NAMED:
-            self.places.append(row.place)
-        return True
-
-
-def _batches(first: Row, rest: Iterator[Row]) -> Iterator[list[Row]]:
-    batch = [first, *islice(rest, _ROWS_AT_ONCE - 1)]
-    while batch:
-        yield batch
-        batch = list(islice(rest, _ROWS_AT_ONCE))
-
-
-def cut(
-    data: DataFile,
-    folder: Path,
-    *,
-    seq_len: int,
-    packing: bool,
-    evaluation_share: float,
-    seed: int,
-    evaluation: DataFile | None = None,
-) -> Samples:
-    """The samples of `seq_len` that training and evaluation take, their indices in `folder`.
-
-    evaluation_share: of the sequences, chosen by `seed`; evaluated and not trained. evaluation: a file of its own
-        instead.
-
-    Raises DataError where no sample has a token to train on.
-    """
-
-    def indexed(of: DataFile, sequences: Integers) -> tuple[Index, Cuts]:
-        return index_of(of.opened(), sequences, seq_len=seq_len, divisible=of.divisible, packing=packing)
-
-    trained, held_out = evaluation_split(data.rows, 0 if evaluation is not None else evaluation_share, seed)
-    index, cuts = indexed(data, trained)
-    if not len(index):
-        raise DataError(
-            f"{data.name}: no sample keeps an answer within {seq_len} tokens",
-            why="what lies beyond the sequence length is cut",
-            fix="pass a larger --seq-len",
-        )
-    evaluated, _ = indexed(data, held_out) if evaluation is None else indexed(evaluation, np.arange(evaluation.rows))
-    train_file, evaluation_file = folder / "train.npz", folder / "evaluation.npz"
-    index.save(train_file)
-    if len(evaluated):
-        evaluated.save(evaluation_file)
-    return Samples(
-        train=train_file,
-        evaluation=evaluation_file if len(evaluated) else None,
-        train_samples=len(index),
-        evaluation_samples=len(evaluated),
-        seq_len=seq_len,
-        packing=packing,
-        tokens=index.tokens,
-        cuts=cuts,
-    )

@@ -1,4 +1,4 @@
-"""Data that cannot be trained on."""
+"""Rows of a data file: JSON Lines, JSON, CSV and TSV, Parquet, plain text; each row with its place for errors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 from ...estimators.errors import DsAdviseError
 from ..text.units import counted_noun
 
-
-class DataError(DsAdviseError):
-    """A data file, or one of its rows, that cannot be read or has no known shape."""
-
-
-_JSON_LINES, _JSON, _CSV, _PARQUET = (".jsonl", ".ndjson"), (".json",), (".csv", ".tsv"), (".parquet",)
-_PLAIN = (".txt",)
-SUFFIXES = (*_JSON_LINES, *_JSON, *_CSV, *_PARQUET, *_PLAIN)
+_CSV = (".csv", ".tsv")
+SUFFIXES = (".jsonl", ".ndjson", ".json", *_CSV, ".parquet", ".txt")
 
 _LONGEST_FIELD = 2**31 - 1
-"""Characters of a CSV field; Python's own limit of 131,072 is less than one long document."""
+"""Characters of a CSV field; Python's default of 131,072 is less than one long document."""
 
 _PIECE = 2**16
-"""Characters of a plain text that are one row: as a whole, a book or a crawl would not fit in memory as tokens."""
+"""Characters of a plain text per row, so that a book or a crawl need not fit in memory as tokens."""
+
+
+class DataError(DsAdviseError):
+    """A data file, or one of its rows, that cannot be read or trained on."""
 
 
 class Row(NamedTuple):
@@ -34,41 +32,37 @@ class Row(NamedTuple):
     place: str
     fields: dict[str, Any]
     goes_on: bool = False
-    """The next row is the same text, which has not ended."""
+    """The next row continues the same text."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows in their order, read as they are asked for (a `.json` list is read whole).
+    """The rows in order, read lazily (a `.json` list is read whole).
 
     The suffix decides. A `.json` file may hold a list of objects, one object with one list in it (`{"data": [...]}`),
-    or one object a line. A `.csv` file's header tells whether commas, semicolons, tabs or bars separate the fields. A
-    `.txt` file is one text, read in pieces that end with a line. Parquet is read by the `datasets` library, which is
-    imported for nothing else here.
+    or one object per line. The header of a `.csv` file shows whether commas, semicolons, tabs or bars separate the
+    fields. A `.txt` file is one text, read in pieces that end with a line. Parquet needs the `datasets` library.
 
-    Raises DataError, naming the file and the line (row, element), for what cannot be read, is no object, or no file at
-    all.
+    Raises DataError, naming the file and the line (row, element), for what cannot be read or is not an object.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: unknown kind of data file",
-            why=f"the suffix {suffix or '(none)'} says nothing",
-            fix=f"name it {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, as what it holds",
+            why=f"the suffix {suffix or '(none)'} is not known",
+            fix=f"rename it to end with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, depending on its content",
         )
-    if suffix in _PARQUET:
-        return _parquet(path)
-    return _text(path, suffix)
+    return _parquet(path) if suffix == ".parquet" else _text(path, suffix)
 
 
 def _text(path: Path, suffix: str) -> Iterator[Row]:
     try:
-        # newline="": the csv module wants to see line ends inside quotes as they are.
+        # newline="": the csv module needs line ends inside quotes unchanged.
         with path.open(encoding="utf-8-sig", newline="" if suffix in _CSV else None) as stream:
             if suffix in _CSV:
                 yield from _csv(path, stream, delimiter="\t" if suffix == ".tsv" else _delimiter(stream))
-            elif suffix in _PLAIN:
+            elif suffix == ".txt":
                 yield from _plain_text(path, stream)
-            elif suffix in _JSON_LINES or _is_json_lines(stream):
+            elif suffix != ".json" or _is_json_lines(stream):
                 yield from _json_lines(path, stream)
             else:
                 yield from _json(path, stream)
@@ -80,31 +74,19 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
 
 def _not_utf_8(path: Path) -> DataError:
     """The error that names the first line that cannot be read."""
+    fix = "save it as UTF-8"
     with path.open("rb") as stream:
-        if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-            return DataError(f"{path}: UTF-16 text", why="UTF-8 is needed", fix="save it as UTF-8")
-        stream.seek(0)
         for number, line in enumerate(stream, 1):
             try:
                 line.decode()
             except UnicodeDecodeError as problem:
-                return DataError(
-                    f"{path.name}, line {number}: not UTF-8 text",
-                    why=f"byte {line[problem.start]:#04x} cannot be read",
-                    fix="save the file as UTF-8",
-                )
-    return DataError(f"{path}: not UTF-8 text", fix="save it as UTF-8")
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+                why = f"byte {line[problem.start]:#04x} cannot be read"
+                return DataError(f"{path.name}, line {number}: not UTF-8 text", why=why, fix=fix)
+    return DataError(f"{path}: not UTF-8 text", fix=fix)
 
 
 def _plain_text(path: Path, stream: TextIO) -> Iterator[Row]:
-    if _is_object(stream.readline(_PIECE)):
+    if isinstance(_parsed(stream.readline(_PIECE)), dict):
         raise DataError(
             f"{path}: holds JSON Lines", why="as plain text its braces would be trained", fix="name it .jsonl"
         )
@@ -117,54 +99,50 @@ def _plain_text(path: Path, stream: TextIO) -> Iterator[Row]:
 
 
 def _piece(stream: TextIO) -> str:
-    """The next characters, up to the end of a line unless that is as far again."""
+    """The next `_PIECE` characters, and the rest of their line if it is no longer than that."""
     return stream.read(_PIECE) + stream.readline(_PIECE)
+
+
+def _parsed(line: str) -> Any:
+    """The JSON value of a line; None if it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_json_lines(stream: TextIO) -> bool:
+    """Whether the first line is an object that is a row, not the beginning of a document."""
+    value = _parsed(next((line for line in stream if line.strip()), ""))
+    stream.seek(0)
+    return isinstance(value, dict) and _only_list(value) is None
 
 
 def _json_lines(path: Path, stream: TextIO) -> Iterator[Row]:
     for number, line in enumerate(stream, 1):
-        if not line.strip():
-            continue
-        place = f"{path.name}, line {number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as problem:
-            _refuse(place, f"not JSON ({_reason(problem)})")
-        yield Row(place, _object(value, place))
-
-
-def _delimiter(stream: TextIO) -> str:
-    """What separates the fields, by the header; programs of countries with decimal commas write semicolons."""
-    header = stream.readline()
-    stream.seek(0)
-    others = [character for character in ";\t|" if character in header and "," not in header]
-    return max(others, key=header.count, default=",")
-
-
-def _is_json_lines(stream: TextIO) -> bool:
-    """Whether the first line is an object by itself and not the beginning of a document."""
-    first = next((line for line in stream if line.strip()), "")
-    stream.seek(0)
-    try:
-        value = json.loads(first)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and not _only_list(value)
+        if line.strip():
+            place = f"{path.name}, line {number}"
+            yield _object(place, _loaded(line, place))
 
 
 def _json(path: Path, stream: TextIO) -> Iterator[Row]:
-    try:
-        document = json.load(stream)
-    except json.JSONDecodeError as problem:
-        _refuse(f"{path.name}, line {problem.lineno}", f"not JSON ({problem.msg}, column {problem.colno})")
-    except (ValueError, RecursionError) as problem:
-        _refuse(path.name, f"not JSON ({_reason(problem)})")
+    document = _loaded(stream.read(), path.name, has_lines=True)
     rows = document if isinstance(document, list) else _only_list(document)
     if rows is None:
         _refuse(path.name, "holds neither a list of objects nor one object with one list")
     for number, value in enumerate(rows, 1):
-        place = f"{path.name}, element {number}"
-        yield Row(place, _object(value, place))
+        yield _object(f"{path.name}, element {number}", value)
+
+
+def _loaded(text: str, place: str, *, has_lines: bool = False) -> Any:
+    """The JSON value of a text. has_lines: the error names the line within the text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as problem:
+        line = f", line {problem.lineno}" if has_lines else ""
+        _refuse(f"{place}{line}", f"not JSON ({problem.msg}, column {problem.colno})")
+    except (ValueError, RecursionError) as problem:
+        _refuse(place, f"not JSON ({_reason(problem)})")
 
 
 def _only_list(document: Any) -> list[Any] | None:
@@ -174,6 +152,21 @@ def _only_list(document: Any) -> list[Any] | None:
     messages = ("messages", "conversations")
     lists = [value for name, value in document.items() if isinstance(value, list) and name not in messages]
     return lists[0] if len(lists) == 1 and all(isinstance(value, dict) for value in lists[0]) else None
+
+
+def _object(place: str, value: Any) -> Row:
+    if not isinstance(value, dict):
+        kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+        _refuse(place, f"{kinds.get(type(value), 'a number')} where an object is needed")
+    return Row(place, value)
+
+
+def _delimiter(stream: TextIO) -> str:
+    """The separator in the header. Programs of countries with decimal commas write semicolons."""
+    header = stream.readline()
+    stream.seek(0)
+    others = [character for character in ";\t|" if character in header and "," not in header]
+    return max(others, key=header.count, default=",")
 
 
 def _csv(path: Path, stream: TextIO, *, delimiter: str) -> Iterator[Row]:
@@ -201,7 +194,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     if not path.is_file():
         raise DataError(f"{path}: cannot be read (no such file)", fix="check --data")
     try:
-        # Streaming: rows come as they are read, and no copy of the file is made in a cache.
+        # Streaming: no copy of the file is made in a cache.
         rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
         for number, fields in enumerate(rows, 1):
             yield Row(f"{path.name}, row {number}", dict(fields))
@@ -209,20 +202,11 @@ def _parquet(path: Path) -> Iterator[Row]:
         OSError,
         ValueError,
         datasets.exceptions.DatasetsError,
-    ) as problem:  # Arrow's errors are one of the first two
+    ) as problem:  # Arrow's errors are OSError, ValueError
         _refuse(path.name, f"not Parquet that can be read ({_reason(problem)})")
 
 
-def _object(value: Any, place: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
-        _refuse(place, f"{kinds.get(type(value), 'a number')} where an object is needed")
-    return value
-
-
 def _reason(problem: BaseException) -> str:
-    if isinstance(problem, json.JSONDecodeError):  # which counts the lines of what it was given: one
-        return f"{problem.msg}, column {problem.colno}"
     return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
 
 

@@ -1,8 +1,8 @@
-"""A model's files on this machine: the tokenizer before the data are read, the weights before the start."""
+"""A model's files on this machine; samples as text by the tokenizer's chat template; text as tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
 
 
 def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline: bool) -> Path:
-    """The user's folder, or the hub's cache, filled if it may be."""
+    """The user's folder, or the hub's cache, filled unless `offline`."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -72,37 +72,35 @@ DEFAULT_CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '### Assistant:\\n' -}}{%- endif -%}
 """
-"""For tokenizers without a template of their own: `### User:`, a line with the text, an empty line, `### Assistant:`,
-the answer and the end-of-text token. It is saved with the trained tokenizer, so that the model is asked as it was
-trained."""
+"""For tokenizers without a template: `### User:`, a line with the text, an empty line, `### Assistant:`, the answer and
+the end-of-text token. It is saved with the trained tokenizer."""
 
 
 class Renderer:
-    """Renders samples with one tokenizer, which gets `DEFAULT_CHAT_TEMPLATE` where it has none.
-
-    system: a system message for chats that bring none.
-    untrained_turns: earlier answers that were left out of the loss, because the template renders them differently once
-    the conversation goes on (as those do that drop a model's thoughts), so that no part of the text equals them.
-    """
+    """Renders samples with one tokenizer, which gets `DEFAULT_CHAT_TEMPLATE` where it has none."""
 
     def __init__(self, tokenizer: Any, *, system: str | None = None) -> None:
+        """system: a system message for chats without one."""
         if tokenizer.eos_token is None:
             raise DataError(
                 "the tokenizer has no end-of-text token",
                 why="a model that never sees one does not stop",
                 fix="set eos_token in its tokenizer_config.json",
             )
-        self._tokenizer, self._system = tokenizer, system
+        self._tokenizer = tokenizer
+        self._system = system
         self.has_own_template = bool(tokenizer.chat_template)
         if not self.has_own_template:
             tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
-        # Templates write the beginning-of-text token themselves; plain text gets it as the tokenizer would put it.
+        # Templates write the beginning-of-text token themselves; plain text gets it if the tokenizer adds it.
         bos = tokenizer.bos_token_id
         self._bos = tokenizer.bos_token if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else ""
         self.untrained_turns = 0
+        """Earlier answers left out of the loss, because the template renders them differently once the conversation
+        continues (as those that drop a model's thoughts), so that no part of the text equals them."""
 
     def parts(self, sample: RowSample, place: str) -> list[TextPart]:
-        """The text in parts; together they are exactly what the model sees, its last answer ends with end-of-text.
+        """The text in parts: together exactly what the model sees. The last answer ends with end-of-text.
 
         Raises DataError, naming `place`, where the template refuses the messages or leaves no answer in the text.
         """
@@ -116,7 +114,7 @@ class Renderer:
         if self._system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        # What follows the last answer would only be read, and nothing is learned from it.
+        # Nothing is learned from what follows the last answer.
         messages = messages[: answers[-1] + 1]
         whole = self._render(messages, chat.tools, place)
         done = 0
@@ -127,25 +125,24 @@ class Renderer:
                 continue
             yield TextPart(whole[done:start], False)
             answer = whole[start:end].rstrip()
+            done = start + len(answer)
             if number == answers[-1] and not answer.endswith(self._tokenizer.eos_token):
-                # Behind the template's own end of a turn: what generation stops at must have been learned.
+                # After the template's own end of a turn: the token at which generation stops must be learned.
                 answer += self._tokenizer.eos_token
             yield TextPart(answer, True)
-            done = start + len(whole[start:end].rstrip())
-        # White space behind the last answer is dropped: the model has ended there.
+        # White space after the last answer is dropped: the model has ended there.
         assert not whole[done:].strip(), "the last answer is the end of the text"
 
     def _span(self, messages: list[Message], number: int, whole: str, tools: Any, place: str) -> tuple[int | None, int]:
-        """Where answer `number` begins and ends in the whole text; the beginning is None where it is not in there as
-        such.
+        """(start, end) of answer `number` in the whole text; the start is None where the text does not have it as such.
 
-        It begins where the text of a question that waits for this answer ends. A template that opens an answer in a way
-        that it later leaves out (`<think>`) shares a shorter beginning with the whole.
+        It starts where the text of the question, rendered for generation, ends. A template that opens an answer in a
+        way that it later leaves out (`<think>`) shares a shorter beginning with the whole.
         """
         is_last = number == len(messages) - 1
         until = whole if is_last else self._render(messages[: number + 1], tools, place)
         question = self._render(messages[:number], tools, place, generation=True)
-        start = len(commonprefix([question, until]))  # noqa: RUF071  of characters, as is wanted
+        start = len(commonprefix([question, until]))  # noqa: RUF071  of characters, as intended
         content = messages[number]["content"].strip()
         if whole.startswith(until) and content in until[start:]:
             return start, len(until)
@@ -164,7 +161,7 @@ class Renderer:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=generation
             )
-        except Exception as problem:  # templates are programs: they raise whatever they like about what they are given
+        except Exception as problem:  # templates are programs, which raise anything
             raise DataError(
                 f"{place}: the tokenizer's chat template refuses it ({str(problem)[:150]})",
                 why="the model was made for other conversations",
@@ -173,8 +170,8 @@ class Renderer:
         return str(text)
 
 
-def _merged(parts: Iterator[TextPart] | list[TextPart]) -> list[TextPart]:
-    """Neighbours of one kind as one part: the tokenizer then splits them as it would in one text."""
+def _merged(parts: Iterable[TextPart]) -> list[TextPart]:
+    """Neighbours of one kind as one part, which the tokenizer splits as in one text."""
     merged: list[TextPart] = []
     for part in parts:
         if merged and merged[-1].is_trained == part.is_trained:
@@ -185,18 +182,18 @@ def _merged(parts: Iterator[TextPart] | list[TextPart]) -> list[TextPart]:
 
 
 class Tokenized(NamedTuple):
-    """Token numbers of one sample, and for each whether the loss counts it."""
+    """The token numbers of one sample, and for each whether it counts in the loss."""
 
     ids: list[int]
     is_trained: list[bool]
 
 
 def tokenize(tokenizer: Any, samples: Sequence[Sequence[TextPart]]) -> list[Tokenized]:
-    """Each sample's parts as one sequence. No special tokens are added: the text has them.
+    """Each sample's parts as one sequence, without added special tokens: the text has them.
 
-    A tokenizer may split "prompt + answer" otherwise than the prompt alone, which is all that inference gives it. So a
-    part that tokenizes by itself as it does in the whole is taken so; otherwise as what the text up to its end has
-    beyond the text before it; and where even that begins otherwise (characters merged across the boundary), by itself.
+    A tokenizer may split "prompt + answer" differently from the prompt alone, which inference gives it. So a part is
+    split by itself if the parts' tokens then are those of the whole text; otherwise it has the tokens that the text up
+    to its end adds to the text before it; or, if that text's tokens change, it is split by itself.
     """
     wholes = _encode(tokenizer, ["".join(part.text for part in parts) for parts in samples])
     pieces = iter(_encode(tokenizer, [part.text for parts in samples for part in parts]))
@@ -205,18 +202,14 @@ def tokenize(tokenizer: Any, samples: Sequence[Sequence[TextPart]]) -> list[Toke
         split = [next(pieces) for _ in parts]
         if [number for piece in split for number in piece] != whole:
             split = _in_order(tokenizer, parts, split)
-        tokenized.append(
-            Tokenized(
-                [number for piece in split for number in piece],
-                [part.is_trained for part, piece in zip(parts, split, strict=True) for _ in piece],
-            )
-        )
+        ids = [number for piece in split for number in piece]
+        is_trained = [part.is_trained for part, piece in zip(parts, split, strict=True) for _ in piece]
+        tokenized.append(Tokenized(ids, is_trained))
     return tokenized
 
 
 def _in_order(tokenizer: Any, parts: Sequence[TextPart], alone: Sequence[list[int]]) -> list[list[int]]:
-    """Part after part. SentencePiece, for one, puts a space before whatever text it is given, so before each part
-    alone."""
+    """Part after part. SentencePiece, for one, puts a space before any text, so before each part alone."""
     text, before, split = "", list[int](), list[list[int]]()
     for part, by_itself in zip(parts, alone, strict=True):
         text += part.text
@@ -227,6 +220,6 @@ def _in_order(tokenizer: Any, parts: Sequence[TextPart], alone: Sequence[list[in
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    # verbose=False: it would warn of texts longer than the model; cutting them is our business.
+    # verbose=False: no warning of texts longer than the model, which are cut later.
     numbers: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return numbers
