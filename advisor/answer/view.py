@@ -6,37 +6,31 @@ Texts are English; those that are a `Phrase` can be translated when they are dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...estimators.models.model_shape import ModelShape
-from ...estimators.phrase import Phrase, listed, named, phrase
+from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
-from ...estimators.workload import DEFAULT, Software, Workload
 from ..question.question import Question
-from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
-from ..text.job import hours, money, parts_sentences, verdict_sentence
+from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of
+from ..text.job import hours, money, parts_sentences
 from ..text.labels import (
     batch_label,
     checkpointing_label,
-    checkpointing_title,
-    cluster_title,
     device_label,
-    method_title,
     phase_title,
     plan_title,
     shape_label,
 )
-from ..text.units import age, amount, count, gib, percent, rate, rough_rate, seconds
-from .reasons import deepspeed_sentence, gain_of_risk, time_shares
+from ..text.units import age, amount, gib, percent, rate, rough_rate, seconds
+from .reasons import deepspeed_sentence, time_shares
 from .recommendation import Change, Recommendation, closest
 from .start import Block, next_steps, recommended_config
+from .verdict import Verdict, subject_of, verdict_of
 
 if TYPE_CHECKING:
     from .recommendation import ProbedPlan, Verification
-
-Tone = Literal["good", "unsure", "bad"]
 
 _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 """Shares of a step that are named without `details`, and with them."""
@@ -91,17 +85,7 @@ class ProbeRow:
 class AnswerView:
     """Everything that people are shown; "" and empty tuples stand for what an answer does not have."""
 
-    tone: Tone
-    headline: str
-    """`ZeRO-3 with optimizer in host RAM fits.`"""
-    short: str
-    """`zero3-offload fits`."""
-    sentences: tuple[str, ...]
-    """The sentences after the headline, in order."""
-    notes: tuple[str, ...]
-    """Those of them that no figure shows: the plan to try first and doubts, or what the closest plan lacks."""
-    try_first: str
-    """The one of them about a plan that is only likely to fit."""
+    verdict: Verdict
     subject: tuple[str, str]
     """The model; its training and the machines."""
     figures: tuple[Figure, ...]
@@ -160,8 +144,8 @@ def view_of(
     least_share = _SMALL_SHARE if details else _LARGE_SHARE
     probes_title, probes, probes_end = _probes(answer)
     return AnswerView(
-        **_verdict(answer),
-        subject=_subject(question),
+        verdict=verdict_of(answer),
+        subject=subject_of(question),
         figures=() if chosen is None else tuple(_figures(question, chosen)),
         columns=_CPU_COLUMNS if question.cluster.gpu.is_cpu else _COLUMNS,
         ladder=ladder,
@@ -192,232 +176,6 @@ def step_time(chosen: Candidate, least_share: float) -> Phrase:
     """Where the time of a step goes, by parts of at least a share."""
     shares = time_shares(chosen.time, least=least_share)
     return phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
-
-
-# The verdict.
-
-
-def _verdict(answer: Recommendation) -> dict[str, Any]:
-    """The fields of the view on whether anything fits, and what."""
-    chosen = answer.recommended
-    largest = _largest_found(answer)
-    risk = () if answer.try_first is None else (gain_of_risk(answer.question, answer.try_first, chosen),)
-    if chosen is not None:
-        tone: Tone = "good" if chosen.fit.fits else "unsure"
-        headline = fits_sentence(plan_title(chosen.plan), chosen.fit)
-        short = fits_sentence(chosen.rung, chosen.fit)
-        duration = duration_of(answer.question, chosen)
-        job = () if duration is None else (verdict_sentence(duration, answer.question.price),)
-        notes: tuple[str, ...] = (*risk, *answer.doubts)
-        sentences = (*largest, _speed(answer.question, chosen), *notes)
-        sentences += (_batch(answer.question, chosen), _need(answer.question, chosen), *job)
-    else:
-        failed = _first_failure(answer)
-        missed = closest(answer.ladder)
-        tone, notes = "bad", ()
-        if failed is not None:
-            headline = phrase("No plan ran.")
-            notes = (phrase("The first that failed: {message}", message=failed),)
-        elif risk:
-            tone, headline, notes = "unsure", phrase("Nothing is sure to fit."), risk
-        else:
-            headline = phrase("Nothing fits.")
-            notes = () if missed is None else (_closest(answer.question, missed),)
-        short = headline
-        sentences = (*largest, *notes) if risk and failed is None else (*notes, *largest)
-    return {
-        "tone": tone,
-        "headline": headline,
-        "short": short.removesuffix("."),
-        "sentences": sentences,
-        "notes": notes,
-        "try_first": risk[0] if risk else "",
-    }
-
-
-def _first_failure(answer: Recommendation) -> str | None:
-    """The message of the first probe that failed, where memory was not the reason."""
-    probes = () if answer.probe_series is None else answer.probe_series.probes
-    failures = (probe.result.failure for probe in probes if probe.result.failure is not None)
-    message = next((failure.message for failure in failures if failure.kind != "out_of_memory"), None)
-    return message if message is None or message.endswith((".", "!", "?")) else f"{message}."
-
-
-def _speed(question: Question, chosen: Candidate) -> Phrase:
-    """Tokens per second, the interval, and what else is known of the speed."""
-    cluster, between = question.cluster, chosen.time.tokens_per_s_range
-    ranks, length = cluster.world_size, question.model.fixed_len
-    text = phrase("{figure} tokens/s", figure=rate(chosen.tokens_per_s))
-    if chosen.estimate.evidence != "probe":
-        text = phrase("About {speed}", speed=text)
-    if between is not None:
-        low, high = between
-        text = phrase("{speed} ({low} to {high})", speed=text, low=rough_rate(low), high=rough_rate(high))
-    if ranks > 1:
-        each = rate(chosen.tokens_per_s / ranks)
-        text = phrase("{speed}, {each} per {device}", speed=text, each=each, device=device_label(cluster))
-    if length:  # an image model: its samples count, not its patches
-        text = phrase("{speed}; {samples} samples/s", speed=text, samples=rate(chosen.tokens_per_s / length))
-    if cluster.gpu.assumed:
-        text = phrase("{speed}, with GPUs as fast as the {gpu}", speed=text, gpu=cluster.gpu.name)
-    return phrase("{words}.", words=text)
-
-
-def _batch(question: Question, chosen: Candidate) -> Phrase:
-    """The micro batch, the global batch that it makes, and checkpointing."""
-    plan, cluster = chosen.plan, question.cluster
-    steps, device = plan.gradient_accumulation_steps, device_label(cluster)
-    text = phrase("Micro batch {size}", size=plan.micro_batch_size)
-    if steps > 1:
-        text = phrase("{batch} x {steps} accumulation steps", batch=text, steps=steps)
-    shared, split, spread = plan.sequence_parallel_size, plan.autotp_size, plan.autoep_size
-    groups = (
-        (shared, phrase("each sample shared by {ranks} {device}s (Ulysses)", ranks=shared, device=device)),
-        (split, phrase("each layer split by {ranks} {device}s (AutoTP)", ranks=split, device=device)),
-        (spread, phrase("experts spread over {ranks} {device}s (AutoEP)", ranks=spread, device=device)),
-    )
-    return phrase(
-        "{batch}, global batch {samples}; {checkpointing}.",
-        batch=listed([text, *(words for ranks, words in groups if ranks > 1)]),
-        samples=plan.samples_per_step(cluster.world_size),
-        checkpointing=checkpointing_title(plan),
-    )
-
-
-def _need(question: Question, chosen: Candidate) -> Phrase:
-    """Memory of the GPU and of the host against what there is, and NVMe."""
-    memory, cluster = chosen.memory, question.cluster
-    have, host = cluster.host_memory_bytes_per_node, gib(memory.host_bytes_per_node)
-    text = phrase(
-        "It needs {need} of {have} GiB per {device}",
-        need=gib(chosen.device_bytes),
-        have=gib(cluster.gpu.memory_bytes),
-        device=device_label(cluster),
-    )
-    if have is None:
-        text = phrase("{needs} and {need} GiB of host RAM", needs=text, need=host)
-    else:
-        text = phrase("{needs} and {need} of {have} GiB of host RAM", needs=text, need=host, have=gib(have))
-    if memory.nvme_bytes_per_node:
-        text = phrase("{needs}, {need} GiB of NVMe", needs=text, need=gib(memory.nvme_bytes_per_node))
-    if cluster.nodes > 1:
-        text = phrase("{needs} per node", needs=text)
-    return phrase("{needs} (--ram checks it).", needs=text) if have is None else phrase("{words}.", words=text)
-
-
-def _closest(question: Question, missed: Candidate) -> Phrase:
-    """Everything that the plan with the smallest shortage lacks."""
-    memory, cluster = missed.memory, question.cluster
-    have = cluster.host_memory_bytes_per_node
-    disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
-    text = phrase(
-        "The closest, {rung}, would take {need} of {have} GiB per {device}",
-        rung=missed.rung,
-        need=gib(missed.device_bytes),
-        have=gib(cluster.gpu.memory_bytes),
-        device=device_label(cluster),
-    )
-    if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
-        probability = chance(missed.fit.probability)
-        text = phrase("{needs}, which fits with a probability of {chance}", needs=text, chance=probability)
-    if memory.host_bytes_per_node > (have or MOST_HOST_BYTES):
-        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have or MOST_HOST_BYTES)}
-        text = (
-            phrase("{needs} and {need} GiB of RAM per node, where hosts have {have} at most", needs=text, **host)
-            if have is None
-            else phrase("{needs} and {need} of {have} GiB of RAM per node", needs=text, **host)
-        )
-    if disk and not room:
-        text = phrase("{needs} and {need} GiB of NVMe per node (--nvme)", needs=text, need=gib(disk))
-    elif room is not None and disk > room:
-        text = phrase("{needs} and {need} of {have} GiB of NVMe per node", needs=text, need=gib(disk), have=gib(room))
-    return phrase("{words}.", words=text)
-
-
-_NOT_EVEN: Mapping[str, Callable[[object], Phrase]] = {
-    "model_size": lambda beyond: phrase("No model of the family fits, not even {beyond}.", beyond=beyond),
-    "micro_batch": lambda beyond: phrase("Not even a micro batch of {beyond} fits.", beyond=beyond),
-    "seq_len": lambda beyond: phrase("Not even a sequence of {beyond} tokens fits.", beyond=beyond),
-}
-
-
-def _largest_found(answer: Recommendation) -> tuple[str, ...]:
-    """What was found for the option that was "max"."""
-    question, chosen = answer.question, answer.recommended
-    found = question.largest
-    if found is None:
-        return ()
-    value, beyond = found.value, found.too_large
-    if value is None:
-        return (_NOT_EVEN[found.option](beyond),)
-    unknown = question.cluster.host_memory_bytes_per_node is None and chosen is not None and chosen.plan.offloads
-    fits = phrase("fits if the host has the RAM") if unknown else phrase("fits")
-    if found.option == "seq_len":
-        text = phrase("{value} tokens are the longest sequence that {fits}", value=f"{value:,}", fits=fits)
-        if beyond:
-            return (phrase("{longest}; {beyond} are too many.", longest=text, beyond=f"{beyond:,}"),)
-        return (phrase("{longest}: the model has no more positions.", longest=text),)
-    text = (
-        phrase("{value} is the largest of its family that {fits}", value=value, fits=fits)
-        if found.option == "model_size"
-        else phrase("Micro batch {value} is the largest that {fits}", value=value, fits=fits)
-    )
-    if beyond:
-        return (phrase("{largest}; {beyond} does not.", largest=text, beyond=beyond),)
-    return (phrase("{words}.", words=text),)
-
-
-def training_subject(question: Question) -> tuple[Phrase, Phrase]:
-    """The model, and its training whatever the machines."""
-    model, workload = question.model, question.workload
-    size = phrase("{count} parameters", count=count(model.parameters))
-    if question.trainable_parameters != model.parameters:
-        size = phrase("{size}, {count} trained", size=size, count=count(question.trainable_parameters))
-    training = phrase(
-        "{precision} · {optimizer} · sequence {length}",
-        precision=workload.precision,
-        optimizer=workload.optimizer,
-        length=_length(model, workload),
-    )
-    return (
-        phrase("{model} · {size} · {method}", model=model.name, size=size, method=method_title(workload)),
-        listed([training, *_unusual(workload)]),
-    )
-
-
-def _length(model: ModelShape, workload: Workload) -> str:
-    """Tokens of a sequence; for an encoder and a decoder, of both."""
-    if not any(block.cross_attention for block in model.blocks):
-        return str(workload.seq_len)
-    return phrase(
-        "{tokens} (tokens of the target, which are counted; the source has {source})",
-        tokens=workload.seq_len,
-        source=model.encoder_len(workload.seq_len),
-    )
-
-
-def _unusual(workload: Workload) -> Iterator[Phrase]:
-    """Documents, loss, kernels and software, as far as they differ from the defaults."""
-    if workload.document_len is not None:
-        yield phrase("documents of {tokens}", tokens=workload.document_len)
-    if workload.loss != "standard":
-        yield phrase("{kind} loss", kind=workload.loss)
-    if workload.mlp == "tiled":
-        yield phrase("tiled feed-forward")
-    if workload.kernels != "torch":
-        yield phrase("{kind} kernels", kind={"liger": "Liger", "unsloth": "unsloth"}[workload.kernels])
-    for field in fields(Software):
-        value, name = getattr(workload.software, field.name), field.name.replace("_", " ")
-        if value != getattr(DEFAULT, field.name):
-            version = ".".join(map(str, value)) if isinstance(value, tuple) else value
-            yield named(name if value is True else f"no {name}" if value is False else f"{name} {version}")
-
-
-def _subject(question: Question) -> tuple[str, str]:
-    """The model; its training and the machines."""
-    model, training = training_subject(question)
-    machines = cluster_title(question.cluster, speed=False)
-    return model, phrase("{training} · {machines}", training=training, machines=machines)
 
 
 def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:

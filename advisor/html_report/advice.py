@@ -55,9 +55,9 @@ def advice_report(answer: Recommendation, config_path: str) -> Report:
     start = [part for block in view.steps for part in (note(block.text), _code(block.code))]
     return Report(
         subject=" · ".join(view.subject),
-        verdict=view.headline,
-        tone="warn" if view.tone == "unsure" else view.tone,
-        lead=view.sentences,
+        verdict=view.verdict.headline,
+        tone="warn" if view.verdict.tone == "unsure" else view.verdict.tone,
+        lead=view.verdict.sentences,
         tiles=[(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures],
         sections=(
             *_charts(answer),

@@ -45,9 +45,10 @@ def print_answer(
     details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
     """
     view = view_of(answer, config_path=config_path, all_candidates=all_candidates, details=details)
-    sentence(console, view.headline, style=_TONES[view.tone])
-    for line in view.sentences:
-        sentence(console, line, style="bold yellow" if line == view.try_first else "")
+    verdict = view.verdict
+    sentence(console, verdict.headline, style=_TONES[verdict.tone])
+    for line in verdict.sentences:
+        sentence(console, line, style="bold yellow" if line == verdict.try_first else "")
     _paragraph(console, *view.subject)
     blank(console)
     _print_ladder(view, console)

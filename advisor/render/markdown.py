@@ -19,7 +19,7 @@ def advice_markdown(answer: Recommendation, config_path: str) -> str:
     view = view_of(answer, config_path=config_path, details=True)
     steps = (line for block in view.steps for line in (block.text, *(f"   {code}" for code in block.code)))
     parts = [
-        f"**{_plain(view.headline)}** {_plain(' '.join(view.sentences))}",
+        f"**{_plain(view.verdict.headline)}** {_plain(' '.join(view.verdict.sentences))}",
         _plain(" · ".join(view.subject)),
         _ladder(view),
         f"{view.changes}:" if view.change_rows else "",

@@ -9,7 +9,7 @@ from math import floor, log10
 from rich.console import Console
 from rich.text import Text
 
-from ..answer.view import training_subject
+from ..answer.verdict import training_subject
 from ..text.job import hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.lines import blank, cells, sentence

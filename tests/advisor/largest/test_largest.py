@@ -159,16 +159,16 @@ def test_what_cannot_be_searched_is_told(model: str, said: dict[str, Any], why: 
             "gpt2",
             "1x24GB",
             {"seq_len": "max"},
-            "1,024 tokens are the longest sequence that fits: the model has no more",
+            "A sequence of 1,024 tokens is the largest that fits.",
         ),
         (
             "Qwen2.5",
             "1x8GB",
             {"model_size": "max", "ram": "32GB"},
-            "is the largest of its family that fits; Qwen/Qwen2.5",
+            "is the largest that fits; Qwen/Qwen2.5",
         ),
         ("Qwen2.5", "1x24GB", {"model_size": "max"}, "that fits if the host has the RAM"),
-        ("Llama-3.1-70B", "1x8GB", {"micro_batch": "max"}, "Not even a micro batch of 1 fits."),
+        ("Llama-3.1-70B", "1x8GB", {"micro_batch": "max"}, "Micro batch 1, the smallest, does not fit."),
     ],
 )
 def test_the_answer_says_what_was_found(model: str, gpus: str, said: dict[str, Any], sentence: str) -> None:
