@@ -26,10 +26,11 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
-from ds_advise.advisor.render.lint import answer_json
+from ds_advise.advisor.render.lint import lint_figures
 from ds_advise.advisor.verification.verify import budget_seconds
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.estimators.json_form import to_json
 from ds_advise.validate.lint import DeepSpeedFacts, apply, lint, load_facts, read_document
 
 LIMIT_S = 1.0
@@ -255,9 +256,8 @@ def _lint(raw: bytes, facts: DeepSpeedFacts, rng: random.Random) -> None:
         settings["workload"] = None
     report = lint(document, facts=facts, **settings)
     path = Path("ds_config.json")
-    json.dumps(
-        answer_json(LintAnswer(path=path, report=report, correction_wanted=False, old_text="", text="", copy=None))
-    )
+    answer = LintAnswer(path=path, report=report, correction_wanted=False, old_text="", text="", copy=None)
+    json.dumps(to_json(lint_figures(answer)))
     apply(document, report.edits)
 
 

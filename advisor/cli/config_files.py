@@ -60,12 +60,12 @@ def lint(
     if config_file is None:
         raise click.UsageError("missing argument 'DS_CONFIG'")
     from ..question.lint_file import lint_file
-    from ..render.lint import answer_json, render_answer
+    from ..render.lint import lint_figures, render_answer
 
     answer = lint_file(Path(config_file), fix=fix, **question)
     if answer.unknown_optimizer:
         output.say(f"memory and speed are not checked: the optimizer {answer.unknown_optimizer!r} is unknown")
-    output.show(lambda: answer_json(answer), lambda console: render_answer(answer, console))
+    output.show(lambda: lint_figures(answer), lambda console: render_answer(answer, console))
     return int(answer.report.count("error") > 0)
 
 

@@ -22,7 +22,7 @@ from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
 from ..render.history import History
 from ..render.launch import LaunchReport
-from ..render.lint import LintJson
+from ..render.lint import LintFigures
 from ..rent.rent import RentFigures
 from ..train.report import TrainingReport
 from ..verification.probe import ProbeAdditions
@@ -44,7 +44,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "check": lambda: schema_of([CheckResult]),
     "rent": lambda: schema_of([RentFigures]),
     "from": lambda: schema_of([ImportJson]),
-    "lint": lambda: schema_of([LintJson]),
+    "lint": lambda: schema_of([LintFigures]),
     "doctor": lambda: schema_of([Checkup]),
 }
 

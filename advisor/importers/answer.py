@@ -18,7 +18,7 @@ from ..answer.advice import PlanFigures, plan_figures
 from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.options import Risk
-from ..render.lint import LintFindingJson, finding_json
+from ..render.lint import FindingFigures, finding_figures
 from .figures import ImportFigures, figures_of
 from .formats import Format, launched, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
@@ -262,7 +262,7 @@ class ImportJson:
     """The fastest that fits with the same training and global batch."""
     is_better: bool
     """The recommended plan fits where the run does not, or is faster."""
-    findings: tuple[LintFindingJson, ...]
+    findings: tuple[FindingFigures, ...]
     """Of the DeepSpeed part."""
     changes: tuple[ChangedFileJson, ...]
     files: tuple[str, ...]
@@ -291,7 +291,7 @@ def import_json(answer: ImportAnswer) -> ImportJson:
         as_is=None if as_is is None else plan_figures(as_is),
         recommended=None if recommended is None else plan_figures(recommended),
         is_better=figures is not None and figures.is_better,
-        findings=tuple(finding_json(finding) for finding in answer.report.findings) if answer.report else (),
+        findings=tuple(finding_figures(finding) for finding in answer.report.findings) if answer.report else (),
         changes=tuple(
             ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files
         ),

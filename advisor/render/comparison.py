@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -34,40 +34,36 @@ _LONGEST_VALUE = 24
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
-    """Print everything."""
-    candidates = [side.candidate for side in (comparison.first, comparison.second) if side.candidate is not None]
+    """The verdict, the figures side by side, their basis, and the keys that differ."""
     for line in verdict(comparison):
         sentence(console, line)
     blank(console)
-    for letter, side in (("A", comparison.first), ("B", comparison.second)):
+    for letter, side in zip("AB", comparison.sides, strict=True):
         rung = side.candidate.rung if side.candidate is not None else side.name
         sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
         for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
             sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
-    if comparison.context is not None and len(candidates) == 2:
-        _subject(comparison, console)
-        blank(console)
-        _figures(candidates[0], candidates[1], console)
-        _whole_job(comparison.context, candidates[0], candidates[1], console)
-        _memory(candidates[0], candidates[1], console)
-        _time(candidates[0], candidates[1], console)
+    if comparison.context is not None and len(comparison.candidates) == 2:
+        first, second = comparison.candidates
+        _figures(comparison.context, first, second, console)
+        _memory(first, second, console)
+        _time(first, second, console)
     _differences(comparison.differences, console)
     blank(console)
     sentence(console, _basis(comparison), style="dim")
 
 
 def verdict(comparison: Comparison) -> tuple[Text | str, ...]:
-    """The sentences that the comparison begins with."""
-    candidates = [side.candidate for side in (comparison.first, comparison.second) if side.candidate is not None]
+    """The first sentences of the comparison."""
     count = len([found for found in comparison.differences if found.acts])
-    if len(candidates) < 2:
+    if len(comparison.candidates) < 2:
         if not count:
             return (Text("Both do the same.", style="bold green"),)
         return (
             Text(f"{count} setting{'s differ' if count > 1 else ' differs'}.", style="bold"),
             "Pass --model and --gpus to see what that does to memory and speed.",
         )
-    first, second = candidates
+    first, second = comparison.candidates
     lines: list[Text | str] = [Text(_speed(first, second), style="bold")]
     saved = first.device_bytes - second.device_bytes
     if abs(saved) > _SMALL_SHARE * first.device_bytes:
@@ -89,55 +85,45 @@ def _speed(first: Candidate, second: Candidate) -> str:
     return f"Both fit; {faster} is {times(by)} as fast."
 
 
-def _fits(candidate: Candidate) -> str:
-    """`yes`, `no`, or the probability."""
-    return {"fits": "yes", "does not fit": "no"}.get(candidate.fit.verdict, chance(candidate.fit.probability))
-
-
-def _subject(comparison: Comparison, console: Console) -> None:
-    known = comparison.context
-    assert known is not None
+def _figures(known: ComparisonContext, first: Candidate, second: Candidate, console: Console) -> None:
+    """The table of both plans, and of the whole job under each where an amount is known."""
     workload = known.workload
     sentence(
         console,
         f"{known.model.name} · {method_title(workload)} · sequence {workload.seq_len} · {cluster_title(known.cluster)}",
     )
+    blank(console)
 
+    def both(name: str, cell: Callable[[Candidate], str]) -> None:
+        _row(name, (cell(first), cell(second)), console)
 
-def _figures(first: Candidate, second: Candidate, console: Console) -> None:
-    memories = first.memory, second.memory
-    plans = first.plan, second.plan
+    def sizes(name: str, value: Callable[[Candidate], int]) -> None:
+        _row(name, _gib_cells(value(first), value(second)), console)
+
+    def ratio(name: str, values: Sequence[float], cell: Callable[[float], str]) -> None:
+        _row(name, (cell(values[0]), cell(values[1]), times(values[1] / values[0])), console)
+
     _row("", ("A", "B", "B - A"), console, bold=True)
-    _row("fits", [_fits(candidate) for candidate in (first, second)], console)
-    _row(
-        "tokens/s",
-        (rate(first.tokens_per_s), rate(second.tokens_per_s), times(second.tokens_per_s / first.tokens_per_s)),
-        console,
-    )
-    _row("GPU GiB", _gib_cells(first.device_bytes, second.device_bytes), console)
-    _row("RAM GiB per node", _gib_cells(*(memory.host_bytes_per_node for memory in memories)), console)
-    if any(memory.nvme_bytes_per_node for memory in memories):
-        _row("NVMe GiB per node", _gib_cells(*(memory.nvme_bytes_per_node for memory in memories)), console)
-    _row(
+    short = {"fits": "yes", "does not fit": "no"}
+    both("fits", lambda each: short.get(each.fit.verdict, chance(each.fit.probability)))
+    ratio("tokens/s", (first.tokens_per_s, second.tokens_per_s), rate)
+    sizes("GPU GiB", lambda each: each.device_bytes)
+    sizes("RAM GiB per node", lambda each: each.memory.host_bytes_per_node)
+    if any(each.memory.nvme_bytes_per_node for each in (first, second)):
+        sizes("NVMe GiB per node", lambda each: each.memory.nvme_bytes_per_node)
+    both(
         "micro batch x accumulation",
-        [f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}" for plan in plans],
-        console,
+        lambda each: f"{each.plan.micro_batch_size} x {each.plan.gradient_accumulation_steps}",
     )
-
-
-def _whole_job(known: ComparisonContext, first: Candidate, second: Candidate, console: Console) -> None:
-    """Hours and cost of both, where it was told how much is trained."""
-    ours, theirs = known.duration(first), known.duration(second)
-    if ours is None or theirs is None:
+    jobs = [duration for duration in map(known.duration, (first, second)) if duration is not None]
+    if not jobs:
         return
-    steps = [f"{duration.steps:,}" for duration in (ours, theirs)]
-    _row("optimizer steps of the job", steps, console)
-    ratio = times(theirs.duration_s / ours.duration_s)
-    _row("hours of the job", (hours(ours.duration_s), hours(theirs.duration_s), ratio), console)
-    if known.price is not None:
-        spent = [duration.cost(known.price) for duration in (ours, theirs)]
-        paid = [money(cost, known.price.currency) for cost in spent]
-        _row("cost of the job", (*paid, times(spent[1] / spent[0])), console)
+    _row("optimizer steps of the job", [f"{duration.steps:,}" for duration in jobs], console)
+    ratio("hours of the job", [duration.duration_s for duration in jobs], hours)
+    price = known.price
+    if price is not None:
+        costs = [duration.cost(price) for duration in jobs]
+        ratio("cost of the job", costs, lambda cost: money(cost, price.currency))
     for line in known.job_basis:
         sentence(console, line)
 
