@@ -66,10 +66,14 @@ def check_job(options: Mapping[str, Any]) -> None:
         raise WorkloadError("--tokens counts all epochs", fix="leave --epochs out, or give --samples")
     if "tokens" in given and given.get("eval_split"):
         raise WorkloadError("--eval-split is a share of samples", fix="give --samples instead of --tokens")
-    share, epochs = given.get("eval_split", 0.0), given.get("epochs")
-    if not 0 <= share < 1:
+    check_epochs(given.get("epochs"), given.get("eval_split", 0.0))
+
+
+def check_epochs(epochs: float | None, eval_split: float) -> None:
+    """Raises WorkloadError for values out of range."""
+    if not 0 <= eval_split < 1:
         fix = "pass a share such as --eval-split 0.05"
-        raise WorkloadError(f"--eval-split is {share:g}", why="it is a share below 1", fix=fix)
+        raise WorkloadError(f"--eval-split is {eval_split:g}", why="it is a share below 1", fix=fix)
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
         fix = "pass a number such as --epochs 3"
         raise WorkloadError(f"--epochs is {epochs:g}", why=f"it must be above 0 and at most {_MOST_EPOCHS}", fix=fix)

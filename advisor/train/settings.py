@@ -12,6 +12,7 @@ from ...estimators.errors import WorkloadError
 from ...estimators.workload import Method, Workload
 from ...probes.run import Device
 from ..data.counting import SEED
+from ..question.job import check_epochs
 
 KEPT_CHECKPOINTS = 2
 """Two, so that an incomplete one never is the only one. The Trainer removes the oldest once a new one is written, so
@@ -78,21 +79,13 @@ class TrainingSettings:
         return cls(**own)
 
     def __post_init__(self) -> None:
-        share, epochs, rate = self.eval_split, self.epochs, self.learning_rate
-        if not 0 <= share < 1:
-            raise WorkloadError(
-                f"--eval-split is {share:g}",
-                why="it is a share of the rows, below 1",
-                fix="pass one such as --eval-split 0.05",
-            )
-        if share and self.eval_data:
+        check_epochs(self.epochs, self.eval_split)
+        rate = self.learning_rate
+        if self.eval_split and self.eval_data:
             raise WorkloadError("--eval-split and --eval-data both select the rows to evaluate", fix="leave one out")
-        positive = "it must be above 0"
-        if epochs is not None and not 0 < epochs <= 10_000:
-            raise WorkloadError(f"--epochs is {epochs:g}", why=positive, fix="pass one such as --epochs 3")
         if rate is not None and not 0 < rate < 100:
             fix = "pass one such as --learning-rate 2e-5"
-            raise WorkloadError(f"--learning-rate is {rate:g}", why=positive, fix=fix)
+            raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0", fix=fix)
 
 
 def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:

@@ -85,9 +85,9 @@ COMMANDS = {
     GRID: How(elsewhere="test_analytic_vs_dry_run.py runs its parts; the whole takes an hour and a half"),
     f"{GRID} llama zero3 --sample 10": How(as_if=f"{GRID} llama zero3 --sample 1", says="error", slow=True),
     f"{GRID} --answers FILE --offline": How(as_if=f"{GRID} --answers answers.jsonl --offline", slow=True),
-    "python -m benchmarks.search.question_grid --write": How(elsewhere="test_question_grid.py asks a part of it"),
+    "python -m benchmarks.search.question_grid --write": How(elsewhere="test_manual.py asks a part of it"),
     "python -m benchmarks.search.choices_inside_rungs --write --fast": How(
-        elsewhere="test_question_grid.py asks for some of its lines again; the whole takes half an hour"
+        elsewhere="test_manual.py asks for some of its lines again; the whole takes half an hour"
     ),
     "python -m benchmarks.gpu.wheels WHEELS": How(elsewhere="needs a network"),
     "python -m benchmarks.gpu --minutes 20 --out DIR --wheels WHEELS": How(elsewhere="test_gpu.py, on the CPU"),

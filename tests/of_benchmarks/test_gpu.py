@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +14,19 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.time.step_time import estimate_plan
 from ds_advise.probes.machine import Machine
 
 from benchmarks.gpu import chapter
-from benchmarks.gpu.agenda.configurations import HOST_TIME, MEMORY
-from benchmarks.gpu.agenda.order import EXTENSIONS, agenda
+from benchmarks.gpu.agenda.configurations import MEMORY
+from benchmarks.gpu.agenda.order import agenda
 from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
-from benchmarks.gpu.configuration import Configuration, from_arguments
+from benchmarks.gpu.configuration import Configuration
 from benchmarks.gpu.machine.place import Place, cluster_of
 from benchmarks.gpu.measure.allocator import compare, pack, unpack
 from benchmarks.gpu.measurement import Measurement, measure
 from benchmarks.gpu.records import FILE, Outcome, Record, Records
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.tables import training_row, write
-from benchmarks.gpu.wheels import keep_one_library, unmet
 
 ROOT = Path(__file__).parents[2]
 H100 = find_gpu("H100-SXM5")
@@ -85,23 +81,6 @@ def test_what_failed_is_tried_again_after_the_rest(go: Go) -> None:
     assert go("abc", {}) == ["a"]
 
 
-def test_another_driver_makes_another_measurement(go: Go) -> None:
-    """And another GPU."""
-    assert go("a", {}) == go("a", {}, machine=replace(MACHINE, driver="590")) == ["a"]
-    assert go("a", {}, machine=replace(MACHINE, gpus=("NVIDIA H200",))) == ["a"]
-    assert go("a", {}) == []
-
-
-def test_a_fresh_machine_compiles_again(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records came along, the extensions did not."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    assert go("aE", {}) == ["a", "E"]
-    assert go("aE", {}) == ["E"]
-    (tmp_path / "extensions" / "fused_adam").mkdir(parents=True)
-    (tmp_path / "extensions" / "fused_adam" / "fused_adam.so").touch()
-    assert go("aE", {}) == []
-
-
 def test_what_the_end_of_the_time_cuts_off_leaves_no_record(go: Go) -> None:
     """It may need no more than its usual time; nothing is begun that takes longer than is left."""
     assert go("a", {"a": "timed out"}, left_s=20) == ["a"]
@@ -148,57 +127,6 @@ def test_what_a_machine_cannot_do_is_an_answer(place: Place) -> None:
     assert "KeyError" in answer["reason"]
 
 
-def test_the_configurations_cover_what_is_promised() -> None:
-    """Stages, offloads, methods, families, sizes, lengths, and ranks of a larger job."""
-    clusters = {ranks: cluster_of(H100, ranks) for ranks in (1, 2, 8, 64)}
-    clusters = {
-        ranks: replace(cluster, nvme_path="/nvme", nvme_bytes_per_node=10**12) for ranks, cluster in clusters.items()
-    }
-    runs = [one.run(clusters[one.world_size]) for one in MEMORY]
-    plans = [one.plan(clusters[one.world_size]) for one in MEMORY]
-    assert len({one.name for one in MEMORY}) == len(MEMORY) >= 24
-    assert {plan.zero_stage for plan in plans} == {0, 1, 2, 3}
-    assert (
-        {plan.offload_optimizer for plan in plans} == {plan.offload_param for plan in plans} == {"none", "cpu", "nvme"}
-    )
-    assert {one.world_size for one in MEMORY} == {1, 2, 8, 64}
-    assert {one.method for one in MEMORY} == {"full", "lora", "qlora"}
-    assert {run.model["model_type"] for run in runs} == {"qwen2", "llama", "gemma2"}
-    assert min(one.seq_len for one in MEMORY) == 512
-    assert max(one.seq_len for one in MEMORY) == 32768
-    assert {one.loss for one in MEMORY} == {"standard", "fused"}
-    sizes = sorted(one.shape.parameters for one in MEMORY)
-    assert sizes[0] < 0.5e9 < 14e9 < sizes[-1]
-    needs = [
-        estimate_plan(one.shape, one.workload, clusters[one.world_size], plan).memory.device_bytes_per_gpu
-        for one, plan in zip(MEMORY, plans, strict=True)
-    ]
-    assert sum(need > H100.memory_bytes for need in needs) == 2
-    assert [from_arguments(json.loads(json.dumps(one.arguments))) for one in MEMORY] == list(MEMORY)
-
-
-def test_the_agenda_of_a_gpu_begins_with_what_all_else_needs(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
-    """Compiled extensions first; then the context, and a dozen configurations before anything else takes time."""
-    monkeypatch.setattr("benchmarks.gpu.machine.place.visible_gpus", lambda: [H100])
-    found = agenda(replace(place, device="cuda"))
-    names = [one.name for one in found]
-    assert names[0] == EXTENSIONS
-    assert [one.kind for one in found[:14]] == ["extensions", "context"] + ["training"] * 12
-    assert {one.name for one in (*MEMORY, *HOST_TIME)} < set(names)
-    assert len(set(names)) == len(names)
-    assert sum(one.about_s for one in found[:25]) < 20 * 60
-    modules = {path.stem for path in (ROOT / "benchmarks" / "gpu" / "measure").glob("*.py")}
-    assert {one.kind for one in found} < modules
-
-
-def test_every_question_runs_its_recommended_plan_first() -> None:
-    """A run that is cut off early then knows something of each."""
-    runs = in_order(replace(cluster_of(H100, 1), nvme_path="/nvme", nvme_bytes_per_node=10**12))
-    assert len(QUESTIONS) == 8
-    assert [run.model for run in runs[:8]] == [asked.model for asked in QUESTIONS]
-    assert len(runs) > 50
-
-
 def test_the_replay_agrees_with_a_trace_that_follows_the_rules() -> None:
     """A small and a large segment, a block used again, and the cache emptied."""
     large = 30 << 20
@@ -223,30 +151,6 @@ def test_the_replay_agrees_with_a_trace_that_follows_the_rules() -> None:
     assert found["peaks"]["torch_allocated"] == found["peaks"]["replayed_allocated"] == large + 1024
     trace[2]["size"] += 2 << 20  # a driver that gives more than the rules say
     assert compare(trace, expandable_segments=False)["furthest_apart_bytes"] == 2 << 20
-
-
-def test_a_wheel_keeps_the_library_of_one_cuda_version(tmp_path: Path) -> None:
-    """And its list of files is true; a requirement that nobody meets is told."""
-    wheel = tmp_path / "bitsandbytes-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name in ("cuda126.so", "cuda130.so", "cpu.so"):
-            archive.writestr(f"bitsandbytes/libbitsandbytes_{name}", name)
-        archive.writestr("bitsandbytes/__init__.py", "")
-        archive.writestr(
-            "bitsandbytes-1.0.dist-info/METADATA",
-            'Metadata-Version: 2.1\nRequires-Dist: torch>=2\nRequires-Dist: nope; extra == "x"\nRequires-Dist: gone\n',
-        )
-        archive.writestr("bitsandbytes-1.0.dist-info/RECORD", "")
-    keep_one_library(wheel, "libbitsandbytes_cuda130.so")
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        record = archive.read("bitsandbytes-1.0.dist-info/RECORD").decode()
-    assert [name for name in names if name.endswith(".so")] == [
-        "bitsandbytes/libbitsandbytes_cuda130.so",
-        "bitsandbytes/libbitsandbytes_cpu.so",
-    ]
-    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
-    assert unmet([wheel], ["Torch"], "3.12") == [f"gone (of {wheel.name})"]
 
 
 def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
