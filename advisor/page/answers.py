@@ -14,13 +14,10 @@ from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.gpus import gpus
 from ...estimators.models import catalogue
-from ...estimators.optimizers import OPTIMIZERS
 from ..advise import predicted
 from ..answer.recommendation import Change, Recommendation
 from ..answer.what_if import changes_tried
 from ..html_report.palette import dark_rules
-from ..question.cluster import parse_cluster
-from ..question.workload import configured_workload
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 from .view import COLUMNS, PICTURES, answer_view, json_text, picture
 
@@ -83,16 +80,19 @@ def judge(request: str) -> str:
 def _linted(text: str, state: State | None) -> LintReport:
     # Imported here: in a browser it would delay the first answer.
     from ...validate.lint import lint, load_facts, read_document
+    from ..question.lint_file import lint_settings
 
     document = read_document(text.encode(), name="the pasted text")
     settings: dict[str, Any] = {}
     if state is not None:
-        shape, cluster = model_of(state), parse_cluster(state["gpus"], ram=state.get("ram") or None)
         length = state.get("seq-len", "")
-        options = {"seq_len": int(length) if length.isdigit() else None}
-        workload = configured_workload(document.root.value, options, shape, cluster.gpu)
-        known = workload.optimizer in OPTIMIZERS
-        settings = {"model": shape, "cluster": cluster, "workload": workload if known else None}
+        settings = lint_settings(
+            document.root.value,
+            model=model_of(state),
+            gpus=state["gpus"],
+            ram=state.get("ram") or None,
+            seq_len=int(length) if length.isdigit() else None,
+        )
     return lint(document, facts=load_facts(), **settings)
 
 

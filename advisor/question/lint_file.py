@@ -1,4 +1,4 @@
-"""From what a user says besides the file to what lint knows: GPUs, model and workload."""
+"""Lint of a configuration file with the GPUs, the model and the workload that a user names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.read import optimizer_in
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
@@ -20,22 +21,20 @@ from .workload import configured_workload
 def lint_settings(
     config: Mapping[str, Any],
     *,
-    framework: Framework | None,
-    model: str | None,
-    gpus: str | None,
-    ram: str | None,
-    seq_len: int | None,
-    offline: bool,
+    framework: Framework | None = None,
+    model: str | ModelShape | None = None,
+    gpus: str | None = None,
+    ram: str | None = None,
+    seq_len: int | None = None,
+    offline: bool = False,
 ) -> dict[str, Any]:
-    """Keyword arguments of `lint`.
+    """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
+    an unknown optimizer.
 
-    The workload is None without a model, and for an optimizer whose states are not known: then memory and speed are not
-    judged.
-
-    Raises DsAdviseError for GPUs, a model or a length that cannot be.
+    Raises DsAdviseError for invalid GPUs, an unknown model or an impossible length.
     """
-    cluster = parse_cluster(gpus, ram=ram) if gpus is not None else None
-    shape = load_model(model, offline=offline) if model is not None else None
+    cluster = None if gpus is None else parse_cluster(gpus, ram=ram)
+    shape = load_model(model, offline=offline) if isinstance(model, str) else model
     workload = None
     if shape is not None:
         options = {"seq_len": seq_len, "framework": framework or "hf"}
@@ -47,47 +46,38 @@ def lint_settings(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintAnswer:
-    """What lint says of a file."""
+    """The result of linting a file."""
 
     path: Path
     report: LintReport
-    """Of the file as it is now."""
+    """Of the file after a correction."""
     correction_wanted: bool
     old_text: str
     text: str
-    """The file's text now, `old_text` where nothing was corrected."""
+    """The file's text after a correction; equal to `old_text` without one."""
     copy: Path | None
-    """Where the old file is kept, None where nothing was corrected."""
+    """The copy of the old file; None without a correction."""
     unknown_optimizer: str = ""
-    """The file's optimizer, where a model was named and its states are not known: then memory is not judged."""
+    """The file's optimizer, if a model is given and the optimizer is unknown: memory is not checked."""
 
 
-def lint_file(
-    path: Path,
-    *,
-    fix: bool = False,
-    framework: Framework | None = None,
-    model: str | None = None,
-    gpus: str | None = None,
-    ram: str | None = None,
-    seq_len: int | None = None,
-    offline: bool = False,
-) -> LintAnswer:
-    """Judge a configuration file, `-` for standard input; `fix` corrects what cannot change the training.
+def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
+    """Lint a configuration file, `-` for standard input.
 
-    Raises DsAdviseError for a file that cannot be read or corrected, and for GPUs, a model or a length that cannot be.
+    fix: correct what cannot change the training.
+    settings: arguments of `lint_settings`.
+
+    Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
     """
     file = read_config_file(path)
-    settings = lint_settings(
-        file.document.root.value, framework=framework, model=model, gpus=gpus, ram=ram, seq_len=seq_len, offline=offline
-    )
+    known = lint_settings(file.document.root.value, **settings)
     facts = load_facts()
-    report = lint(file.document, facts=facts, **settings)
+    report = lint(file.document, facts=facts, **known)
     old_text, copy = file.document.text, None
     if fix and (corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")):
         file, copy = corrected
-        report = lint(file.document, facts=facts, **settings | {"framework": report.framework})
-    unjudged = settings["model"] is not None and settings["workload"] is None
+        report = lint(file.document, facts=facts, **known | {"framework": report.framework})
+    unchecked = known["model"] is not None and known["workload"] is None
     return LintAnswer(
         path=path,
         report=report,
@@ -95,5 +85,5 @@ def lint_file(
         old_text=old_text,
         text=file.document.text,
         copy=copy,
-        unknown_optimizer=optimizer_in(file.document.root.value) or "" if unjudged else "",
+        unknown_optimizer=optimizer_in(file.document.root.value) or "" if unchecked else "",
     )

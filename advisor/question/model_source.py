@@ -1,7 +1,7 @@
-"""From what the user calls a model to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub.
+"""From a model's name to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub; JSON files of users.
 
-Only a `config.json` is ever read, and of a folder without one, which model's adapters it holds. No weights, no code
-from a model's folder, no pickle.
+Only a `config.json` is read, or in a folder without one the name of the model that its adapters belong to. No weights,
+no code from a model's folder, no pickle.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from ...estimators.models import catalogue
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 
+MAX_BYTES = 10_000_000
+"""A configuration has kilobytes; a larger file is another file."""
+
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
-    """The model that a name, a folder, a `config.json` or a hub id means.
+    """The model of a name, a folder, a `config.json` or a hub id.
 
     Tried in this order: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache
     first. `offline` forbids the network, not the cache. Parameters are counted from the configuration, not the weights.
 
-    Raises UnknownModelError where nothing has this name or the hub cannot be asked; ModelConfigError for a
-    `config.json` that cannot be read or is not a model's.
+    Raises UnknownModelError if there is no such model or the hub cannot be reached, and ModelConfigError for an invalid
+    `config.json`.
     """
     found = _resolve(name_or_path, offline=offline)
-    return (
-        found
-        if isinstance(found, ModelShape)
-        else shape_from_config(_read(found.file), name=name_or_path.strip(), source=found.source)
-    )
+    if isinstance(found, ModelShape):
+        return found
+    return shape_from_config(_read(found.file), name=name_or_path.strip(), source=found.source)
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
-    """The `config.json` behind `load_model(name_or_path)`, for those who build the model itself; the same errors."""
+    """The `config.json` of `load_model(name_or_path)`; the same errors."""
     found = _resolve(name_or_path, offline=offline)
     return catalogue.config(found.name) if isinstance(found, ModelShape) else _read(found.file)
 
@@ -59,7 +60,8 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
             return _ConfigFile(file, str(file))
     except (OSError, RuntimeError, ValueError):  # too long for a path, the home of an unknown user, a null byte
         is_folder = False
-    if _is_path(name):
+    can_only_be_a_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
+    if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:
         base = _base_of_adapters(path) if is_folder else ""
         raise UnknownModelError(
             f"{name}: {'no config.json in this folder' if is_folder else 'no such file or folder'}",
@@ -77,7 +79,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
 
 
 def _base_of_adapters(folder: Path) -> str:
-    """The model that the adapters in a folder, as peft saves them, belong to; "" where there are none."""
+    """The model of the adapters in a folder, as peft saves them; "" if there are none."""
     try:
         described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,23 +88,8 @@ def _base_of_adapters(folder: Path) -> str:
     return base if isinstance(base, str) else ""
 
 
-def _is_path(name: str) -> bool:
-    """It can only be meant as a path, so that a wrong one is no reason to look elsewhere."""
-    return (
-        name.startswith(("/", "./", "../", "~"))
-        or name in (".", "..")
-        or (name.endswith(".json") or name.count("/") > 1)
-    )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_json_object(
-        file, error=ModelConfigError, what="a model's config.json", fix="give a config.json as transformers writes it"
-    )
-
-
 def _from_hub(hub_id: str, *, offline: bool) -> Path:
-    """The path of the model's `config.json` in the hub's cache, downloaded if it may be."""
+    """The path of the model's `config.json` in the hub's cache, downloaded unless offline."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -120,15 +107,15 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
     try:
         return Path(hf_hub_download(hub_id, "config.json", local_files_only=True))
     except HFValidationError:
-        raise unknown("not a name that the hub allows", otherwise) from None
+        raise unknown("not a valid hub id", otherwise) from None
     except LocalEntryNotFoundError:
         if offline:
             raise unknown(
-                "not in the catalogue nor in the hub's cache, and --offline forbids the network",
+                "neither in the catalogue nor in the hub's cache, and --offline forbids the network",
                 f"leave --offline out, or {otherwise}",
             ) from None
     try:
-        # Asked first because it fails at once where `hf_hub_download` retries for half a minute.
+        # First, because it fails at once where `hf_hub_download` retries for half a minute.
         get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=10)
         return Path(hf_hub_download(hub_id, "config.json"))
     except GatedRepoError:
@@ -137,22 +124,24 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
             "accept them on its page and log in with `hf auth login`, or set HF_TOKEN",
         ) from None
     except RepositoryNotFoundError:
-        raise unknown("not on the hub, or private without a token that may see it", otherwise) from None
+        raise unknown("not on the hub, or private and not visible to the token", otherwise) from None
     except EntryNotFoundError:
         raise unknown("its repository on the hub has no config.json", otherwise) from None
-    except Exception as error:  # what the HTTP library raises changed with huggingface_hub's versions (requests, httpx)
+    except Exception as error:  # the HTTP library's errors differ between versions of huggingface_hub
         raise unknown(
             f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
-            f"{otherwise}; --offline does not ask the hub",
+            f"{otherwise}; --offline does not use the hub",
         ) from error
 
 
-# A configuration has kilobytes; what is beyond this limit is another file.
-MAX_BYTES = 10_000_000
+def _read(file: Path) -> dict[str, Any]:
+    return read_json_object(
+        file, error=ModelConfigError, what="a model's config.json", fix="give a config.json as transformers writes it"
+    )
 
 
 def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises `error`, with `fix`, where it cannot be read, is too large to be `what`, or
+    """The object in a JSON file. Raises `error`, with `fix`, if the file cannot be read, is too large to be `what`, or
     holds something else."""
     try:
         with file.open("rb") as stream:
@@ -171,13 +160,12 @@ def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: 
 
 
 def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: str) -> dict[str, Any]:
-    """The object in a text that messages call `name`. Raises `error`, with `fix`, where it holds something else."""
+    """The object in a text called `name`. Raises `error`, with `fix`, if it holds something else."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as problem:
-        raise error(
-            f"{name}: not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})", fix=fix
-        ) from problem
+        place = f"line {problem.lineno}, column {problem.colno}"
+        raise error(f"{name}: not JSON: {problem.msg} ({place})", fix=fix) from problem
     except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
         raise error(f"{name}: not JSON that can be read", fix=fix) from problem
     if not isinstance(value, dict):

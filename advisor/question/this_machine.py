@@ -1,8 +1,7 @@
-"""This machine's own speeds in place of data sheets and assumptions, once `ds-advise bench` has measured them.
+"""This machine as a cluster: its CPU, and the speeds that `ds-advise bench` has measured.
 
-The estimators take a data sheet's figure and reach a share of it. So a measured rate goes in as the data sheet's figure
-of which that share is the measured rate. Rates of matrix products, CPU Adam and NVMe go in as they are, for that is
-what their fields hold.
+The estimators multiply a data sheet's figure by the share of it that training reaches. A measured rate is therefore
+divided by that share. Rates of matrix products, CPU Adam and NVMe are used as they are.
 """
 
 from __future__ import annotations
@@ -25,17 +24,29 @@ if TYPE_CHECKING:
     from ...probes.store import Record
 
 STREAM_SHARE = 0.9
-"""Of a GPU's memory bandwidth by the data sheet that a sum of long vectors reaches. The estimators' own share is lower,
-for a model's operations are shorter. Assumed."""
+"""Share of a GPU's data sheet memory bandwidth that a sum of long vectors reaches. The estimators' own share is lower,
+because a model's operations are shorter. Assumed."""
 
 HOST_STREAM_SHARE = 0.6
-"""The same of host memory by all cores: torch's stores read a line before they write it, a fourth transfer for the
-three that are counted, and 0.8 of the data sheet is much. Assumed."""
+"""The same for host memory with all cores: torch's stores read a line before they write it, a fourth transfer for
+three counted ones, and at most 0.8 of the data sheet is reached. Assumed."""
+
+CORE_FLOPS_PER_S = 20e9
+"""Products on one core if not measured: a quarter of AVX2's peak at 2.5 GHz (80 GFLOP/s), of which large products reach
+half. Used for bf16 too, in which a CPU without bf16 units is no faster. Assumed."""
+
+MEMORY_BYTES_PER_S = 20e9
+"""Memory bandwidth of the host if not measured: one channel of DDR4-3200 (25.6 GB/s) less a fifth. Assumed."""
+
+GLOO_BYTES_PER_S = 0.5e9
+"""Rate between the ranks if not measured: through the loopback interface with an addition in between. Assumed."""
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredHardware:
-    """The newest benchmark of this machine, and its age."""
+    """A benchmark of this machine, and its age."""
 
     result: BenchResult
     age_s: float
@@ -48,11 +59,11 @@ class MeasuredHardware:
 
 
 def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
-    """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as
-    nothing."""
+    """The newest benchmark of this machine, None without one. An unusable store is reported on stderr and counts as
+    empty."""
     if not anything_kept():
         return None
-    # Imported here: without results an answer needs no database.
+    # Imported here: without records an answer needs no database.
     from ...probes.benchmark_result import BENCH_VERSION, bench_from_json
     from ...probes.machine import this_machine
     from ...probes.store import try_store
@@ -66,30 +77,28 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
 
 
 def with_measured_hardware(cluster: Cluster) -> Cluster:
-    """The cluster of this machine's GPUs with what was measured on it, and the phrase that says so."""
+    """The cluster of this machine's GPUs with its measured speeds, if there are any."""
     known = measured_hardware("cuda")
     return cluster if known is None else as_measured(cluster, known)
 
 
 def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
-    """The cluster with what a benchmark has measured of its kind of machine."""
-    gpu, names = _gpu(cluster.gpu, known.result)
-    changes, more = node_figures(cluster, known.result)
+    """The cluster with the speeds of a benchmark."""
+    gpu, names = _measured_gpu(cluster.gpu, known.result)
+    changes, more = _measured_node(cluster, known.result)
     return replace(cluster, gpu=gpu, measured=known.phrase([*names, *more]), **changes)
 
 
-def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
-    bf16, fp16 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16"))
-    fp32 = known.best("matrix_product", how="fp32")
-    memory = known.memory_bytes_per_s
+def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
+    bf16, fp16, fp32 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16", "fp32"))
     up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
-    links = known.links_bytes_per_s
+    memory, links, attention = known.memory_bytes_per_s, known.links_bytes_per_s, _attention_speeds(known)
     changes: dict[str, Any] = {}
     names = list[Phrase]()
     if bf16 or fp16:
         changes |= {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}
         names.append(phrase("matrix products"))
-    if attention := attention_speeds(known):
+    if attention:
         changes["attention"] = attention
         names.append(phrase("attention"))
     if memory:
@@ -111,8 +120,32 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
     return replace(gpu, **changes), names
 
 
-def attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[AttentionSpeed, ...]:
-    """Rates of attention of one device, or of so many together, by type, pass and rising length."""
+def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
+    """(fields of a cluster besides its GPUs, their names)."""
+    changes: dict[str, Any] = {
+        "collective_call_s": known.collective_call_s,
+        "all_reduce_bytes_per_s": known.best("all_reduce"),
+    }
+    names = list[Phrase]()
+    memory, adam = known.best("host_memory"), known.best("cpu_adam")
+    read, write = known.best("nvme_read"), known.best("nvme_write")
+    if known.host_score_s:
+        changes["host_score_s"] = known.host_score_s
+        names.append(phrase("a core's speed"))
+    if memory:
+        changes["dram_bytes_per_s_per_node"] = memory / HOST_STREAM_SHARE
+        names.append(phrase("host memory"))
+    if adam:
+        changes["cpu_adam_parameters_per_s_per_node"] = adam
+        names.append(phrase("CPU Adam"))
+    if read and write and (not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount):
+        changes |= {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
+        names.append(phrase("NVMe"))
+    return changes, names
+
+
+def _attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[AttentionSpeed, ...]:
+    """Rates of attention of one device, or of several together, by type, pass and ascending length."""
     return tuple(
         AttentionSpeed(precision=figure.how, backward=backward, keys=figure.size, flops_per_s=devices * figure.median)
         for backward, kind in ((False, "attention_forward"), (True, "attention_backward"))
@@ -120,74 +153,41 @@ def attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[Attentio
     )
 
 
-def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
-    """Fields of a cluster beside its GPUs, and what they are called; collectives are named with the links."""
-    changes: dict[str, Any] = {
-        "collective_call_s": known.collective_call_s,
-        "all_reduce_bytes_per_s": known.best("all_reduce"),
-    }
-    names = list[Phrase]()
-    if known.host_score_s:
-        changes["host_score_s"] = known.host_score_s
-        names.append(phrase("a core's speed"))
-    memory, adam = known.best("host_memory"), known.best("cpu_adam")
-    if memory:
-        changes["dram_bytes_per_s_per_node"] = memory / HOST_STREAM_SHARE
-        names.append(phrase("host memory"))
-    if adam:
-        changes["cpu_adam_parameters_per_s_per_node"] = adam
-        names.append(phrase("CPU Adam"))
-    read, write = known.best("nvme_read"), known.best("nvme_write")
-    if read and write and (not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount):
-        changes |= {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
-        names.append(phrase("NVMe"))
-    return changes, names
-
-
-if TYPE_CHECKING:
-    from ...probes.benchmark_result import BenchResult
-
-CORE_FLOPS_PER_S = 20e9
-"""Products on one core until they are measured: half of what AVX2 does at 2.5 GHz in the half of its peak (80 GFLOP/s)
-that large products reach. Taken for bf16 as well, which a CPU without bf16 units does no faster. Assumed."""
-
-MEMORY_BYTES_PER_S = 20e9
-"""Of the whole host until it is measured: one channel of DDR4-3200 (25.6 GB/s) and a fifth less. Assumed."""
-
-GLOO_BYTES_PER_S = 0.5e9
-"""Between the ranks until it is measured: through the loopback interface with an addition in between. Assumed."""
-
-_GIB = 2**30
-
-
 def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     """`ranks` processes on this machine's CPU, each of them a "GPU" with its share of cores and memory bandwidth.
 
-    memory_limit_bytes: what one rank may allocate; None: its share of the RAM that a process here may use. Speeds are
-        those of
-    the newest `ds-advise bench --device cpu` on this machine; without one, low ones that are named as assumed.
+    The speeds are those of the newest `ds-advise bench --device cpu`, else low assumed ones.
+
+    memory_limit_bytes: memory of one rank; by default its share of the RAM that a process here can use.
     """
     cores, ram = cpu_cores(), host_memory_bytes()
-    limit = ram // ranks if memory_limit_bytes is None else memory_limit_bytes
-    known = measured_hardware("cpu")
-    found = _Host(
-        bf16=CORE_FLOPS_PER_S * cores, fp32=CORE_FLOPS_PER_S * cores, memory=MEMORY_BYTES_PER_S, links=GLOO_BYTES_PER_S
-    )
-    assumed: tuple[str, ...] = (
+    bf16 = fp32 = CORE_FLOPS_PER_S * cores
+    memory, links = MEMORY_BYTES_PER_S, GLOO_BYTES_PER_S
+    attention: tuple[AttentionSpeed, ...] = ()
+    assumed = [
         f"{CORE_FLOPS_PER_S / 1e9:g} GFLOP/s per CPU core",
         f"{MEMORY_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth",
-    )
-    names: tuple[Phrase, ...] = ()
-    attention: tuple[AttentionSpeed, ...] = ()
+    ]
+    names: list[Phrase] = []
+    known = measured_hardware("cpu")
     if known is not None:
-        found, assumed, names = _measured(known.result, found), (), (phrase("matrix products"), phrase("memory"))
-        if attention := attention_speeds(known.result, known.result.ranks / ranks):
-            names += (phrase("attention"),)
+        result = known.result
+
+        def of_all_ranks(rate: float | None, otherwise: float) -> float:
+            return rate * result.ranks if rate else otherwise  # they were measured at the same time
+
+        bf16 = of_all_ranks(result.best("matrix_product", how="bf16"), bf16)
+        fp32 = of_all_ranks(result.best("matrix_product", how="fp32"), fp32)
+        memory = of_all_ranks(result.memory_bytes_per_s, memory)
+        links = result.links_bytes_per_s or links
+        attention = _attention_speeds(result, result.ranks / ranks)
+        assumed = []
+        names = [phrase("matrix products"), phrase("memory"), *([phrase("attention")] if attention else [])]
     if known is not None and known.result.ranks > 1:
-        names += (phrase("collectives"),)
+        names.append(phrase("collectives"))
     elif ranks > 1:
-        assumed += (f"{GLOO_BYTES_PER_S / 1e9:g} GB/s between ranks",)
-    bf16, fp32, memory = found.bf16 / ranks, found.fp32 / ranks, found.memory / ranks
+        assumed.append(f"{GLOO_BYTES_PER_S / 1e9:g} GB/s between ranks")
+    limit = ram // ranks if memory_limit_bytes is None else memory_limit_bytes
     gpu = Gpu(
         name=f"CPU ({cpu_model()})",
         vendor="",
@@ -196,15 +196,15 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         memory_bytes=limit,
         nominal_gb=max(1, round(limit / _GIB)),
         fp16_flops_per_s=None,
-        bf16_flops_per_s=bf16 / BEST_OF_PEAK,
+        bf16_flops_per_s=bf16 / ranks / BEST_OF_PEAK,
         tf32_flops_per_s=None,
-        fp32_flops_per_s=fp32 / FP32_BEST_OF_PEAK,
-        gemm_bf16_flops_per_s=bf16,
+        fp32_flops_per_s=fp32 / ranks / FP32_BEST_OF_PEAK,
+        gemm_bf16_flops_per_s=bf16 / ranks,
         gemm_fp16_flops_per_s=None,
-        memory_bytes_per_s=memory / STREAM_SHARE,
-        # "To the host" is a copy in the same memory, which reads and writes every byte.
-        pcie_bytes_per_s=memory / 2 / PINNED_SHARE,
-        peer_bytes_per_s=found.links / LINK_SHARE["pcie"],
+        memory_bytes_per_s=memory / ranks / STREAM_SHARE,
+        # A copy "to the host" stays in the same memory, which reads and writes every byte.
+        pcie_bytes_per_s=memory / ranks / 2 / PINNED_SHARE,
+        peer_bytes_per_s=links / LINK_SHARE["pcie"],
         peer_link="gloo",
         source="this machine",
         attention=attention,
@@ -218,32 +218,10 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         threads_per_rank=chosen_threads(),
         dram_bytes_per_s_per_node=MEMORY_BYTES_PER_S,
         is_this_machine=True,
-        assumptions=assumed,
+        assumptions=tuple(assumed),
     )
     if known is None:
         return cluster
-    changes, more = node_figures(cluster, known.result)
+    changes, more = _measured_node(cluster, known.result)
     changes["new_memory_bytes_per_s"] = known.result.best("new_memory")
     return replace(cluster, measured=known.phrase([*names, *more]), **changes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Host:
-    """All ranks together: FLOP/s of products by type, bytes per second of memory; links between two of them."""
-
-    bf16: float
-    fp32: float
-    memory: float
-    links: float
-
-
-def _measured(result: BenchResult, otherwise: _Host) -> _Host:
-    """What the ranks of a benchmark did at the same time."""
-    bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
-    memory = result.memory_bytes_per_s
-    return _Host(
-        bf16=bf16 * result.ranks if bf16 else otherwise.bf16,
-        fp32=fp32 * result.ranks if fp32 else otherwise.fp32,
-        memory=memory * result.ranks if memory else otherwise.memory,
-        links=result.links_bytes_per_s or otherwise.links,
-    )
