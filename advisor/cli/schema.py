@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import click
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
 from ...estimators.errors import WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION
@@ -16,7 +19,6 @@ from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonFigures
 from ..answer.explanation import ExplanationFigures
-from ..answer.json_schema import DIALECT, Schema, schema_of
 from ..answer.recommendation import DryRunFigures
 from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
@@ -28,27 +30,30 @@ from ..train.report import TrainingReport
 from ..verification.probe import ProbeAdditions
 from .options import DEBUG
 
+Schema = dict[str, Any]
+
 _LEFT_OUT = ("timeline", "schedule")
 """Fields of a dry run that only `--timeline` writes."""
 
-_SCHEMAS: Mapping[str, Callable[[], Schema]] = {
-    "advise": lambda: schema_of([Advice]),
-    "explain": lambda: schema_of([ExplanationFigures]),
-    "dry-run": lambda: schema_of([DryRunResult, DryRunFigures], without=_LEFT_OUT),
-    "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
-    "launch": lambda: schema_of([LaunchReport]),
-    "train": lambda: schema_of([TrainingReport]),
-    "bench": lambda: schema_of([RecordFigures]),
-    "history": lambda: schema_of([History]),
-    "compare": lambda: schema_of([ComparisonFigures]),
-    "check": lambda: schema_of([CheckResult]),
-    "rent": lambda: schema_of([RentFigures]),
-    "from": lambda: schema_of([ImportJson]),
-    "lint": lambda: schema_of([LintFigures]),
-    "doctor": lambda: schema_of([Checkup]),
+_FORMS: Mapping[str, tuple[type, ...]] = {
+    "advise": (Advice,),
+    "explain": (ExplanationFigures,),
+    "dry-run": (DryRunResult, DryRunFigures),
+    "probe": (ProbeResult, ProbeAdditions),
+    "launch": (LaunchReport,),
+    "train": (TrainingReport,),
+    "bench": (RecordFigures,),
+    "history": (History,),
+    "compare": (ComparisonFigures,),
+    "check": (CheckResult,),
+    "rent": (RentFigures,),
+    "from": (ImportJson,),
+    "lint": (LintFigures,),
+    "doctor": (Checkup,),
 }
+"""Dataclasses that have the fields of a command's JSON object."""
 
-NAMES = tuple(_SCHEMAS)
+NAMES = tuple(_FORMS)
 
 
 @click.command()
@@ -71,11 +76,28 @@ def schema(command: str) -> int:
 
 def schema_of_command(command: str) -> Schema:
     """The JSON Schema of what a command prints with --json. Raises WorkloadError for a command without one."""
-    if command not in _SCHEMAS:
+    if command not in _FORMS:
         raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
     return {
-        "$schema": DIALECT,
+        "$schema": GenerateJsonSchema.schema_dialect,
         "$id": f"urn:ds-advise:{command}:{SCHEMA_VERSION}",
+        **schema_of(_FORMS[command]),
         "title": f"ds-advise {command} --json",
-        **_SCHEMAS[command](),
     }
+
+
+def schema_of(forms: tuple[type, ...]) -> Schema:
+    """One object with the fields of all forms; the docstrings under the fields are descriptions.
+
+    Every field is always there. New fields may be added without a new version, so unknown ones are allowed.
+    """
+    whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}}
+    config = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
+    for form in forms:
+        listed: Any = list[form]  # type: ignore[valid-type]  # a dataclass itself takes no config
+        found = TypeAdapter(listed, config=config).json_schema(mode="serialization")
+        own = found["$defs"].pop(form.__name__)
+        whole["properties"] |= {name: each for name, each in own["properties"].items() if name not in _LEFT_OUT}
+        whole["required"] += [name for name in own["required"] if name not in _LEFT_OUT]
+        whole["$defs"] |= found["$defs"]
+    return whole

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
+from ...estimators.json_form import from_attributes, to_json
 from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
 from ...probes.real_run import ProbeResult
 from ...probes.run import Run, check_kernels
@@ -32,7 +33,8 @@ class ProbeFigure:
         return predicted / self.measured - 1 if predicted is not None and self.measured else None
 
 
-class ProbeFigureJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ProbeFigureWithErrors:
     """A quantity, measured and predicted; null: not known that way."""
 
     name: str
@@ -46,10 +48,11 @@ class ProbeFigureJson(TypedDict):
     dry_run_error: float | None
 
 
-class ProbeAdditions(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ProbeAdditions:
     """What an answer adds to a probe's own result."""
 
-    figures: list[ProbeFigureJson]
+    figures: tuple[ProbeFigureWithErrors, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,21 +80,16 @@ class ProbeAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """The result with every figure beside its predictions, and their relative errors."""
-        additions: ProbeAdditions = {
-            "figures": [
-                {
-                    "name": figure.name,
-                    "unit": figure.unit,
-                    "measured": figure.measured,
-                    "analytic": figure.analytic,
-                    "analytic_error": figure.error(figure.analytic),
-                    "dry_run": figure.dry_run,
-                    "dry_run_error": figure.error(figure.dry_run),
-                }
-                for figure in self.figures
-            ],
-        }
-        return {**self.result.to_json(), **additions}
+        figures = tuple(
+            from_attributes(
+                ProbeFigureWithErrors,
+                figure,
+                analytic_error=figure.error(figure.analytic),
+                dry_run_error=figure.error(figure.dry_run),
+            )
+            for figure in self.figures
+        )
+        return {**self.result.to_json(), **to_json(ProbeAdditions(figures=figures))}
 
 
 def prove_by_probe(

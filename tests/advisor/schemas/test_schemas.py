@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 import pytest
-from ds_advise.advisor.answer.json_schema import schema_of
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.schema import NAMES, schema_of_command
+from ds_advise.advisor.cli.schema import NAMES, schema_of, schema_of_command
+from ds_advise.estimators.json_form import to_json
 
 from tests.advisor.schemas.validator import wrong
 
@@ -64,30 +64,33 @@ def test_a_command_without_a_schema_is_one_sentence(capsys: pytest.CaptureFixtur
     assert out == "" and error.count("\n") == 1 and "advise, explain" in error
 
 
-class _Inner(TypedDict):
-    kind: Literal["a", "b"]
-    """Which of the two."""
+@dataclass
+class _Inner:
+    kind: Literal["a", "b"] | None = None
+    """Which of the
+    two."""
 
 
 @dataclass
 class _Outer:
-    name: str
-    """What it is
-    called."""
     sizes: tuple[int, ...]
-    pair: tuple[int, float]
     inner: _Inner | None
-    shares: dict[str, float]
 
 
 def test_a_schema_follows_from_the_types() -> None:
-    """Types, unions, definitions, and the strings under the fields."""
-    form = schema_of([_Outer])
-    assert form["properties"]["name"] == {"type": "string", "description": "What it is called."}
-    assert form["properties"]["sizes"] == {"type": "array", "items": {"type": "integer"}}
-    assert form["properties"]["inner"] == {"anyOf": [{"$ref": "#/$defs/_Inner"}, {"type": "null"}]}
-    assert form["$defs"]["_Inner"]["properties"]["kind"] == {"enum": ["a", "b"], "description": "Which of the two."}
-    good = json.loads(json.dumps(asdict(_Outer("x", (1, 2), (1, 2.0), {"kind": "a"}, {"y": 0.5}))))
+    """The strings under the fields are descriptions, and a field with a default is required, too."""
+    form = schema_of((_Outer,))
+    kind = form["$defs"]["_Inner"]["properties"]["kind"]
+    assert kind["description"].split() == ["Which", "of", "the", "two."]
+    assert form["$defs"]["_Inner"]["required"] == ["kind"]
+    good = to_json(_Outer((1, 2), _Inner("a")))
     assert wrong(good, form, form) == []
-    for broken in ({"name": 1}, {"sizes": [1.5]}, {"inner": {"kind": "c"}}, {"more": 1}):
+    for broken in ({"sizes": [1.5]}, {"inner": {"kind": "c"}}, {"inner": {}}, {"more": 1}):
         assert wrong({**good, **broken}, form, form) != []
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    assert to_json({"loss": [float("nan"), float("inf"), 1.5], "file": Path("x")}) == {
+        "loss": [None, None, 1.5],
+        "file": "x",
+    }

@@ -15,15 +15,18 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def wrong(value: Any, form: dict[str, Any], whole: dict[str, Any], at: str = "$") -> list[str]:
+def wrong(value: Any, form: Any, whole: dict[str, Any], at: str = "$") -> list[str]:
     """Where a value is not as the schema says, with every field that the schema does not know."""
+    if form in (True, {}):
+        return []
     if "$ref" in form:
         return wrong(value, whole["$defs"][form["$ref"].rpartition("/")[2]], whole, at)
     if "anyOf" in form:
         found = [wrong(value, one, whole, at) for one in form["anyOf"]]
         return [] if [] in found else min(found, key=len)
-    if "enum" in form:
-        return [] if value in form["enum"] else [f"{at}: {value!r} is none of {form['enum']}"]
+    allowed = form.get("enum", [form["const"]] if "const" in form else None)
+    if allowed is not None:
+        return [] if value in allowed else [f"{at}: {value!r} is none of {allowed}"]
     if "type" in form:
         names = [form["type"]] if isinstance(form["type"], str) else form["type"]
         fits = [
