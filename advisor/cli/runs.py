@@ -41,7 +41,7 @@ _RANK = click.IntRange(min=0)
     default=True,
     help="Simulate PyTorch's allocator with expandable segments.",
 )
-@click.option("--fast", is_flag=True, help="Extrapolate from three shallow models where memory is linear in depth.")
+@click.option("--fast", is_flag=True, hidden=True, expose_value=False)  # without effect; accepted for one release
 @click.option("--timeline", type=PATH, metavar="FILE.json", help="Write a trace of memory and one step for Perfetto.")
 @FORCE
 @report_options("memory over the run", own_force=True)
@@ -74,8 +74,6 @@ def dry_run(
     from ..render.dry_run import render_dry_run
     from ..verification.dry_run import check_trace_file, prove_by_dry_run, write_trace
 
-    if settings["fast"] and (timeline or explain):
-        raise click.UsageError("--fast extrapolates and has no --timeline and no --explain; leave it out")
     if timeline is not None:
         check_trace_file(timeline, force=force)
     config_file = run["config_file"]

@@ -40,16 +40,6 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         _explain(answer, console)
     blank(console)
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    if result.extrapolated_from:
-        depths = ", ".join(map(str, result.extrapolated_from))
-        sentence(
-            console,
-            f"Extrapolated: models with {depths} layers were run, and their figures lie on a line. "
-            f"Approximate: {', '.join(('reserved memory', *result.approximate))}.",
-            style="yellow",
-        )
-    elif result.not_extrapolated:
-        sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
     if quantizes_collectives(answer.run.config):
         sentence(console, "Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
     for feature in unmodeled_features(answer.run.config):

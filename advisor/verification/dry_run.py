@@ -26,7 +26,6 @@ def prove_by_dry_run(
     rank: int | None = None,
     iterations: int = 4,
     expandable_segments: bool | None = None,
-    fast: bool = False,
 ) -> DryRunAnswer:
     """Dry-run it, unless that was done before (`past_dry_runs`), and put the closed form beside it.
 
@@ -39,9 +38,7 @@ def prove_by_dry_run(
         raise no_such_rank(rank, world_size)
     if expandable_segments is None:
         expandable_segments = run.cluster.gpu.vendor == "NVIDIA"
-    result, age_s = dry_run_once(
-        run, rank=rank, iterations=iterations, expandable_segments=expandable_segments, fast=fast
-    )
+    result, age_s = dry_run_once(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
     return beside_closed_form(run, result, age_s)
 
 

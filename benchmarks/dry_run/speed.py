@@ -2,7 +2,7 @@
 
     python -m benchmarks.dry_run.speed [NAME ...]
 
-Targets on a two-core machine: 14B at full depth 20 s (`--fast` 8 s), 70B on 64 GPUs 60 s. Where others use the
+Targets on a two-core machine: 14B at full depth 20 s, 70B on 64 GPUs 60 s. Where others use the
 machine, processor time tells more: a run at full depth is one thread, so it would take that long alone.
 """
 
@@ -69,7 +69,6 @@ class Case:
     nodes: int
     gpus_per_node: int
     method: Method = "full"
-    fast: bool = False
     offload: bool = False
     """README's example: optimizer and parameters in host memory, four samples at once."""
     target_s: float
@@ -78,9 +77,7 @@ class Case:
 _ON_TWO: dict[str, Any] = {"model": _QWEN_14B, "nodes": 1, "gpus_per_node": 2}
 CASES = (
     Case(name="Qwen2.5-14B, ZeRO-3 offload, 2 GPUs", **_ON_TWO, offload=True, target_s=20),
-    Case(name="Qwen2.5-14B, ZeRO-3 offload, 2 GPUs, --fast", **_ON_TWO, offload=True, fast=True, target_s=8),
     Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs", **_ON_TWO, target_s=20),
-    Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, --fast", **_ON_TWO, fast=True, target_s=8),
     Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, LoRA", **_ON_TWO, method="lora", target_s=70),
     Case(name="Llama-3-70B, ZeRO-3, 64 GPUs", model=_LLAMA_70B, nodes=8, gpus_per_node=8, target_s=60),
 )
@@ -102,7 +99,7 @@ def main(names: list[str]) -> int:
             workload=Workload(method=case.method),
             micro_batch_size=4 if case.offload else 1,
         )
-        result = dry_run(run, fast=case.fast)
+        result = dry_run(run)
         wall_s, after = time.monotonic() - started, os.times()
         processor_s = after.children_user + after.children_system - before.children_user - before.children_system
         used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the largest child so far

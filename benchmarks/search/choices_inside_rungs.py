@@ -1,12 +1,11 @@
 """What the search wins inside a rung: the largest micro batch that surely fits, instead of a power of two, and a part
 of an offloaded optimizer on the GPU where that has room.
 
-    python -m benchmarks.search.choices_inside_rungs [--dry-run N] [--fast] [--write]
+    python -m benchmarks.search.choices_inside_rungs [--dry-run N] [--write]
 
 Each question of a grid is answered; its fastest plan that fits is held against the fastest of those whose micro batch
 is a power of two and whose optimizer is offloaded whole. --dry-run: so many of the plans that gained, evenly spread,
-are run dry, and must fit with the probability that the recommendation asks for; --fast: as `ds-advise dry-run --fast`
-does. --write: all of them are, and docs/question-grid.md gets the table. Exit 1 where one does not fit.
+are run dry, and must fit with the probability that the recommendation asks for. --write: all of them are, and docs/question-grid.md gets the table. Exit 1 where one does not fit.
 """
 
 from __future__ import annotations
@@ -113,7 +112,6 @@ def line(each: Gained, proof: DryRunAnswer) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.choices_inside_rungs", description=__doc__)
     parser.add_argument("--dry-run", type=int, default=0, metavar="N", help="run so many of the gained plans dry")
-    parser.add_argument("--fast", action="store_true", help="dry runs of a few layers")
     parser.add_argument("--write", action="store_true", help="run all of them dry and write the table")
     asked = parser.parse_args()
     questions, found = gains()
@@ -123,7 +121,7 @@ def main() -> int:
     refuted, lines = 0, ""
     for each in chosen:
         run = run_of(each.answer.question, each.best.plan, offline=True)
-        proof = prove_by_dry_run(run, fast=asked.fast)
+        proof = prove_by_dry_run(run)
         refuted += proof.fit.probability < SURE
         lines += line(each, proof)
         print(f"dry run of {each.words}: {proof.fit.verdict}, {proof.fit.probability:.1%}", flush=True)

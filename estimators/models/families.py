@@ -93,7 +93,7 @@ class LayerVariant(NamedTuple):
     """A layer keeps its attention's output in a variable until it returns."""
 
 
-Feature = Literal["ulysses", "tiles", "liger", "autotp", "leaf_experts", "depth_extrapolation"]
+Feature = Literal["ulysses", "tiles", "liger", "autotp", "leaf_experts"]
 """What a model type supports.
 
 ulysses: `register_with_transformers` can serve it: its classes look attention up in transformers' registry, and its
@@ -104,7 +104,6 @@ liger: Liger has kernels for it, and fuses its loss by default (liger-kernel 0.8
 autotp: its plan splits the tensors of `rank_part` and no others, and dry runs have confirmed it.
 leaf_experts: its mixture of experts is a leaf to ZeRO-3, with hooks on the mixture and on nothing in it (deepspeed
     0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`).
-depth_extrapolation: `benchmarks/dry_run/fast_vs_full.py` has shown that its memory is linear in the layers.
 """
 
 _SPLIT_EXPERTS = {
@@ -232,7 +231,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         "Gemma2",
         decoder(GEMMA_2, window=in_layers(lambda layer: layer % 2 == 0), num_key_value_heads=4, head_dim=256),
         _GEMMA._replace(layout="sandwich", kernels=frozenset({"flash"})),
-        supports=("ulysses", "liger", "depth_extrapolation"),
+        supports=("ulysses", "liger"),
     ),
     "gemma3": FamilySpec("Gemma3", vision_language.gemma3, _GEMMA_3, tower=_SUMMED, supports=("liger",)),
     "gemma3_text": FamilySpec("Gemma3", dense.gemma3_text, _GEMMA_3, supports=("ulysses", "liger")),
@@ -246,7 +245,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         "GPT2",
         dense.gpt2,
         LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, chosen_mask=True),
-        supports=("depth_extrapolation",),
         loss_in_weight_type=True,
     ),
     "gpt_bigcode": FamilySpec(
@@ -299,22 +297,20 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "llama": FamilySpec(
         "Llama",
         decoder(Style(biases=LLAMA_BIASES)),
-        supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation"),
+        supports=("ulysses", "tiles", "liger", "autotp"),
     ),
     "llama4": FamilySpec("Llama4", experts.llama4, _LLAMA_4, pair_router=True),
     "llama4_text": FamilySpec("Llama4", experts.llama4_text, _LLAMA_4, pair_router=True),
     "minicpm": FamilySpec("MiniCPM", decoder(Style(tied=True, biases=BIASED))),
     "ministral": FamilySpec("Ministral", decoder(Style(), window=in_layers(lambda _: True), num_key_value_heads=8)),
     "mistral3": FamilySpec("Mistral3", vision_language.mistral3),
-    "mistral": FamilySpec(
-        "Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation")
-    ),
+    "mistral": FamilySpec("Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp")),
     "ministral3": FamilySpec("Ministral3", dense.ministral3),
     "mixtral": FamilySpec(
         "Mixtral",
         experts.mixtral,
         LayerVariant(routing_fp32=True),
-        supports=("liger", "leaf_experts", "depth_extrapolation"),
+        supports=("liger", "leaf_experts"),
         autoep_preset="mixtral",
         peft_experts=_MIXTRAL_EXPERTS,
     ),
@@ -344,16 +340,16 @@ FAMILIES: Mapping[str, FamilySpec] = {
             window=every_layer(),
         ),
         _JOINED,
-        supports=("ulysses", "tiles", "liger", "depth_extrapolation"),
+        supports=("ulysses", "tiles", "liger"),
     ),
     "qwen": FamilySpec("QWen", dense.qwen),
     "qwen2_5_vl": FamilySpec("Qwen2_5_VL", vision_language.qwen2_5_vl, tower=LayerVariant(rotary="fp32", joined=True)),
-    "qwen2": FamilySpec("Qwen2", dense.qwen2, supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation")),
+    "qwen2": FamilySpec("Qwen2", dense.qwen2, supports=("ulysses", "tiles", "liger", "autotp")),
     "qwen2_moe": FamilySpec("Qwen2Moe", experts.qwen2_moe, supports=("ulysses", "leaf_experts")),
     "qwen3": FamilySpec(
         "Qwen3",
         decoder(Style(qk_norm="head", biases=BIASED), window=dense.late_layers, num_key_value_heads=32, head_dim=128),
-        supports=("ulysses", "tiles", "liger", "autotp", "depth_extrapolation"),
+        supports=("ulysses", "tiles", "liger", "autotp"),
     ),
     "qwen3_5": FamilySpec("Qwen3_5", experts.qwen3_5, _QWEN_3_5),
     "qwen3_5_moe": FamilySpec("Qwen3_5Moe", experts.qwen3_5_moe, _QWEN_3_5),

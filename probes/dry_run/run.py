@@ -1,4 +1,4 @@
-"""`dry_run`: ask a subprocess of its own, and report its answer or its true error."""
+"""`dry_run`: one rank of a run in a subprocess, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
+from ...estimators.models import expert_parallel, tensor_parallel
 from ...estimators.models.families import shape_from_config
-from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import PlayedStep, play
 from ...estimators.workload import Workload
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
 from .ask import DryRunError, NeedsValuesError, ask
-from .extrapolate import DepthNotLinearError, depth_series, extrapolated
 
 _HOPPER = 9.0
-"""Compute capability whose kernels are chosen for a GPU without one (AMD's, the CPU)."""
+"""Compute capability assumed for a GPU without one (AMD's, the CPU)."""
 
 
 def dry_run(
@@ -34,71 +33,53 @@ def dry_run(
     rank: int | None = None,
     iterations: int = 4,
     expandable_segments: bool = False,
-    fast: bool = False,
     timeout_s: float = 1800.0,
 ) -> DryRunResult:
     """Memory of one rank of a run under the installed DeepSpeed's real engine, on a simulated GPU.
 
-    rank:    which rank to be; None: the one whose GPU is the fullest, as far as the model tells (`fullest_rank.py`), or
-             with `fast` rank 0, whose piece of the parameters lies alike at every depth.
-    iterations: optimizer steps at most; the run stops after one that repeats the one before it to the byte.
-    fast:    three shallower models answer where memory is linear in depth (`extrapolate.py`), and the result says so
-             (`extrapolated_from`); elsewhere the full depth is run, and the result says why (`not_extrapolated`).
+    rank:    None for the rank with the fullest GPU (`fullest_rank`).
+    iterations: maximum number of optimizer steps; the run stops after one that repeats the one before it exactly.
 
-    Raises DryRunError: DeepSpeed rejected the configuration, the model could not be built, or an operation needs real
-    values; with the original message and the phase.
+    Raises DryRunError, with the original message and the phase, where DeepSpeed rejects the configuration, the model
+    cannot be built, or an operation needs real values.
     """
-
-    _refuse_what_needs_more(run)
-
-    def request(as_rank: int | None) -> Request:
-        return request_for(run, rank=as_rank, iterations=iterations, expandable_segments=expandable_segments)
-
-    result = _extrapolated(request(rank or 0), timeout_s) if fast else ""
-    if isinstance(result, str):
-        (full,) = ask([request(rank)], timeout_s)
-        result = replace(full, not_extrapolated=result)
+    _refuse_unknown_features(run)
+    request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
+    (result,) = ask([request], timeout_s)
     return replace(
         result,
-        peak=_beside_tensors(result.peak, run.cluster),
+        peak=_with_overhead(result.peak, run.cluster),
         library_workspace_bytes=sum(term.size_bytes for term in library_workspace(run.cluster.gpu)),
     )
 
 
-def _refuse_what_needs_more(run: Run) -> None:
-    """Raises DryRunError for a feature that cannot run with the installed transformers, NeedsValuesError for one that
-    no dry run knows."""
-    installed, experts = version("transformers"), run.config.get("expert_parallel")
-    spread = isinstance(experts, Mapping) and experts.get("enabled") is True
-    if spread and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
+def _refuse_unknown_features(run: Run) -> None:
+    """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for one that no dry
+    run supports."""
+    installed = version("transformers")
+    experts = run.config.get("expert_parallel")
+    has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
+    if has_autoep and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
         raise DryRunError(
             f"AutoEP cannot be initialized with transformers {installed}",
             phase="initialize",
-            why="DeepSpeed 0.19.8 asks transformers' registry of outputs in a way that it no longer answers",
-            fix="install transformers 5.8, or take expert_parallel out",
+            why="DeepSpeed 0.19.8 uses an interface of transformers' output registry that no longer exists",
+            fix="install transformers 5.8, or remove expert_parallel",
         )
     for feature in unmodeled_features(run.config):
         if feature.not_dry_run:
             raise NeedsValuesError(
-                f"a dry run does not know {feature.name}",
+                f"a dry run does not support {feature.name}",
                 phase="initialize",
                 why=feature.not_dry_run,
                 fix="probe it: ds-advise probe",
             )
 
 
-def _extrapolated(request: Request, timeout_s: float) -> DryRunResult | str:
-    """The answer of shallow runs, or why they do not answer."""
-    try:
-        steps = depth_series(request)
-        return extrapolated(steps, ask(steps.requests, timeout_s))
-    except DepthNotLinearError as reason:
-        return str(reason)
-
-
 def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
-    """One rank of a run as the subprocess takes it; rank None: the one whose GPU is the fullest."""
-    gpu, world_size = run.cluster.gpu, run.cluster.world_size
+    """One rank of a run for the subprocess; rank None: the one with the fullest GPU."""
+    gpu = run.cluster.gpu
+    world_size = run.cluster.world_size
     config = dict(run.config)
     model = None if isinstance(run.model, str) else dict(run.model)
     return Request(
@@ -121,33 +102,8 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
     )
 
 
-def _beside_tensors(peak: Peak, cluster: Cluster) -> Peak:
-    """The peak with what no tensor shows: library workspaces, which the allocator holds, and what lies outside it."""
-    inside = library_workspace(cluster.gpu)
-    workspace = sum(term.size_bytes for term in inside)
-    reserved = peak.reserved_bytes_per_gpu + workspace
-
-    def beside(held: Reserved) -> Reserved:
-        return Reserved(
-            reserved_bytes_per_gpu=held.reserved_bytes_per_gpu + workspace,
-            required_bytes_per_gpu=held.required_bytes_per_gpu + workspace,
-        )
-
-    return replace(
-        peak,
-        allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
-        reserved_bytes_per_gpu=reserved,
-        required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
-        with_expandable_segments=beside(peak.with_expandable_segments),
-        without_expandable_segments=beside(peak.without_expandable_segments),
-        device_bytes_per_gpu=reserved + sum(term.size_bytes for term in outside_allocator(cluster)),
-        by_category={**peak.by_category, "library workspace": workspace},
-        by_module={**peak.by_module, "library workspace": workspace} if peak.by_module else {},
-    )
-
-
 def _factory(text: str) -> str:
-    """FILE.py:FUNCTION with the file's whole path. Raises DryRunError where there is no such file."""
+    """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError for a missing file."""
     file, _, function = text.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not path.is_file():
@@ -160,29 +116,29 @@ def _factory(text: str) -> str:
 def fullest_rank(
     config: Mapping[str, Any], model: Mapping[str, Any] | None, workload: Workload, world_size: int
 ) -> int:
-    """The rank whose peak is the highest of all, by what distinguishes ranks before anything runs.
+    """The rank with the highest peak, by the differences between ranks that are known before a run.
 
     Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
     every rank whose piece touches it: the rank that touches the most elements is the fullest. With the optimizer
-    offloaded, gradients leave at once, by way of a buffer of the largest slice of a tensor inside the piece: there the
-    rank with the largest slice is. Of equals the later one, whose gradients come earlier in the backward pass, beside
-    more activations. Stages 0 and 3 treat all ranks alike, padding apart: rank 0.
+    offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the piece: the rank
+    with the largest slice is the fullest. Of equals the last one, whose gradients come earliest in the backward pass,
+    when most activations are held. Stages 0 and 3 treat all ranks alike except for padding: rank 0. With AutoTP the
+    first rank of a group represents the group.
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
         `temp_grad_buffer_for_gpu_offload`).
-    Where ranks split layers (AutoTP), the first of a group answers for all of it.
 
-    Not covered: `round_robin_gradients`, which deals the tensors out; a model whose tensors only building it shows (a
-    module of the user's own, a family unknown to the estimators): rank 0.
+    Not covered: `round_robin_gradients`, which deals the tensors out; a model without a closed form (a user's own
+    module, an unknown family): rank 0.
     """
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or model is None:
         return 0
     try:
-        split_by = autotp_size_in(config)
-        part = split_layers(shape_from_config(model, name="model"), split_by)
-        part = spread_experts(part, autoep_size_in(config))
-        loads = shard_tensors(tensor_set(part, workload), world_size // split_by).loads
+        tensor_parallel_size = autotp_size_in(config)
+        part = tensor_parallel.of_rank(shape_from_config(model, name="model"), tensor_parallel_size)
+        part = expert_parallel.of_rank(part, autoep_size_in(config))
+        loads = shard_tensors(tensor_set(part, workload), world_size // tensor_parallel_size).loads
     except DsAdviseError:
         return 0
     offload = zero.get("offload_optimizer")
@@ -192,14 +148,37 @@ def fullest_rank(
         load = loads[rank]
         return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
 
-    return split_by * max(range(len(loads)), key=fullness)
+    return tensor_parallel_size * max(range(len(loads)), key=fullness)
+
+
+def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
+    """The peak with memory that is in no tensor: library workspaces in the allocator, and memory outside it."""
+    workspace = sum(term.size_bytes for term in library_workspace(cluster.gpu))
+    outside = sum(term.size_bytes for term in outside_allocator(cluster))
+
+    def with_workspace(held: Reserved) -> Reserved:
+        return Reserved(
+            reserved_bytes_per_gpu=held.reserved_bytes_per_gpu + workspace,
+            required_bytes_per_gpu=held.required_bytes_per_gpu + workspace,
+        )
+
+    return replace(
+        peak,
+        allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
+        reserved_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace,
+        required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
+        with_expandable_segments=with_workspace(peak.with_expandable_segments),
+        without_expandable_segments=with_workspace(peak.without_expandable_segments),
+        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + outside,
+        by_category={**peak.by_category, "library workspace": workspace},
+        by_module={**peak.by_module, "library workspace": workspace},
+    )
 
 
 def played_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> PlayedStep | None:
-    """One optimizer step on `cluster` in time, None for a run that recorded no schedule (an extrapolated one).
+    """One optimizer step on `cluster` in time, None for a result without a schedule.
 
-    Assumes that all ranks take as long as the one that was run. Raises ClusterError for a GPU without any published
-    rate.
+    Assumes that all ranks take equally long. Raises ClusterError for a GPU without any published rate.
     """
     if result.schedule is None:
         return None

@@ -82,7 +82,7 @@ class Peak:
     """The moment of training at which one GPU holds the most tensors.
 
     With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in
-    `by_category`). An extrapolated peak has no `by_module` and no `largest`.
+    `by_category`).
     """
 
     iteration: int
@@ -129,18 +129,11 @@ class DryRunResult:
     peak_by_phase: dict[str, dict[str, int]]
     """By category: what forward, backward and step consist of when each is highest."""
     timeline: tuple[TimelinePoint, ...] = ()
-    """A point for each of evenly spaced stretches of the run; an extrapolated run has none."""
+    """A point for each of evenly spaced stretches of the run."""
     library_workspace_bytes: int = 0
     """cuBLAS's workspaces, which `torch.cuda.memory_allocated` counts in every phase and `phases` leave out."""
     schedule: Schedule | None = None
-    """What the last iteration executed and what ordered it, for its time (`estimators.schedule.simulate`); None for an
-    extrapolated run."""
-    extrapolated_from: tuple[int, ...] = ()
-    """Depths of the shallow runs that answered for the full one; empty where it was run at full depth."""
-    approximate: tuple[str, ...] = ()
-    """Phases whose extrapolated figures are rough; none of them is near the peak."""
-    not_extrapolated: str = ""
-    """Why it was run at full depth although extrapolation was asked for."""
+    """What the last iteration executed and what ordered it, for its time (`estimators.schedule.simulate`)."""
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
         """The phase of that name in the given iteration, by default the last one."""

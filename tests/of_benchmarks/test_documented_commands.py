@@ -86,7 +86,7 @@ COMMANDS = {
     f"{GRID} llama zero3 --sample 10": How(as_if=f"{GRID} llama zero3 --sample 1", says="error", slow=True),
     f"{GRID} --answers FILE --offline": How(as_if=f"{GRID} --answers answers.jsonl --offline", slow=True),
     "python -m benchmarks.search.question_grid --write": How(elsewhere="test_manual.py asks a part of it"),
-    "python -m benchmarks.search.choices_inside_rungs --write --fast": How(
+    "python -m benchmarks.search.choices_inside_rungs --write": How(
         elsewhere="test_manual.py asks for some of its lines again; the whole takes half an hour"
     ),
     "python -m benchmarks.gpu.wheels WHEELS": How(elsewhere="needs a network"),

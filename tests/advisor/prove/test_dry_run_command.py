@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
         patch.setattr("ds_advise.probes.dry_run.run.ask", ask_once)
         patch.setattr(sys, "stdout", answer)
-        assert run([*arguments, "--fast", "--json"]) == 0
+        assert run([*arguments, "--json"]) == 0
         patch.setattr(sys, "stdout", printed)
         assert run([*arguments, "--timeline", "trace.json", "--html", "report.html", "--plot", "memory.svg"]) == 0
     assert len(answers) == 1, "both commands make the same run, which is done once"
@@ -114,7 +114,6 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
     peak = answer["peak"]
     assert set(peak) >= PEAK and sum(peak["by_category"].values()) == peak["allocated_bytes_per_gpu"]
     assert answer["parameters"] > 0 and answer["world_size"] == 2 and {"torch", "deepspeed"} <= set(answer["versions"])
-    assert answer["extrapolated_from"] == [] and "2 layers are few enough" in answer["not_extrapolated"]
     assert answer["required_host_bytes_per_node"] == peak["host_bytes_per_node"] + 2 * PROCESS_BYTES
     assert "timeline" not in answer  # it has a file of its own
     form = schema_of_command("dry-run")
@@ -148,8 +147,8 @@ def test_the_report_has_the_figures_of_json(folder: Path) -> None:
     assert "<svg" in (folder / "memory.svg").read_text()
 
 
-TOLD_OF_THE_RUN = ("seconds", "age_s", "not_extrapolated", "approximate")
-"""What differs between the run that was asked for with --fast and the other."""
+TOLD_OF_THE_RUN = ("seconds", "age_s")
+"""What differs between the two commands."""
 
 
 def test_the_timeline_opens_in_a_trace_viewer(folder: Path) -> None:
@@ -186,8 +185,6 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     [
         (["--timeline", "trace.json"], "trace.json exists"),
         (["--timeline", "nowhere/trace.json"], "cannot be written"),
-        (["--timeline", "new.json", "--fast"], "--fast extrapolates"),
-        (["--explain", "--fast"], "--fast extrapolates"),
         (["--rank", "2"], "there is no rank 2"),
     ],
 )

@@ -68,7 +68,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 
 
 def test_a_question_is_answered_by_the_run_of_an_earlier_time(ran: list[Run]) -> None:
-    first, second = (dry_run_once(RUN, rank=None, fast=False) for _ in range(2))
+    first, second = (dry_run_once(RUN, rank=None) for _ in range(2))
     assert first[0] == second[0] and len(ran) == 1
     assert first[1] is None and second[1] is not None
 
@@ -84,16 +84,16 @@ def test_a_question_is_answered_by_the_run_of_an_earlier_time(ran: list[Run]) ->
     ],
 )
 def test_another_question_is_run(ran: list[Run], other: Run) -> None:
-    dry_run_once(RUN, fast=False)
-    dry_run_once(other, fast=False)
+    dry_run_once(RUN)
+    dry_run_once(other)
     assert ran == [RUN, other]
 
 
 def test_another_version_or_setting_is_another_question(ran: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    dry_run_once(RUN, fast=False)
-    dry_run_once(RUN, fast=True)
+    dry_run_once(RUN)
+    dry_run_once(RUN, iterations=2)
     monkeypatch.setattr(past_dry_runs, "version", lambda _library: "0.0.1")
-    dry_run_once(RUN, fast=True)
+    dry_run_once(RUN, iterations=2)
     assert len(ran) == 3
 
 

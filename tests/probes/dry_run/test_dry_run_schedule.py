@@ -223,7 +223,7 @@ def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:
         assert all(begins >= before - 1e-3 for (_, before), (begins, _) in pairwise(own))
 
 
-def test_an_extrapolated_run_has_no_schedule(recorded: DryRunResult) -> None:
+def test_a_result_without_a_schedule_has_no_time(recorded: DryRunResult) -> None:
     assert played_step(replace(recorded, schedule=None), CLUSTER, seq_len=256) is None
 
 
