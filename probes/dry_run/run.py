@@ -15,8 +15,8 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
-from ...estimators.models import expert_parallel, tensor_parallel
 from ...estimators.models.families import shape_from_config
+from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import PlayedStep, play
 from ...estimators.workload import Workload
 from ..recording.result import DryRunResult, Peak, Reserved
@@ -136,8 +136,8 @@ def fullest_rank(
         return 0
     try:
         tensor_parallel_size = autotp_size_in(config)
-        part = tensor_parallel.of_rank(shape_from_config(model, name="model"), tensor_parallel_size)
-        part = expert_parallel.of_rank(part, autoep_size_in(config))
+        part = split_layers(shape_from_config(model, name="model"), tensor_parallel_size)
+        part = spread_experts(part, autoep_size_in(config))
         loads = shard_tensors(tensor_set(part, workload), world_size // tensor_parallel_size).loads
     except DsAdviseError:
         return 0

@@ -135,7 +135,7 @@ def test_a_run_that_just_leaves_says_with_which_code(outcomes: dict[str, DryRunR
         ("not_callable", ("own.py", "no function 'not_callable'")),
         ("absent", ("own.py", "no function 'absent'")),
         ("raises", ("KeyError: 'missing'", "load", "own.py:")),
-        ("auto", ('nothing fills "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
+        ("auto", ('nothing replaces "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
         ("bad_batch", ("RuntimeError", "forward of iteration 1", "batch.py:")),
     ],
 )
