@@ -21,10 +21,6 @@ class Software:
     """The version of DeepSpeed. Before 0.19 stages 1 and 2 flatten the weights on the host, not on the GPU;
     before 0.13 hpZ's second copy does not serve what a recomputation gathers; before 0.6 stage 3 waits for the GPU at
     every fetch."""
-    torch: tuple[int, int] = (2, 0)
-    """The version of PyTorch. Before 1.13 CUDA loaded every kernel of its libraries at once
-    (`memory.device_overhead.EAGER_CONTEXT_BYTES`); before 2.0 `zero_grad()` filled gradients with zeros, so that in
-    plain PyTorch they live at every moment."""
     reentrant: bool = False
     """Checkpointing is reentrant (`use_reentrant=True`): it runs whole layers again, and FSDP's hooks on frozen weights
     then hold every layer's input to the end of the backward pass."""

@@ -170,7 +170,7 @@ class SoftwareOptions(TypedDict, total=False):
     software: Annotated[
         str | Mapping[str, Any] | None,
         Option(
-            "Differences from current software: transformers=4.45, deepspeed=0.18, torch=1.13, reentrant, autocast, "
+            "Differences from current software: transformers=4.45, deepspeed=0.18, reentrant, autocast, "
             "fp32-adapters, fp32-norms, optimizer-step=fused, expandable-segments=no, pinned-inputs=no.",
             metavar="NAME[=VALUE],...",
         ),

@@ -145,7 +145,6 @@ def _software(row: dict[str, str]) -> Software:
     """None of the runs used expandable segments, and none DeepSpeed 0.19; older versions are alike."""
     return Software(
         transformers=_version(row["transformers"]) or Software().transformers,
-        torch=_version(row["torch"]) or Software().torch,
         deepspeed=(0, 14) if row["loop"] == "deepspeed" else Software().deepspeed,
         reentrant=row["reentrant"] == "yes",
         autocast=row["autocast"] == "yes",

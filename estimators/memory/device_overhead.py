@@ -9,7 +9,6 @@ from __future__ import annotations
 from ..estimate import Formula, Terms
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
-from ..workload import DEFAULT, Software
 
 MIB = 1 << 20
 
@@ -21,11 +20,6 @@ CONTEXT_BYTES = {"hopper": 600 * MIB, "ampere": 480 * MIB, "older": 400 * MIB}
 """A bare context with lazily loaded kernels takes 256 MiB (RTX 3090, torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue
 9413) to 426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0: unslothai/unsloth-zoo pull 1053); training loads some hundred
 MiB of kernels on top (0.47 to 0.92 GiB in all: stas00/ml-engineering)."""
-
-EAGER_CONTEXT_BYTES = 1343 * MIB
-"""The context where CUDA loads every kernel at once, as it did before PyTorch 1.13 asked for lazy loading (pytorch pull
-86509): measured on a V100 with CUDA 11.2 (transformers docs/source/en/perf_train_gpu_one.mdx@0016acf: "the kernels
-alone take up 1.3GB")."""
 
 NCCL_CHANNELS = {"nvlink": 24, "pcie": 4}
 NCCL_CONNECTIONS = 4
@@ -120,8 +114,8 @@ _HEAP = Formula(
 _PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="other optimizers and libraries than were measured")
 _CONTEXT = Formula(
     "cuda_context",
-    "by GPU generation, and whether kernels are loaded lazily",
-    "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering; transformers perf_train_gpu_one.mdx",
+    "by GPU generation",
+    "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
     not_covered="kernels that a library loads later, and other processes on the GPU",
 )
 _NCCL = Formula(
@@ -190,7 +184,7 @@ def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> T
     return _HEAP.term(size, passes=passes_bytes, share=share, transient=transient, peak=peak_bytes)
 
 
-def outside_allocator(cluster: Cluster, plan: Plan | None = None, software: Software = DEFAULT) -> Terms:
+def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
     """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does.
 
     A CPU has neither; there it is what a rank takes besides tensors once its model is there, which is not known without
@@ -198,8 +192,7 @@ def outside_allocator(cluster: Cluster, plan: Plan | None = None, software: Soft
     """
     if cluster.gpu.is_cpu:
         return () if plan is None else _PROCESS.term(CPU_PROCESS_BYTES[plan.zero_stage])
-    lazy = software.torch >= (1, 13)
-    context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)] if lazy else EAGER_CONTEXT_BYTES)
+    context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
     if cluster.world_size == 1:
         return context
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]

@@ -106,7 +106,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         phases=phases,
         reserved_terms=overhead,
         cache_terms=cache,
-        device_terms=outside_allocator(cluster, plan, workload.software),
+        device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
         host_loading_bytes_per_node=_loading_bytes(loaded, frame.plan, cluster.gpus_per_node) + spread_bytes,

@@ -15,7 +15,6 @@ as a DeepSpeed plan's. What differs, with t bytes per trainable element and w pe
 - Where checkpointing is reentrant, FSDP's hooks on frozen parameters hold the input of every layer that was
   back-propagated, and its gradient, to the end of the backward pass: 2 L - 1 tensors of B S H instead of L.
 - Adafactor keeps means over the rows and the columns of each matrix where FSDP did not flatten it.
-- Before PyTorch 2.0 gradients were filled with zeros where they are let go today, and live at every moment.
 - GPTBigCode's code before transformers 4.46 kept the key-value cache while it trained.
 
 Source: torch 2.4 optim/adam.py `_multi_tensor_adam`; torch 2.4 distributed/fsdp/_runtime_utils.py
@@ -83,7 +82,7 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
         phases=phases,
         reserved_terms=allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient),
         cache_terms=() if expandable else fixed_segments_cache(transient),
-        device_terms=outside_allocator(cluster, plan, workload.software),
+        device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),
         host_loading_bytes_per_node=step.loading_bytes(),
@@ -166,8 +165,7 @@ class _Step:
         )
         numel, sharded = tensors.trainable_numel, sizes.shards > 1
         whole = self._part("gradients", "t Pt / N", 0 if self.offloaded else sizes.trained * numel / sizes.shards)
-        kept = plan.gradient_accumulation_steps > 1 or workload.software.torch < (2, 0)
-        earlier = whole if kept else ()
+        earlier = whole if plan.gradient_accumulation_steps > 1 else ()
         head_bytes = (sizes.trained if workload.method == "full" else sizes.width) * tensors.head * tensors.trains_head
         head = self._part("gradients", "t head", head_bytes)
         root = sum(tensor.numel for tensor in self.model.outside) * sizes.width * sharded

@@ -20,26 +20,6 @@ def named(memory: MemoryEstimate, name: str) -> int:
     return memory.components.get(name, 0)
 
 
-def test_before_1_13_the_context_holds_every_kernel() -> None:
-    """1343 MiB were measured; today's versions load what they run."""
-    old, between, today = (asked(software=f"torch={version}") for version in ("1.10", "1.13", "2.4"))
-    assert named(old, "cuda_context") == 1343 * MIB > 3 * named(between, "cuda_context")
-    assert named(between, "cuda_context") == named(today, "cuda_context")
-    assert named(asked(rung="zero2", software="torch=1.10"), "cuda_context") == 1343 * MIB
-
-
-def test_before_2_0_gradients_live_at_every_moment() -> None:
-    """As they do today with accumulation: filled with zeros, not let go."""
-    old, today = asked(software="torch=1.13"), asked()
-    accumulating = asked(global_batch=4)
-    top = {
-        name: {phase.name: phase.allocated_bytes for phase in memory.phases}["forward_backward_top"]
-        for name, memory in (("old", old), ("today", today), ("accumulating", accumulating))
-    }
-    assert top["old"] == top["accumulating"] > top["today"]
-    assert {phase.name for phase in old.phases} == {phase.name for phase in today.phases}
-
-
 def test_adapters_in_fp32_cost_eight_bytes_more_and_under_autocast_a_cast() -> None:
     """Weight, gradient and Adam's states; the casts of one forward pass are two bytes each."""
     plain, fp32, cast = (
