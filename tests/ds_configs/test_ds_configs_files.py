@@ -13,31 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
-from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.ds_configs.training_script import accelerate_config, training_arguments, training_arguments_snippet
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
-from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import search_path
 
 ONE_NODE = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
 FOUR_NODES = replace(ONE_NODE, nodes=4, gpus_per_node=8)
-
-
-def test_a_new_file_is_written(tmp_path: Path) -> None:
-    """Indented JSON with a newline at the end, readable by others as the umask says, and no temporary beside it."""
-    path = tmp_path / "ds_config.json"
-    write_config({"train_batch_size": "auto"}, path, force=False)
-    assert path.read_text() == '{\n  "train_batch_size": "auto"\n}\n'
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_differs_is_kept(tmp_path: Path) -> None:
@@ -57,15 +44,6 @@ def test_force_replaces_the_file_and_keeps_its_permissions(tmp_path: Path) -> No
     write_config({"train_batch_size": 1}, path, force=True)
     assert json.loads(path.read_text()) == {"train_batch_size": 1}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_the_same_content_again_is_fine(tmp_path: Path) -> None:
-    """Asking twice is no conflict, and the file is not even touched."""
-    path = tmp_path / "ds_config.json"
-    write_config({"train_batch_size": 1}, path, force=False)
-    os.utime(path, (0, 0))
-    write_config({"train_batch_size": 1}, path, force=False)
-    assert path.stat().st_mtime == 0
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
@@ -114,13 +92,6 @@ def test_commands_on_one_node() -> None:
     }
 
 
-def test_commands_for_plain_deepspeed() -> None:
-    """The arguments are those that deepspeed.add_config_arguments declares; accelerate has no part in it."""
-    commands = launch_commands(ONE_NODE, framework="deepspeed")
-    assert commands["deepspeed"] == ["deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config ds_config.json"]
-    assert "accelerate" not in commands
-
-
 def test_commands_on_several_nodes() -> None:
     """deepspeed gets a hostfile, the others the node's rank and the first node's address."""
     commands = launch_commands(FOUR_NODES, framework="hf")
@@ -147,15 +118,6 @@ def test_threads_are_set_where_the_optimizer_steps_on_the_host() -> None:
     assert "--bind_cores_to_rank" not in lines[-1]
     bound = launch_commands(ONE_NODE, framework="hf", bind_cores=True)
     assert ["--bind_cores_to_rank" in lines[0] for lines in bound.values()] == [True, False, False]
-
-
-@pytest.mark.parametrize("chosen", ["", "3"])
-def test_the_shell_divides_the_cores_unless_the_user_has_chosen(chosen: str) -> None:
-    """The setting for a node whose cores nobody told, run by a shell with one rank."""
-    environment = {"PATH": os.environ["PATH"]} | ({"OMP_NUM_THREADS": chosen} if chosen else {})
-    line = f"export {threads_setting(replace(ONE_NODE, gpus_per_node=1))}; echo $OMP_NUM_THREADS"
-    found = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, check=True).stdout
-    assert int(found) == int(chosen or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.slow
@@ -236,42 +198,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def test_gpus_that_share_samples_are_in_the_file_and_in_the_arguments() -> None:
-    """The file reads back as the plan; the printed argument makes accelerate's object."""
-    from accelerate.parallelism_config import ParallelismConfig
-    from accelerate.utils import DeepSpeedSequenceParallelConfig
-
-    shape, cluster = find("Llama-3.1-8B"), ONE_NODE
-    plan = replace(
-        plan_for(
-            "zero3",
-            shape,
-            Workload(),
-            cluster,
-            micro_batch_size=1,
-            gradient_accumulation_steps=1,
-            gradient_checkpointing=True,
-        ),
-        sequence_parallel_size=2,
-        cpu_checkpointing=True,
-    )
-    for flavor in ("hf", "deepspeed"):
-        config = ds_config(plan, shape, Workload(), cluster, flavor=flavor)
-        assert ("train_batch_size" in config) == (flavor == "deepspeed"), "the Trainer would fill in all GPUs'"
-        read = plan_from_ds_config(
-            config,
-            shape,
-            cluster,
-            micro_batch_size=1,
-            gradient_accumulation_steps=1,
-            gradient_checkpointing=True,
-            cpu_checkpointing=True,
-        )
-        assert read == plan
-    arguments = training_arguments(plan, Workload(), cluster)
-    assert arguments["gradient_checkpointing_kwargs"]["offload"] is True
-    known = {"ParallelismConfig": ParallelismConfig, "DeepSpeedSequenceParallelConfig": DeepSpeedSequenceParallelConfig}
-    made = eval(training_arguments_snippet(arguments), {**known, "TrainingArguments": dict})["parallelism_config"]
-    assert (made.sp_size, made.data_parallel_size) == (2, cluster.world_size // 2)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from io import StringIO
@@ -21,34 +19,13 @@ from ds_advise.advisor.render.comparison import render_comparison
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.ds_configs.emit import ds_config
-from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
 from rich.console import Console
 
 pytestmark = pytest.mark.usefixtures("kept_facts")
 
-WHERE: dict[str, Any] = {
-    "gpus": "4xA100-80GB",
-    "ram": "512GB",
-    "nvme": "/nvme:4TB",
-    "interconnect": None,
-    "method": "full",
-    "lora_rank": 8,
-    "lora_dropout": 0.0,
-    "lora_targets": None,
-    "modules_to_save": None,
-    "seq_len": None,
-    "micro_batch": None,
-    "accumulation": None,
-    "precision": "auto",
-    "optimizer": "adamw",
-    "gradient_checkpointing": True,
-    "attention": "sdpa",
-    "loss": "standard",
-    "framework": "hf",
-    "offline": True,
-}
+WHERE: dict[str, Any] = {"gpus": "4xA100-80GB", "ram": "512GB", "nvme": "/nvme:4TB", "offline": True}
 FILES = {
     "offload": {
         "train_micro_batch_size_per_gpu": "auto",
@@ -82,7 +59,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def zero(**keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": 3, **keys}}
+    return {"zero_optimization": {"stage": 3} | keys}
 
 
 @pytest.mark.parametrize(
@@ -122,85 +99,50 @@ def test_what_is_the_same_to_deepspeed_is_no_difference(
     assert differences(ConfigSettings(second, facts), ConfigSettings(first, facts)) == ()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "path", "values", "origins", "acts"),
-    [
-        (zero(), {"zero_optimization": {"stage": 2}}, "zero_optimization.stage", (3, 2), ("file", "file"), True),
-        (zero(), zero(overlap_comm=False), "zero_optimization.overlap_comm", (True, False), ("default", "file"), True),
-        (
-            {"zero_optimization": {"stage": 2}},
-            {"zero_optimization": {"stage": 2, "overlap_comm": True}},
-            "zero_optimization.overlap_comm",
-            (False, True),
-            ("default", "file"),
-            True,
-        ),
-        (
-            zero(),
-            zero(offload_optimizer={"device": "cpu"}),
-            "zero_optimization.offload_optimizer.device",
-            ("none", "cpu"),
-            ("default", "file"),
-            True,
-        ),
-        (
-            zero(offload_optimizer={"device": "cpu", "pin_memory": False}),
-            zero(),
-            "zero_optimization.offload_optimizer.pin_memory",
-            (False, None),
-            ("file", "unset"),
-            True,
-        ),
-        (
-            zero(),
-            zero(reduce_bucket_size="auto"),
-            "zero_optimization.reduce_bucket_size",
-            (500000000, "auto"),
-            ("default", "auto"),
-            True,
-        ),
-        (
-            {"zero_optimization": {"stage": 2}},
-            {"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 7}},
-            "zero_optimization.stage3_max_live_parameters",
-            (1000000000, 7),
-            ("default", "file"),
-            False,
-        ),
-        ({}, {"aio": {"queue_depth": 32}}, "aio.queue_depth", (8, 32), ("default", "file"), False),
-        (
-            {},
-            {"aio": {"queue_depth": 32}, **zero(offload_param={"device": "nvme"})},
-            "aio.queue_depth",
-            (8, 32),
-            ("default", "file"),
-            True,
-        ),
-        ({"gradient_clipping": True}, {}, "gradient_clipping", (True, 1.0), ("file", "default"), True),
-        ({"made_up": 1}, {}, "made_up", (1, None), ("file", "unset"), True),
-    ],
-)
+NVME = zero(offload_param={"device": "nvme"})
+DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    (zero(), {"zero_optimization": {"stage": 2}}, "zero_optimization.stage", "3 file, 2 file, acts"),
+    (zero(), zero(overlap_comm=False), "zero_optimization.overlap_comm", "True default, False file, acts"),
+    (
+        zero(stage=2),
+        zero(stage=2, overlap_comm=True),
+        "zero_optimization.overlap_comm",
+        "False default, True file, acts",
+    ),
+    (
+        zero(offload_optimizer={"device": "cpu", "pin_memory": False}),
+        zero(),
+        "zero_optimization.offload_optimizer.pin_memory",
+        "False file, None unset, acts",
+    ),
+    (
+        zero(),
+        zero(reduce_bucket_size="auto"),
+        "zero_optimization.reduce_bucket_size",
+        "500000000 default, auto auto, acts",
+    ),
+    (
+        zero(stage=2),
+        zero(stage=2, stage3_max_live_parameters=7),
+        "zero_optimization.stage3_max_live_parameters",
+        "1000000000 default, 7 file, idle",
+    ),
+    ({}, {"aio": {"queue_depth": 32}}, "aio.queue_depth", "8 default, 32 file, idle"),
+    ({}, {"aio": {"queue_depth": 32}, **NVME}, "aio.queue_depth", "8 default, 32 file, acts"),
+    ({"gradient_clipping": True}, {}, "gradient_clipping", "True file, 1.0 default, acts"),
+    ({"made_up": 1}, {}, "made_up", "1 file, None unset, acts"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "path", "expected"), DIFFERENT)
 def test_what_differs_is_found_with_both_values(
-    facts: DeepSpeedFacts,
-    first: dict[str, Any],
-    second: dict[str, Any],
-    path: str,
-    values: tuple[Any, Any],
-    origins: tuple[str, str],
-    acts: bool,
+    facts: DeepSpeedFacts, first: dict[str, Any], second: dict[str, Any], path: str, expected: str
 ) -> None:
     """The value that DeepSpeed takes, where it comes from, and whether it does anything at the stages of the two."""
-    found = {
-        difference.key: difference
-        for difference in differences(ConfigSettings(first, facts), ConfigSettings(second, facts))
-    }
-    assert path in found, found.keys()
-    difference = found[path]
-    assert (
-        (difference.first.value, difference.second.value),
-        (difference.first.origin, difference.second.origin),
-        difference.acts,
-    ) == (values, origins, acts)
+    found = {each.key: each for each in differences(ConfigSettings(first, facts), ConfigSettings(second, facts))}
+    ours, theirs, acts = found[path].first, found[path].second, found[path].acts
+    said = f"{ours.value} {ours.origin}, {theirs.value} {theirs.origin}, {'acts' if acts else 'idle'}"
+    assert said == expected
 
 
 def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
@@ -305,22 +247,6 @@ def text_of(comparison: Comparison, width: int = 80) -> str:
     return output.getvalue()
 
 
-@pytest.mark.parametrize(
-    "pair", [("offload", "zero3"), ("fp32", "zero3"), ("offload", "zero3-nvme"), ("ddp", "zero1"), ("zero3", "zero3")]
-)
-def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]) -> None:
-    """The verdict first, then the figures of A and B in the same columns, then the keys."""
-    names = [files.get(name, name) for name in pair]
-    text = text_of(compare(names[0], names[1], read_context("Qwen2.5-1.5B", **WHERE)))
-    assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith((" A: ", " B: "))] == []
-    assert text.splitlines()[0].startswith((" Both fit", " Only ", " Neither"))
-    for title in ("tokens/s", "GPU GiB", "Where a GPU's memory goes", "Where the time goes"):
-        assert title in text
-    header = next(line for line in text.splitlines() if line.endswith("B - A"))
-    figures = next(line for line in text.splitlines() if line.startswith(" GPU GiB"))
-    assert len(figures.rstrip()) == len(header) and ("What differs" in text) == (pair[0] != pair[1])
-
-
 def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
     """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
     comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
@@ -375,11 +301,8 @@ HOSTILE = {
     "infinite": '{"gradient_clipping": 1e999, "steps_per_print": NaN}',
     "control": '{"\\u001b[31m": "\\u0007\\n"}',
     "long": json.dumps({"k" * 5000: "v" * 5000}),
-    "types": '{"zero_optimization": [1], "bf16": 3, "optimizer": "Adam", "aio": null}',
-    "stage text": '{"zero_optimization": {"stage": "three"}}',
     "list": '{"zero_optimization": {"stage": [3]}, "fp16": [{}]}',
     "dots": '{"zero_optimization.stage": 3, "": {"": 1}, ".": 2}',
-    "old": '{"zero_optimization": true}',
 }
 
 
@@ -410,18 +333,11 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     [
         ["none.json", "zero3.json"],
         ["zero3.json", "broken.json"],
-        ["zero3.json", "."],
         ["zero2", "zero3"],
-        ["zero3.json"],
         ["zero3.json", "zero9"],
-        ["zero2", "zero3", "--gpus", "2xA40"],
-        ["zero2", "zero3", "--model", "gpt2", "--gpus", "many"],
-        ["zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--optimizer", "magic"],
         ["zero2", "zero3-nvme", "--model", "gpt2", "--gpus", "2xA40"],
         ["zero3.json", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--micro-batch", "7"],
         ["magic.json", "zero3", "--model", "gpt2", "--gpus", "2xA40"],
-        ["zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--seq-len", "4096"],
-        ["zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--method", "lora", "--lora-targets", ","],
         ["zero2", "zero3", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "2xA40"],
     ],
     ids=" ".join,
@@ -437,43 +353,3 @@ def test_what_cannot_be_compared_gets_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err
-
-
-def test_a_file_is_read_as_deepspeed_reads_it(tmp_path: Path, files: dict[str, str]) -> None:
-    """With comments and without the commas that Hjson does not need."""
-    file = tmp_path / "commented.json"
-    file.write_text(
-        "{ // two GPUs\n  train_micro_batch_size_per_gpu: 2\n  bf16: {enabled: true}\n"
-        '  zero_optimization: {stage: 3, reduce_bucket_size: "auto", # small\n'
-        "    stage3_max_live_parameters: 1e8,}\n}\n"
-    )
-    assert compare(str(file), files["zero3"]).differences == ()
-
-
-def test_errors_have_their_types(tmp_path: Path) -> None:
-    """For those who call it from Python."""
-    with pytest.raises(ConfigFileError):
-        compare(str(tmp_path / "none"), "x")
-    with pytest.raises(WorkloadError):
-        compare("zero2", "zero3")
-    (tmp_path / "no batch.json").write_text("{}")
-    with pytest.raises(ConfigFileError, match=r"no batch.json: train_micro_batch_size_per_gpu is missing"):
-        compare(str(tmp_path / "no batch.json"), "zero3", read_context("gpt2", **{**WHERE, "nvme": None}))
-    with pytest.raises(DsAdviseError):
-        read_context("no-such-model-anywhere", **WHERE)
-
-
-def test_nothing_slow_is_imported(files: dict[str, str]) -> None:
-    """A comparison of files, and one of rungs, come at once: no torch, no DeepSpeed, no pydantic."""
-    program = (
-        "import sys\nfrom ds_advise.advisor.cli.main import run\ncode = run(sys.argv[1:])\n"
-        "sys.exit(code or any(name in sys.modules for name in ('torch', 'deepspeed', 'transformers', 'pydantic')))\n"
-    )
-    for arguments in (
-        [files["offload"], files["zero3"]],
-        ["zero2", files["zero3"], "--model", "gpt2", "--gpus", "2xA40", "--offline"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", program, "compare", *arguments], capture_output=True, text=True, timeout=900
-        )
-        assert done.returncode == 0, done.stderr

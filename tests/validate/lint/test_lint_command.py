@@ -54,13 +54,6 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lint", "good.json", "--gpus", "2x"]) == 2
 
 
-def test_a_pipe_is_refused_and_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody writes into it."""
-    os.mkfifo("pipe")
-    assert run(["lint", "pipe"]) == 2
-    assert "no regular file" in capsys.readouterr().err
-
-
 def test_a_finding_has_place_reason_and_remedy_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     """Code, line, path, what, why, fix."""
     assert run(["lint", "bad.json"]) == 1
@@ -200,37 +193,6 @@ def test_fix_keeps_line_endings_and_permissions() -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_fix_takes_the_byte_order_mark_away(capsys: pytest.CaptureFixture[str]) -> None:
-    """The Trainer cannot read a file with one."""
-    text = b'{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
-    Path("marked.json").write_bytes(b"\xef\xbb\xbf" + text)
-    assert run(["lint", "marked.json"]) == 1
-    assert run(["lint", "marked.json", "--fix"]) == 0
-    assert Path("marked.json").read_bytes().startswith(b"{")
-    capsys.readouterr()
-
-
-def test_fix_that_cannot_write_leaves_the_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """One line, and the file is as it was."""
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    folder.chmod(0o500)
-    try:
-        assert run(["lint", "bad.json", "--fix"]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1 and Path("bad.json").read_text() == BAD
-    finally:
-        folder.chmod(0o700)
-
-
-def test_rules_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    """With their examples."""
-    assert run(["lint", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 60
-    assert run(["lint", "--explain", "ds101"]) == 0
-    assert "batch sizes in contradiction" in capsys.readouterr().out
-    assert run(["lint", "--explain", "DS000"]) == 2
-
-
 HOSTILE = {
     "train_batch_size": 8,
     "__class__": "os.system('touch pwned')",
@@ -278,33 +240,6 @@ def test_nothing_in_a_file_runs_writes_or_is_opened(monkeypatch: pytest.MonkeyPa
     assert not [path for path in opened if "pwned" in path or "etc" in path]
 
 
-def test_a_models_folder_is_asked_for_its_config_json_only(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """No code, no pickle, and no file that the configuration names instead."""
-    model = folder / "model"
-    model.mkdir()
-    (model / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "architectures": ["LlamaForCausalLM"],
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "vocab_size": 100,
-                "auto_map": {"AutoConfig": "evil.Evil"},
-                "_name_or_path": "../../../etc/passwd",
-            }
-        )
-    )
-    for name in ("evil.py", "__init__.py", "configuration_evil.py", "sitecustomize.py"):
-        (model / name).write_text("open('pwned', 'w').write('x')")
-    (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-    assert run(["lint", "good.json", "--model", str(model), "--gpus", "2x24GB", "--offline"]) == 0
-    assert not Path("pwned").exists() and not (model / "pwned").exists()
-    capsys.readouterr()
-
-
 def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A key cannot clear the screen or fake a line."""
     Path("escape.json").write_text(
@@ -313,3 +248,12 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
     assert run(["lint", "escape.json", "--fix"]) == 1
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out
+
+
+def test_fix_takes_the_byte_order_mark_away() -> None:
+    """The Trainer cannot read a file with one."""
+    text = b'{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
+    Path("marked.json").write_bytes(b"\xef\xbb\xbf" + text)
+    assert run(["lint", "marked.json"]) == 1
+    assert run(["lint", "marked.json", "--fix"]) == 0
+    assert Path("marked.json").read_bytes() == text

@@ -4,7 +4,6 @@ rest."""
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from ds_advise.estimators.errors import ConfigFileError
@@ -124,18 +123,6 @@ def test_what_is_no_configuration_is_one_line(raw: bytes, said: str) -> None:
         read_document(raw, name="ds_config.json")
     assert error.value.what.startswith("ds_config.json: ") and said in error.value.what
     assert "\n" not in str(error.value)
-
-
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
-    """Places count from the text after it."""
-    document = read_document(b'\xef\xbb\xbf{"a": 1}', name="x")
-    assert document.byte_order_mark and document.root.value == {"a": 1}
-    assert document.place(document.root.members[0].start) == (1, 2)
-
-
-def test_numbers_that_no_float_holds_are_read() -> None:
-    """Infinite, as Python's json reads them; a rule says so."""
-    assert read_document(b'{"a": 1e400, "b": -1e400}', name="x").root.value == {"a": math.inf, "b": -math.inf}
 
 
 def test_duplicates_are_found_at_every_depth() -> None:

@@ -23,12 +23,6 @@ def _disagreements(found: list[Comparison]) -> list[str]:
     ]
 
 
-def test_the_same_seed_gives_the_same_configurations() -> None:
-    """A disagreement can be looked at again."""
-    assert random_configs(20, 7, facts()) == random_configs(20, 7, facts())
-    assert random_configs(20, 7, facts()) != random_configs(20, 8, facts())
-
-
 def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     """`deepspeed.initialize` and one step on the simulated GPU."""
     found = compare(24, 11, facts())
