@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ...estimators.errors import WorkloadError
+from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
-from ..search.candidate import LIKELY, chance
+from ..advise import answer
+from ..question.question import Question, script_constraints
+from ..search.candidate import LIKELY, Candidate, chance
 from ..text.labels import checkpointing_title, plan_title
 from ..text.units import age, gib
 from ..verification.dry_run import prove_by_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
-from .fallback import plans_that_fit
 from .request import LaunchRequest
 from .script_arguments import ScriptArguments
 
@@ -50,6 +51,25 @@ def _past_probe(run: Run) -> PastProbe | None:
     if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return None
     return PastProbes(run.shape, run.workload, run.cluster).of(run)
+
+
+def plans_that_fit(run: Run) -> list[Candidate]:
+    """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
+    shape."""
+    try:
+        plan = run.plan()
+        if plan is None or run.shape is None or plan.autotp_size > 1:  # the script's data loader knows the groups
+            return []
+        question = Question(
+            model=run.shape,
+            workload=replace(run.workload, global_batch_size=run.samples_per_step),
+            cluster=run.cluster,
+            **script_constraints(plan),
+        )
+        candidates = answer(question).candidates
+    except DsAdviseError:
+        return []
+    return sorted((each for each in candidates if each.fit.fits), key=lambda candidate: -candidate.tokens_per_s)
 
 
 def objections(request: LaunchRequest, check: Check, say: Callable[[str], None]) -> list[Objection]:

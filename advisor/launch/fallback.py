@@ -9,14 +9,11 @@ from pathlib import Path
 
 from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.write import write_config
-from ...estimators.errors import ConfigFileError, DsAdviseError
+from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
-from ...probes.run import Run
-from ..advise import answer
-from ..question.question import Question, script_constraints
-from ..search.candidate import Candidate
 from ..text.labels import plan_title
+from .check import plans_that_fit
 from .request import FailureKind, LaunchOutcome, LaunchRequest
 from .script_arguments import ScriptArguments
 
@@ -49,25 +46,6 @@ class Continuation:
             words += ["--device", "cpu", "--ranks", str(self.request.run.cluster.gpus_per_node)]
         module = ["--module"] if script.is_module else []
         return shlex.join([*words, *module, "--", script.target, *script.arguments])
-
-
-def plans_that_fit(run: Run) -> list[Candidate]:
-    """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
-    shape."""
-    try:
-        plan = run.plan()
-        if plan is None or run.shape is None or plan.autotp_size > 1:  # the script's data loader knows the groups
-            return []
-        question = Question(
-            model=run.shape,
-            workload=replace(run.workload, global_batch_size=run.samples_per_step),
-            cluster=run.cluster,
-            **script_constraints(plan),
-        )
-        candidates = answer(question).candidates
-    except DsAdviseError:
-        return []
-    return sorted((each for each in candidates if each.fit.fits), key=lambda candidate: -candidate.tokens_per_s)
 
 
 def with_less_memory(

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch.check import Check, objections, prediction_of
+from ds_advise.advisor.launch.check import Check, objections, plans_that_fit, prediction_of
 from ds_advise.advisor.launch.command import costly_switches, environment_of, kept_settings
-from ds_advise.advisor.launch.fallback import next_launch, plans_that_fit
+from ds_advise.advisor.launch.fallback import next_launch
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
 from ds_advise.advisor.launch.question import default_launcher, framework_of
