@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.launch.place import slurm_rendezvous, static_rendezvous
+from ds_advise.advisor.launch.question import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.question.model_source import load_model

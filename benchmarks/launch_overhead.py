@@ -88,7 +88,7 @@ def _seconds(folder: Path, words: list[str]) -> float:
 def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
     """Seconds per micro batch, on the CPU."""
     import torch
-    from ds_advise.advisor.launch.observe import observe
+    from ds_advise.advisor.launch.rank import observe
     from ds_advise.probes.real_run.rank import EventLog
 
     class Engine:

@@ -1,26 +1,47 @@
 """One rank: `python -m ...rank --folder FOLDER [--set NAME=VALUE]... [--is-module] TARGET ARGUMENTS`.
 
 Runs the user's script as `__main__`, as the launcher would have run it: the same sys.argv, sys.path[0], working folder
-and exit code. Added are: its output goes to `rank<R>.log` in FOLDER, and `observe` notes its steps in `rank<R>.jsonl`.
-A failure of these must not make the script fail.
+and exit code. Its output goes to `rank<R>.log` in FOLDER, and its steps are noted in `rank<R>.jsonl`: when the script
+imports DeepSpeed's engine or the Trainer, three methods of the engine are wrapped, a callback is added to the Trainer's
+defaults, and the lock of extension builds is replaced by one that a killed rank does not leave behind. Nothing is
+imported for it; a script that uses neither is not observed. A failure of these must not make the script fail.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 import resource
 import runpy
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ...probes.real_run.rank import EventLog
 
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
+
+STOP_FILE = "stop"
+"""Created in the record folder of a node to make its training save and stop."""
+
+_REQUESTED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
+
+_STEPS_AHEAD = 3
+"""Rank 0 chooses the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which
+took all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it chose."""
+
+_MEMORY_EVERY_S = 1.0
+"""torch collects all its counters for each query; it keeps the peaks between two queries itself."""
 
 
 @dataclass
@@ -42,8 +63,6 @@ def main() -> None:
     events = EventLog(given.folder / f"rank{number}.jsonl")
     events.note({"rank": int(number), "pid": os.getpid(), "host": socket.gethostname()})
     with contextlib.suppress(Exception):
-        from .observe import install
-
         install(events, given.folder)
     try:
         _run(given)
@@ -104,6 +123,248 @@ def _description(error: BaseException) -> dict[str, Any]:
         "limits": {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY},
         "details": "".join(traceback.format_exception(error))[-8000:],
     }
+
+
+def install(events: EventLog, folder: Path) -> None:
+    """Observe this process from now on."""
+    actions: dict[str, Callable[[ModuleType], None]] = {
+        "deepspeed.runtime.engine": lambda module: observe(module, events),
+        "transformers.trainer": lambda module: _add_callback(module, events, folder),
+        "torch.utils.file_baton": _use_lasting_lock,
+    }
+    sys.meta_path.insert(0, _AfterImport(actions))
+
+
+def _use_lasting_lock(_: ModuleType) -> None:
+    from ...probes.real_run import extension_lock
+
+    extension_lock.install()
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls the function of each named module once the module is imported."""
+
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
+        action = self._actions.pop(name, None)  # removed first: the search below comes here again
+        spec = importlib.util.find_spec(name) if action is not None else None
+        if action is None or spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def executed(module: ModuleType) -> None:
+            execute(module)
+            with contextlib.suppress(Exception):
+                action(module)
+
+        spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+def _add_callback(module: Any, events: EventLog, folder: Path) -> None:
+    """Add a callback to those of every Trainer (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
+    from transformers.trainer_callback import TrainerCallback
+
+    class Launched(TrainerCallback):  # its methods get the Trainer's arguments
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            self.stop = _Stop(folder)
+            events.note(
+                {"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}}
+            )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            stop_at = self.stop.after(state.global_step)
+            if stop_at is not None and state.global_step >= stop_at:
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            events.note({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
+
+    module.DEFAULT_CALLBACKS.append(Launched)
+
+
+class _Stop:
+    """Agrees with the other ranks on the step to stop after, through the store of their rendezvous: one request a step,
+    no collective, and it works across nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / STOP_FILE
+        self._requested = False
+        self._store: Any = None
+        self._rank = 0
+        with contextlib.suppress(Exception):
+            import torch.distributed as dist
+
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                self._rank = dist.get_rank()
+                self._store = dist.distributed_c10d._get_default_store()
+
+    def after(self, step: int) -> int | None:
+        """The step after which to stop, None while no stop is requested."""
+        if not self._requested and self._file.exists():
+            self._requested = True
+            if self._store is not None:
+                self._store.set(_REQUESTED, "1")
+        if self._store is None:
+            return step if self._requested else None
+        if self._store.check([_STOP_AT]):
+            return int(self._store.get(_STOP_AT))
+        if self._rank == 0 and self._store.check([_REQUESTED]):
+            self._store.set(_STOP_AT, str(step + _STEPS_AHEAD))
+            return step + _STEPS_AHEAD
+        return None
+
+
+def observe(module: Any, events: EventLog) -> None:
+    """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
+    engine_class, seen = module.DeepSpeedEngine, _EngineObserver(events)
+    engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
+    engine_class.backward = _around(engine_class.backward, seen.before_backward)
+    engine_class.step = _around(engine_class.step, seen.before_step, seen.after_step)
+
+
+def _around(method: Any, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
+    @functools.wraps(method)
+    def wrapped(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            before(engine, *args, **kwargs)
+        result = method(engine, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            after(engine)
+        return result
+
+    return wrapped
+
+
+class _EngineObserver:
+    """Tokens, losses, forward times and memory since the last optimizer step.
+
+    The GPU is never waited for: its losses and times are read a step later, when they have been computed.
+    """
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._tokens = 0
+        self._losses: list[Any] = []
+        self._is_mean = True
+        self._global_steps = 0
+        self._began: Any = None
+        self._forward_s = 0.0
+        """Of passes on the CPU."""
+        self._passes: list[tuple[Any, Any]] = []
+        """(begin, end) of passes on the GPU, as CUDA events."""
+        self._pending: list[tuple[int, Any, Any]] = []
+        """(step, loss, CUDA event after its copy to the host)."""
+        self._memory_at = 0.0
+        self._reported_settings = False
+
+    def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
+        if not engine.module.training:
+            self._began = None
+            return
+        inputs: Any = kwargs.get("input_ids", args[0] if args else None)
+        shape = getattr(inputs, "shape", ())
+        if len(shape) >= 2 and not inputs.is_floating_point():
+            self._tokens += inputs.numel()
+        self._began = _now(engine)
+
+    def after_forward(self, engine: Any) -> None:
+        if self._began is None:
+            return
+        began, ended = self._began, _now(engine)
+        if isinstance(ended, float):
+            self._forward_s += ended - began
+        else:
+            self._passes.append((began, ended))
+
+    def before_backward(self, _engine: Any, loss: Any, *_: Any, scale_wrt_gas: bool = True, **__: Any) -> None:
+        self._losses.append(loss.detach())
+        self._is_mean = scale_wrt_gas  # without it the caller has divided by the accumulation already
+
+    def before_step(self, engine: Any, *_: Any, **__: Any) -> None:
+        self._global_steps = engine.global_steps
+
+    def after_step(self, engine: Any) -> None:
+        if engine.global_steps == self._global_steps:
+            return  # within the accumulation
+        import torch
+
+        step, line = int(engine.global_steps), dict[str, float](tokens=self._tokens)
+        losses = self._losses
+        self._losses = []
+        self._tokens = 0
+        if not self._reported_settings:
+            self._reported_settings = True
+            self._events.note({"engine": _settings(engine)})
+        self._report_pending()
+        if losses:
+            stacked = torch.stack([value.float().reshape(()) for value in losses])
+            loss = stacked.mean() if self._is_mean else stacked.sum()
+            if loss.is_cuda:
+                copy = torch.empty((), dtype=torch.float32, pin_memory=True)
+                copy.copy_(loss, non_blocking=True)
+                self._pending.append((step, copy, _event(torch)))
+            else:
+                line["loss"] = float(loss)
+        # ZeRO-3 gathers weights during the forward pass, so its time is the slowest rank's.
+        times_are_own = engine.zero_optimization_stage() < 3
+        if times_are_own and not self._passes:
+            line["forward_s"] = self._forward_s
+        self._forward_s = 0.0
+        if engine.device.type == "cuda":
+            line |= self._gpu_forward_s(times_are_own) | self._memory(torch)
+        self._events.note({"step": step, **line})
+
+    def _gpu_forward_s(self, times_are_own: bool) -> dict[str, float]:
+        """The time of the passes that the GPU has completed; the others count for the next step."""
+        milliseconds = 0.0
+        while self._passes and self._passes[0][1].query():
+            began, ended = self._passes.pop(0)
+            milliseconds += began.elapsed_time(ended)
+        return {"forward_s": milliseconds / 1e3} if milliseconds and times_are_own else {}
+
+    def _report_pending(self) -> None:
+        while self._pending and self._pending[0][2].query():
+            step, loss, _ = self._pending.pop(0)
+            self._events.note({"step": step, "loss": float(loss)})
+
+    def _memory(self, torch: Any) -> dict[str, float]:
+        now = time.monotonic()
+        if now - self._memory_at < _MEMORY_EVERY_S:
+            return {}
+        self._memory_at = now
+        return {
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+        }
+
+
+def _settings(engine: Any) -> dict[str, int]:
+    """The engine's own settings, under the names of `Plan`."""
+    return {
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
+        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+    }
+
+
+def _now(engine: Any) -> Any:
+    """A CUDA event, or the clock where the process itself computes."""
+    if engine.device.type != "cuda":
+        return time.perf_counter()
+    import torch
+
+    return _event(torch)
+
+
+def _event(torch: Any) -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from ...probes.machine import search_path
 from ...probes.real_run import extension_lock
 from .command import environment_of, launch_line
 from .monitor import Display, Monitor
-from .observe import STOP_FILE
+from .rank import STOP_FILE
 from .records import Records
 from .request import LaunchOutcome, LaunchRequest, TrainingFailure
 from .supervisor import adopt_orphans, free_abandoned_buffers, kill_descendants

@@ -3,18 +3,164 @@ requested. Every training is kept in the store."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.emit import merge_plan_into_config
+from ...ds_configs.write import write_config
+from ...estimators.errors import ConfigFileError
+from ...estimators.estimate import Estimate
+from ...estimators.plan import Plan
 from ...probes.store import record_of, try_store
+from ..text.labels import plan_title
 from ..text.output import Output
-from .check import Check, Objection, objections, prediction_of
+from .check import Check, Objection, objections, plans_that_fit, prediction_of
 from .command import environment_of, kept_settings
-from .fallback import Continuation, next_launch
-from .request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest
+from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch
+from .script_arguments import ScriptArguments
+
+_LESS = 0.95
+"""Largest need of the next plan as a share of the failed one's. A closer plan would run out as well, within the closed
+form's accuracy."""
+
+_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
+"""Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, wherever
+the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`); stage 3 partitions each parameter, stage 0 none,
+and neither reads the others' states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """The next attempt."""
+
+    description: str
+    """Its plan and start, or why there is none."""
+    request: LaunchRequest | None = None
+
+    @property
+    def command(self) -> str | None:
+        """The line that starts it, apart from options that only name this machine's GPUs; None where there is none."""
+        if self.request is None:
+            return None
+        script = self.request.script
+        words = ["ds-advise", "launch", str(self.request.config_path)]
+        if self.request.device == "cpu":
+            words += ["--device", "cpu", "--ranks", str(self.request.run.cluster.gpus_per_node)]
+        module = ["--module"] if script.is_module else []
+        return shlex.join([*words, *module, "--", script.target, *script.arguments])
+
+
+def with_less_memory(
+    request: LaunchRequest, outcome: LaunchOutcome, checkpoint: Path | None, folder: Path
+) -> Continuation:
+    """The same training under the fastest plan that needs less of what ran out, from a checkpoint of the Trainer's or,
+    where there is none, from the beginning. Only plans that can read the checkpoint are taken; where there is none,
+    nothing is started.
+
+    folder: of the new request.
+    """
+    run, failed, failure = request.run, request.prediction, outcome.failure
+    assert failure is not None, "a training that failed"
+    if failed is None:
+        return Continuation(description="the model is not known, so neither is a plan that takes less: pass --model")
+    smaller = [
+        candidate
+        for candidate in plans_that_fit(run)
+        if _need(candidate.estimate, failure.kind) <= _LESS * _need(failed, failure.kind)
+    ]
+    if not smaller:
+        return Continuation(description="no other plan with this global batch is predicted to take enough less")
+    readable = [each for each in smaller if checkpoint is None or _reads(each.estimate.plan, failed.plan)]
+    if not readable:
+        return Continuation(
+            description=f"{plan_title(smaller[0].estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} "
+            "under it (another ZeRO stage partitions the states otherwise): convert it with "
+            "deepspeed.checkpoint.ds_to_universal and set checkpoint.load_universal, or begin anew from the weights in "
+            "it"
+        )
+    plan = readable[0].estimate.plan
+    planned = run.with_plan(plan)
+    start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
+    return Continuation(
+        description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
+        f"{plan.gradient_accumulation_steps}, {start}",
+        request=replace(
+            request,
+            run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
+            prediction=readable[0].estimate,
+            folder=folder,
+            resumes_after=0 if checkpoint is None else _step_of(checkpoint),
+        ),
+    )
+
+
+def _need(estimate: Estimate, kind: FailureKind) -> int:
+    """Memory of the kind that ran out. On the GPU live tensors: the context and the libraries are equal for all
+    plans."""
+    memory = estimate.memory
+    return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
+
+
+def _reads(plan: Plan, written_by: Plan) -> bool:
+    """Whether DeepSpeed loads a checkpoint, optimizer states included, under another plan with as many ranks."""
+    return _LAYOUTS[plan.zero_stage] == _LAYOUTS[written_by.zero_stage]
+
+
+def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) -> Continuation:
+    """The continuation of a user's script after memory ran out; its configuration is written into `folder`.
+
+    Raises ConfigFileError where the configuration cannot be written.
+    """
+    arguments = ScriptArguments(request.script.arguments)
+    takes_config = request.passes_config or bool(arguments.configs)
+    resumes = request.run.workload.framework == "hf" and arguments.are_training_arguments and takes_config
+    checkpoint = outcome.checkpoint if resumes else None
+    following = with_less_memory(request, outcome, checkpoint, folder)
+    if following.request is None:
+        return following
+    run, prediction = following.request.run, following.request.prediction
+    if prediction is not None and not resumes:
+        return Continuation(
+            description=f"{plan_title(prediction.plan)} with micro batch {run.micro_batch_size} x "
+            f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
+            "predicted to fit; how this script takes them and resumes cannot be known, so it is not started"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigFileError(
+            f"{folder} cannot be made ({error.strerror})",
+            why="the next plan's configuration is written there",
+            fix="free some space, or make the folder writable",
+        ) from None
+    path = folder / "ds_config.json"
+    write_config(run.config, path, force=True)
+    values = {
+        "per_device_train_batch_size": str(run.micro_batch_size),
+        "gradient_accumulation_steps": str(run.gradient_accumulation_steps),
+        "gradient_checkpointing": str(run.gradient_checkpointing),
+    }
+    if run.cpu_checkpointing:
+        values["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": False, "offload": True})
+    values |= dict.fromkeys(arguments.configs, str(path))
+    if checkpoint is not None:
+        values["resume_from_checkpoint"] = str(checkpoint)
+    script = replace(request.script, arguments=arguments.with_values(values))
+    return replace(following, request=replace(following.request, script=script, config_path=path))
+
+
+def _step_of(checkpoint: Path) -> int:
+    """The optimizer step of a Trainer's checkpoint, by its state or else its name."""
+    try:
+        return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
+    except (OSError, ValueError, KeyError):
+        return int(checkpoint.name.rpartition("-")[2])
+
 
 _MAX_ATTEMPTS = 4
 """Plans that are tried one after the other: each takes at least 5 % less, and the ladder has no more steps."""

@@ -20,9 +20,8 @@ from ...probes.run import Device, Run
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import free_bytes, prediction_of
-from ..launch.fallback import Continuation, with_less_memory
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script
-from ..launch.session import make_attempts
+from ..launch.session import Continuation, make_attempts, with_less_memory
 from ..question.question import Question
 from ..question.run import read_ds_config, run_of
 from ..text.labels import plan_title
@@ -32,8 +31,7 @@ from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, step_of, write_record
-from .proposal import Proposal, gathers_weights, job_of
-from .settings import KEPT_CHECKPOINTS, TrainingSettings
+from .proposal import KEPT_CHECKPOINTS, Proposal, TrainingSettings, gathers_weights, job_of
 
 _RANK_MODULE = f"{__package__}.rank"
 

@@ -15,18 +15,17 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.check import Check, objections, plans_that_fit, prediction_of
 from ds_advise.advisor.launch.command import costly_switches, environment_of, kept_settings
-from ds_advise.advisor.launch.fallback import next_launch
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
-from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
-from ds_advise.advisor.launch.question import default_launcher, framework_of
+from ds_advise.advisor.launch.question import default_launcher, equal_nodes, first_host, framework_of, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
+from ds_advise.advisor.launch.session import next_launch
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.output import Output
-from ds_advise.advisor.train.settings import TrainingSettings
+from ds_advise.advisor.train.proposal import TrainingSettings
 from ds_advise.advisor.train.train import prove
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError

@@ -19,8 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.launch.failures import failure_of
-from ds_advise.advisor.launch.host import HostWatcher
-from ds_advise.advisor.launch.monitor import Display, Monitor
+from ds_advise.advisor.launch.monitor import Display, HostWatcher, Monitor
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch

@@ -26,8 +26,8 @@ from ds_advise.advisor.train.folder import (
     read_result,
     write_record,
 )
+from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import left_out
-from ds_advise.advisor.train.settings import check_packages, default_save_steps
 from ds_advise.advisor.train.train import check_disk
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -423,7 +423,7 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is missing is named with its option."""
-    monkeypatch.setattr("ds_advise.advisor.train.settings.find_spec", lambda _: None)
+    monkeypatch.setattr("ds_advise.advisor.train.proposal.find_spec", lambda _: None)
     for workload, printed in (
         (Workload(method="lora"), "--method lora needs peft"),
         (Workload(attention="flash"), "--attention flash needs flash-attn"),
