@@ -11,8 +11,7 @@ from ds_advise.advisor.launch.request import LaunchRequest, Script
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.probes.dry_run import DryRunResult
-from ds_advise.probes.real_run import ProbeResult, RankReport
-from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.real_run.result import ProbeResult, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
 
 TINY_SIZES: dict[str, Any] = {

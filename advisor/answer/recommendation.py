@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
     from ...estimators.schedule.simulate import PlayedStep
     from ...probes.dry_run import DryRunResult
-    from ...probes.real_run import ProbeResult
+    from ...probes.real_run.result import ProbeResult
     from ...probes.run import Run
 
 STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")

@@ -13,7 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from ...estimators.errors import WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...probes.dry_run import DryRunResult
-from ...probes.real_run import ProbeResult
+from ...probes.real_run.result import ProbeResult
 from ...probes.store import RecordFigures
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ...probes.real_run import ProbeResult, RankFailure
+from ...probes.real_run.result import ProbeResult, RankFailure
 from ..text.labels import cluster_title
 from ..text.lines import blank, cells, row, sentence
 from ..text.units import counted_noun, gib, percent, rate, seconds, whole_percents

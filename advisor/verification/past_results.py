@@ -17,8 +17,9 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.machine import host_memory_bytes, this_machine
-from ...probes.real_run import ProbeResult, probe
+from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.result import from_json as probe_from_json
+from ...probes.real_run.run import probe
 from ...probes.recording.result import from_json as dry_run_from_json
 from ...probes.run import Run
 from ...probes.store import LIBRARIES, Record, model_key, record_of, try_store, workload_of

@@ -11,7 +11,7 @@ from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.json_form import from_attributes, to_json
 from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
-from ...probes.real_run import ProbeResult
+from ...probes.real_run.result import ProbeResult
 from ...probes.run import Run, check_kernels
 from .dry_run import no_such_rank
 from .past_results import probe_and_keep

@@ -16,7 +16,7 @@ from typing import Literal
 from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
-from ...probes.real_run import ProbeResult
+from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import STEPS
 from ..search.candidate import Candidate
 from ..search.choice import SAME_SPEED

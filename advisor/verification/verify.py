@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
-from ...probes.real_run import ProbeResult
+from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
 from ..answer.reasons import doubts, reasons
 from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd, Verification

@@ -28,7 +28,7 @@ from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run import dry_run
 from ds_advise.probes.dry_run.run import played_step
-from ds_advise.probes.real_run import probe
+from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
 from ..document import put

@@ -25,7 +25,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.search.candidate import Candidate, fit_of
 from ds_advise.advisor.verification.verify import run_series
-from ds_advise.probes.real_run import ProbeResult, RankFailure
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure
 
 from .cpu_probes import MODELS, RANKS, Runs, ask, candidates, publish
 

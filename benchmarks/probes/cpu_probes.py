@@ -27,8 +27,8 @@ from ds_advise.advisor.verification.verify import runnable
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.real_run import ProbeResult, probe
-from ds_advise.probes.real_run.result import from_json
+from ds_advise.probes.real_run.result import ProbeResult, from_json
+from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
 from ..document import put

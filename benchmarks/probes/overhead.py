@@ -25,7 +25,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import threads_of_a_rank
-from ds_advise.probes.real_run import probe
+from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
 from .cpu_probes import MODELS

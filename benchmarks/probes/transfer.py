@@ -23,7 +23,7 @@ from statistics import median, quantiles
 
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.probe_order import calibration
-from ds_advise.probes.real_run import ProbeResult
+from ds_advise.probes.real_run.result import ProbeResult
 
 from .cpu_probes import MODELS, Runs, ask, candidates, publish
 

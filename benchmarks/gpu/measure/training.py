@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ds_advise.probes.dry_run.run import request_for
-from ds_advise.probes.real_run import probe
+from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
 from ..configuration import Configuration, from_arguments

@@ -21,8 +21,7 @@ from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import launch_report
 from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.estimators.json_form import to_json
-from ds_advise.probes.real_run import RankFailure
-from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.real_run.result import RankFailure, StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 

@@ -33,8 +33,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
-from ds_advise.probes.real_run import ProbeResult, RankFailure
-from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from ds_advise.probes.run import Run
 from rich.console import Console
 

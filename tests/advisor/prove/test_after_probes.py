@@ -18,8 +18,7 @@ from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.past_results import PastProbes, keep_probe
 from ds_advise.advisor.verification.verify import run_series, runnable
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
-from ds_advise.probes.real_run import ProbeResult, RankFailure
-from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 

@@ -8,8 +8,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.probe_order import calibration
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.probes.real_run import ProbeResult
-from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.real_run.result import ProbeResult, StepTime
 
 from tests.helpers import ran
 

@@ -14,7 +14,7 @@ from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import this_machine
-from ds_advise.probes.real_run import ProbeResult, RankFailure
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store, model_key
 

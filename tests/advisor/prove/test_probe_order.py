@@ -15,8 +15,7 @@ from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict
 from ds_advise.advisor.verification.verify import after_series, budget_seconds, run_series, settle
 from ds_advise.estimators.errors import ClusterError, WorkloadError
-from ds_advise.probes.real_run import ProbeResult, RankFailure
-from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from rich.console import Console
 
 from tests.helpers import ran

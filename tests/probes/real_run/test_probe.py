@@ -24,8 +24,8 @@ from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.real_run import ProbeResult, probe
-from ds_advise.probes.real_run.result import from_json
+from ds_advise.probes.real_run.result import ProbeResult, from_json
+from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
 MODEL = {
