@@ -23,11 +23,11 @@ from typing import Any
 
 from ds_advise.advisor.launch.question import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster import parse_cluster
+from ds_advise.advisor.question.job import parse_duration
 from ds_advise.advisor.question.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
 from ds_advise.advisor.render.lint import lint_figures
-from ds_advise.advisor.verification.verify import budget_seconds
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.json_form import to_json
@@ -271,7 +271,7 @@ def _parse(name: str, text: str, folder: Path) -> None:
     if name == "input_shape":
         sample_shape(text)
     elif name == "budget":
-        budget_seconds(text)
+        parse_duration("--budget", text)
     elif name == "master":
         static_rendezvous(text, 0)
     elif name == "slurm":

@@ -82,7 +82,7 @@ def _figures(answer: ProbeAnswer) -> Markup:
             if value is None:
                 continue
             ink, hint = "weights" if title == "measured" else "other", f"{found.name}, {title}: {gib(int(value))} GiB"
-            error = None if title == "measured" else found.error(value)
+            error = getattr(found, f"{attribute}_error", None)
             off = "" if error is None else f" ({'+' if error >= 0 else '-'}{percent(abs(error))})"
             bars.append(
                 Bar(

@@ -42,8 +42,9 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     for figure in answer.figures:
         cells(
             console,
-            f"  {figure.name:<18}{_value(figure, figure.measured):>13}{_predicted(figure, figure.analytic)}"
-            f"{_predicted(figure, figure.dry_run)}",
+            f"  {figure.name:<18}{_value(figure, figure.measured):>13}"
+            f"{_predicted(figure, figure.analytic, figure.analytic_error)}"
+            f"{_predicted(figure, figure.dry_run, figure.dry_run_error)}",
         )
     blank(console)
     sentence(console, _parts(result))
@@ -84,8 +85,7 @@ def _value(figure: ProbeFigure, value: float | None) -> str:
     return {"bytes": lambda v: f"{gib(int(v))} GiB", "s": seconds, "tokens/s": rate}[figure.unit](value)
 
 
-def _predicted(figure: ProbeFigure, value: float | None) -> str:
-    error = figure.error(value)
+def _predicted(figure: ProbeFigure, value: float | None, error: float | None) -> str:
     return f"{_value(figure, value):>11}" + (f" {_signed(error):>7}" if error is not None else " " * 8)
 
 

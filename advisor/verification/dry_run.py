@@ -1,9 +1,10 @@
-"""A dry run of a `Run`, put beside the closed form."""
+"""A dry run of a `Run` beside the closed form, and over time: memory as a line of sparks for the terminal; memory and
+one step's lanes for a trace viewer."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from ...probes.run import Run
 from ..answer.recommendation import DryRunAnswer
 from .past_results import dry_run_once
 
+SPARKS = "▁▂▃▄▅▆▇█"
+PLAIN_SPARKS = "_.-~=+*#"
+
 
 def prove_by_dry_run(
     run: Run,
@@ -27,7 +31,7 @@ def prove_by_dry_run(
     iterations: int = 4,
     expandable_segments: bool | None = None,
 ) -> DryRunAnswer:
-    """Dry-run it, unless that was done before (`past_dry_runs`), and put the closed form beside it.
+    """A dry run, or its earlier result (`past_results`), beside the closed form.
 
     expandable_segments: the allocator's setting; None: on where the printed start commands set it (NVIDIA GPUs).
 
@@ -43,47 +47,38 @@ def prove_by_dry_run(
 
 
 def beside_closed_form(run: Run, result: DryRunResult, age_s: float | None = None) -> DryRunAnswer:
-    """A result beside the closed form for the plan that its configuration, with `auto` filled, describes."""
+    """A result beside the closed form for the plan of its configuration, with `auto` filled."""
     step = analytic = analytic_time = None
-    with contextlib.suppress(ClusterError):  # no published speed of this GPU: its memory is known all the same
+    with suppress(ClusterError):  # a GPU of unknown speed still has a memory
         step = played_step(result, run.cluster, seq_len=run.workload.seq_len)
     plan = run.plan(result.config)
     if plan is not None and run.shape is not None:
         analytic = estimate_memory(run.shape, run.workload, run.cluster, plan)
-        with contextlib.suppress(ClusterError):
+        with suppress(ClusterError):
             analytic_time = estimate_time(run.shape, run.workload, run.cluster, plan)
     return DryRunAnswer(run=run, result=result, analytic=analytic, step=step, analytic_time=analytic_time, age_s=age_s)
 
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
-    return WorkloadError(
-        f"there is no rank {rank} among {world_size}",
-        why="ranks count from 0",
-        fix=f"pass --rank {world_size - 1} or less",
-    )
-
-
-SPARKS = "▁▂▃▄▅▆▇█"
-PLAIN_SPARKS = "_.-~=+*#"
+    fix = f"pass --rank {world_size - 1} or less"
+    return WorkloadError(f"there is no rank {rank} among {world_size}", why="ranks count from 0", fix=fix)
 
 
 def spark(size_bytes: int, top_bytes: int, sparks: str) -> str:
-    """The spark whose height is nearest to the share of the top; the lowest is for less than an eighth, not for
-    nothing."""
+    """The spark for a share of the top; the lowest stands for less than an eighth."""
     return sparks[min(len(sparks) - 1, size_bytes * len(sparks) // max(1, top_bytes))]
 
 
 def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:
-    """GPU memory over the run, each column the highest of its stretch, and a line that marks where iterations (by
-    number) and phases (by initial) begin: in their column or, for lack of room, up to three later."""
+    """GPU memory over the run, each column the highest of its stretch; and a line that marks where iterations (by
+    number) and phases (by initial) begin, in their column or, for lack of room, up to three later."""
     end = points[-1].event + 1
     heights = [0] * columns
     for point in points:
         column = point.event * columns // end
         heights[column] = max(heights[column], point.gpu_bytes)
-    for column in range(1, columns):  # nothing happened in between
+    for column in range(1, columns):  # columns without an event
         heights[column] = heights[column] or heights[column - 1]
-    top = max(heights)
     marks = [" "] * columns
     free, seen = 0, 0
     for (iteration, phase), own in groupby(points, key=lambda point: (point.iteration, point.phase)):
@@ -94,36 +89,36 @@ def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tup
         if phase != "start" and column <= begins + 3 and column + len(label) <= columns:
             marks[column : column + len(label)] = label
             free = column + len(label)
-    return "".join(spark(height, top, sparks) for height in heights), "".join(marks).rstrip()
+    return "".join(spark(height, max(heights), sparks) for height in heights), "".join(marks).rstrip()
 
 
 def trace(answer: DryRunAnswer) -> dict[str, Any]:
-    """The run in Chrome's trace event format, which Perfetto and chrome://tracing open: two processes.
+    """The run in Chrome's trace event format, which Perfetto and chrome://tracing open, as two processes.
 
-    Memory: one event of the run (an allocation or a free) is a microsecond on the axis: order is true, duration is not.
-    Counters are bytes; spans are iterations and phases. Time: the last step as its schedule plays out, in true
-    microseconds, with the host thread, the GPU's streams, the links, the copies and the drive as threads.
+    Memory: one event of the run (an allocation or a free) is a microsecond on the axis, so the order is true and the
+    duration is not. Counters are bytes; spans are iterations and phases. Time: the last step as its schedule plays out,
+    in true microseconds; the threads are the host thread, the GPU's streams, the links, the copies and the drive.
     """
     result = answer.result
     points = result.timeline
+    end = points[-1].event + 1
     events: list[dict[str, Any]] = [
         _named(1, f"memory of rank {result.rank} of {result.world_size}"),
         _named(1, "iterations", thread=1),
         _named(1, "phases", thread=2),
+        *_spans(points, end, 1, lambda point: f"iteration {point.iteration}" if point.iteration else "before training"),
+        *_spans(points, end, 2, lambda point: point.phase),
     ]
-    end = points[-1].event + 1
-    events += _spans(
-        points, end, 1, lambda point: f"iteration {point.iteration}" if point.iteration else "before training"
-    )
-    events += _spans(points, end, 2, lambda point: point.phase)
     categories = dict.fromkeys(name for point in points for name in point.by_category)
     for point in points:
-        for name, values in (
-            ("GPU allocated", {"bytes": point.gpu_bytes}),
-            ("GPU by purpose", {name: point.by_category.get(name, 0) for name in categories}),
-            ("host", {"pinned": point.host_pinned_bytes, "pageable": point.host_bytes - point.host_pinned_bytes}),
-        ):
-            events.append({"ph": "C", "pid": 1, "name": name, "ts": point.event, "args": values})
+        counters = {
+            "GPU allocated": {"bytes": point.gpu_bytes},
+            "GPU by purpose": {name: point.by_category.get(name, 0) for name in categories},
+            "host": {"pinned": point.host_pinned_bytes, "pageable": point.host_bytes - point.host_pinned_bytes},
+        }
+        events += (
+            {"ph": "C", "pid": 1, "name": name, "ts": point.event, "args": values} for name, values in counters.items()
+        )
     if answer.step is not None:
         events += _lanes(answer.step)
     return {
@@ -139,13 +134,8 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
     }
 
 
-def _named(process: int, name: str, thread: int | None = None) -> dict[str, Any]:
-    of = {"name": "process_name"} if thread is None else {"name": "thread_name", "tid": thread}
-    return {"ph": "M", "pid": process, "args": {"name": name}, **of}
-
-
 def _lanes(step: PlayedStep) -> list[dict[str, Any]]:
-    """The spans of a played step: a thread for the host, and one for each stream and what it keeps busy."""
+    """The spans of a played step: a thread for the host, and one for each stream and resource."""
     events = [_named(2, f"one step, {step.time.step_s:.3f} s"), _named(2, "host", thread=0)]
     events += [
         _span(2, 0, stretch.name or "waits for the GPU", stretch.begins_s * 1e6, stretch.ends_s * 1e6)
@@ -163,30 +153,33 @@ def _lanes(step: PlayedStep) -> list[dict[str, Any]]:
     return events
 
 
+def _named(process: int, name: str, thread: int | None = None) -> dict[str, Any]:
+    kind = {"name": "process_name"} if thread is None else {"name": "thread_name", "tid": thread}
+    return {"ph": "M", "pid": process, "args": {"name": name}, **kind}
+
+
 def _span(process: int, thread: int, name: str, begins: float, ends: float) -> dict[str, Any]:
     return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": begins, "dur": ends - begins}
 
 
-def _spans(points: Sequence[TimelinePoint], end: int, thread: int, name_of: Any) -> list[dict[str, Any]]:
+def _spans(
+    points: Sequence[TimelinePoint], end: int, thread: int, name_of: Callable[[TimelinePoint], str]
+) -> list[dict[str, Any]]:
     starts = [(name, next(own).begins) for name, own in groupby(points, key=name_of)]
     ends = [begins for _, begins in starts[1:]] + [end]
     return [_span(1, thread, name, begins, until) for (name, begins), until in zip(starts, ends, strict=True)]
 
 
 def check_trace_file(path: Path, *, force: bool) -> None:
-    """Raises ConfigFileError where the trace could not be written, before anything takes long."""
+    """Raises ConfigFileError where the trace could not be written. Called before the dry run, which takes long."""
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigFileError(
-            f"{path} cannot be written",
-            why="it is a folder, or its folder does not exist",
-            fix="pass another file to --timeline",
-        )
+        why, fix = "it is a folder, or its folder does not exist", "pass another file to --timeline"
+        raise ConfigFileError(f"{path} cannot be written", why=why, fix=fix)
     if path.exists() and not force:
-        raise ConfigFileError(
-            f"{path} exists", why="it would be lost", fix="pass --force, or another file to --timeline"
-        )
+        fix = "pass --force, or another file to --timeline"
+        raise ConfigFileError(f"{path} exists", why="it would be lost", fix=fix)
 
 
 def write_trace(answer: DryRunAnswer, path: Path) -> None:
-    """Write the trace, over a file that is there."""
+    """Write the trace, over an existing file."""
     write_config(trace(answer), path, force=True)

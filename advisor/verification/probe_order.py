@@ -1,17 +1,22 @@
-"""What one probe teaches about the other plans of the same model on the same machine.
+"""The cheapest sequence of probes that settles which plan is the fastest that fits.
 
-The closed form knows the proportions of the work, a probe the machine. Three factors carry over, each the measured
-seconds over the predicted ones: of forward and backward passes on the device, of the optimizer, and of collectives.
-Where the device does not tell waiting apart (CUDA) one factor stands for all three.
+Every candidate has a predicted speed and a predicted need of memory. A probe corrects both, most for the plans most
+like it. The next probe is the candidate with the highest expected speed; of those as fast within `SAME_SPEED`, the one
+with the shortest steps. Candidates are struck out that cannot beat the best measured one by more than `SAME_SPEED`,
+that cannot fit, or whose probe may outlast the time left. The series ends when none is left.
+
+Each failure strikes out its own series (rung, checkpointing) from that micro batch on; each success leaves of its
+series only what is predicted to be faster. So a series is run at most once for each doubling of the micro batch above
+the first (`ProbeOrder.bound`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from typing import Literal
+from typing import NamedTuple
 
 from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ...estimators.phrase import phrase
@@ -21,29 +26,45 @@ from ...probes.real_run.run import STEPS
 from ..search.candidate import Candidate
 from ..search.choice import SAME_SPEED
 
+UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
+"""Relative margin of a speed above its prediction: before a probe on this machine; after one of another rung; after one
+of the same rung and checkpointing. Well above the median errors on the CPU (docs/probe.md: up to 31 % without a probe,
+6 to 9 % after one of another rung), since a plan that is struck out is never run; within a series assumed."""
+
+MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
+"""Relative margin of a need of memory below its prediction: before and after a probe of the same rung and
+checkpointing."""
+
+START_S = 25.0
+"""Seconds of a first probe besides its steps: processes, libraries, model and engine. 7 s on two idle cores, 24 s with
+twice as many processes as cores (docs/probe.md), without the extensions that DeepSpeed compiles at their first use."""
+
 _LINKS = frozenset(("gpu links", "network"))
 _OPTIMIZER = frozenset(("optimizer", "optimizer on the host"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Measured over predicted seconds, by kind of work."""
+    """Measured over predicted seconds, by kind of work.
+
+    The closed form knows the proportions of the work, a probe the machine. Where the device does not tell waiting apart
+    (CUDA), all factors are equal.
+    """
 
     device: float = 1.0
+    """Forward and backward passes."""
     optimizer: float = 1.0
     links: float = 1.0
+    """Collectives."""
 
     def apply(self, time: TimeEstimate) -> TimeEstimate:
-        """The estimate with each term scaled by its kind's factor."""
-        return TimeEstimate(
-            tokens_per_step=time.tokens_per_step,
-            spread=time.spread,
-            terms=tuple(
-                term._replace(seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
-                for term in time.terms
-                for factor in (getattr(self, _kind(term)),)
-            ),
+        """The estimate with each term scaled by the factor of its kind."""
+        factors = [getattr(self, _kind(term)) for term in time.terms]
+        terms = (
+            term._replace(seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
+            for term, factor in zip(time.terms, factors, strict=True)
         )
+        return replace(time, terms=tuple(terms))
 
 
 def uniform(ratio: float) -> Calibration:
@@ -61,26 +82,25 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
     def measured(name: str) -> float:
         return float(median(getattr(step, name) for step in slowest.steps))
 
-    waiting, in_optimizer = measured("waiting_s"), measured("optimizer_waiting_s")
-    optimizer = measured("optimizer_s") - in_optimizer
+    waiting = measured("waiting_s")
+    optimizer = measured("optimizer_s") - measured("optimizer_waiting_s")
     parts = {"device": result.step_s - optimizer - waiting, "optimizer": optimizer, "links": waiting}
     expected = {kind: sum(term.seconds for term in predicted.terms if _kind(term) == kind) for kind in parts}
-    # A kind that this plan does not have says nothing about the others' share of it: it gets the factor of the whole.
+    # A kind that this plan does not have gets the factor of the whole.
     return Calibration(**{kind: parts[kind] / expected[kind] if expected[kind] else whole for kind in parts})
 
 
 def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
-    """A plan's estimate with the time that its probe measured, term by term."""
-    time = calibration(result, estimate.time).apply(estimate.time)
-    return replace(estimate, time=replace(time, spread=_of_steps(result)), evidence="probe")
+    """A plan's estimate with the time that its probe measured, term by term.
 
-
-def _of_steps(result: ProbeResult) -> Spread:
-    """The middle 80 % of the slowest rank's steps, as speeds over that of its step time."""
+    The spread is the middle 80 % of the slowest rank's steps.
+    """
     slowest = max(result.ranks, key=lambda report: report.step_s)
     steps = sorted(step.total_s for step in slowest.steps)
     beyond = int(len(steps) / 10)
-    return Spread(low=slowest.step_s / steps[-1 - beyond], high=slowest.step_s / steps[beyond])
+    spread = Spread(low=slowest.step_s / steps[-1 - beyond], high=slowest.step_s / steps[beyond])
+    time = replace(calibration(result, estimate.time).apply(estimate.time), spread=spread)
+    return replace(estimate, time=time, evidence="probe")
 
 
 def _kind(term: TimeTerm) -> str:
@@ -89,69 +109,53 @@ def _kind(term: TimeTerm) -> str:
     return "links" if term.resource in _LINKS else "device"
 
 
-UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
-"""How far a speed may be above its prediction: before anything ran on this machine; corrected by a probe of another
-rung; by one of the same rung and checkpointing. Well above the median errors on the CPU (docs/probe.md: up to 31 %
-without a probe, 6 to 9 % after one of another rung), for a plan that is struck out is never run; within a series
-assumed."""
-
-MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
-"""How far a need of memory may be below its prediction: before and after a probe of the same rung and checkpointing."""
-
-
-START_S = 25.0
-"""Seconds of a probe besides its steps, until one has run here: processes, libraries, model and engine. 7 s on two idle
-cores, 24 s where twice as many processes wanted them (docs/probe.md); the extensions that DeepSpeed compiles at their
-first use come on top."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeVerdict:
-    """What a probe says of a candidate."""
+    """The result of a candidate's probe."""
 
     tokens_per_s: float | None
-    """None where it failed."""
+    """None after a failure."""
     need_bytes: int | None = None
-    """The measured need, on the scale of the prediction; None where it was not measured."""
+    """The measured need, on the scale of the prediction; None if it was not measured."""
     out_of_memory: bool = False
-    """It failed because memory ran out, so whatever needs more fails too."""
     calibration: Calibration | None = None
-    """What it teaches about the times of others; None: they are as much faster or slower than predicted."""
+    """Factors for the times of others; None: the ratio of the speeds."""
     start_s: float | None = None
-    """Seconds of the probe besides its steps; None where they were not told apart."""
+    """Seconds of the probe besides its steps; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextProbe:
-    """The candidate to probe next, and why."""
+class NextProbe(NamedTuple):
+    """The candidate to probe next."""
 
     candidate: Candidate
     reason: str
 
 
 class ProbeOrder:
-    """The state of a series of probes: ask `choose`, run it, tell `learn`, until `choose` answers None."""
+    """The state of a series of probes: call `choose`, run the candidate, call `learn`, until `choose` returns None."""
 
     def __init__(self, candidates: Sequence[Candidate], memory_bytes: int) -> None:
-        self.candidates, self.memory_bytes = list(candidates), memory_bytes
+        self.candidates = list(candidates)
+        self.memory_bytes = memory_bytes
         self.verdicts: dict[Plan, ProbeVerdict] = {}
+        self.was_cut_off = False
         self._probed: dict[Plan, Candidate] = {}
-        self._cut_off: list[Candidate] = []
+        self._shortest_cut_off_s = inf
         self._known_before = 0
 
     @property
     def bound(self) -> int:
-        """No series over these candidates takes more probes; earlier ones do not count."""
+        """The most probes of a series over these candidates, without earlier ones."""
         series = {_series(candidate) for candidate in self.candidates}
         sizes = {candidate.plan.micro_batch_size for candidate in self.candidates}
         return min(len(self.candidates), len(series) + len(sizes))
 
     def choose(self, within_s: float = inf) -> NextProbe | None:
-        """The candidate that could be fastest; of those that are predicted to fit first, then of those that might.
+        """The candidate to probe next; one that is predicted to fit before one that might fit.
 
-        within_s: the time that is left; a probe that could take longer is not chosen.
+        within_s: the time left; a probe that may take longer is not chosen.
         """
-        rivals = self._rivals()
+        rivals = self.rivals()
         if within_s < inf:
             rivals = [candidate for candidate in rivals if self.probe_s(candidate) <= within_s]
         if not rivals or len(self.verdicts) - self._known_before >= self.bound:
@@ -160,75 +164,71 @@ class ProbeOrder:
         expected = [(self.expected_time(candidate), candidate) for candidate in safe or rivals]
         enough = max(time.tokens_per_s for time, _ in expected) * (1 - SAME_SPEED)
         _, chosen = min((pair for pair in expected if pair[0].tokens_per_s >= enough), key=lambda pair: pair[0].step_s)
-        return NextProbe(candidate=chosen, reason=self._reason(chosen, risky=not safe))
+        return NextProbe(chosen, self._reason(chosen, risky=not safe))
 
     def quickest_s(self) -> float | None:
-        """The least seconds that a probe of any candidate that could win may take; None where none could."""
-        return min((self.probe_s(candidate) for candidate in self._rivals()), default=None)
+        """The least seconds that a probe of a rival may take; None without rivals."""
+        return min(map(self.probe_s, self.rivals()), default=None)
 
     def probe_s(self, candidate: Candidate) -> float:
-        """The seconds within which nine of ten probes of it end: the start of the slowest probe so far, and steps at
-        the lower end of the speed's 80 % interval."""
+        """Seconds within which nine of ten probes end: the slowest start so far, and steps at the lower end of the
+        speed's 80 % interval."""
         starts = [verdict.start_s for verdict in self.verdicts.values() if verdict.start_s is not None]
         time = self.expected_time(candidate)
         return max(starts, default=START_S) + STEPS * time.step_s / (time.spread.low if time.spread else 1.0)
 
-    def cut_off(self, candidate: Candidate) -> None:
-        """Take in that its probe was ended before it said anything: nothing of longer steps is chosen any more."""
-        self._cut_off.append(candidate)
-
-    @property
-    def was_cut_off(self) -> bool:
-        return bool(self._cut_off)
-
-    @property
-    def anything_ran(self) -> bool:
-        return self._best_speed() > 0
-
     def learn(self, candidate: Candidate, verdict: ProbeVerdict, *, from_before: bool = False) -> None:
-        """Take in what a probe says of a candidate; from_before: one of an earlier time, which the bound leaves out."""
-        self.verdicts[candidate.plan], self._probed[candidate.plan] = verdict, candidate
+        """Record a probe. from_before: an earlier one, which does not count towards the bound."""
+        self.verdicts[candidate.plan] = verdict
+        self._probed[candidate.plan] = candidate
         self._known_before += from_before
 
-    def too_large(self, candidate: Candidate) -> bool:
-        """It needs more than what ran out of memory, or more than there is even if the prediction is as high as it can
-        be."""
-        for plan, verdict in self.verdicts.items():
-            failed = self._probed[plan]
-            above = 1 if _series(failed) == _series(candidate) else 1 + MEMORY_UNKNOWN
-            if verdict.out_of_memory and _predicted_need(candidate) >= _predicted_need(failed) * above:
-                return True
-        nearest = self._nearest(candidate, measured="need_bytes")
-        known = nearest is not None and _series(nearest) == _series(candidate)
-        return self._expected_need(candidate) * (1 - (MEMORY_KNOWN if known else MEMORY_UNKNOWN)) > self.memory_bytes
+    def cut_off(self, candidate: Candidate) -> None:
+        """Record that a probe was ended without a result: no candidate with longer steps is chosen any more."""
+        self.was_cut_off = True
+        self._shortest_cut_off_s = min(self._shortest_cut_off_s, candidate.time.step_s)
 
-    def expected_time(self, candidate: Candidate) -> TimeEstimate:
-        """The candidate's time, corrected by the probe of the plan that is most like it."""
-        nearest, predicted = self._nearest(candidate, measured="tokens_per_s"), candidate.time
-        if nearest is None:
-            return predicted
-        verdict = self.verdicts[nearest.plan]
-        correction = verdict.calibration or uniform(nearest.tokens_per_s / (verdict.tokens_per_s or 1.0))
-        return correction.apply(predicted)
+    @property
+    def best_speed(self) -> float:
+        """The highest measured speed; 0 if nothing ran."""
+        return max((verdict.tokens_per_s or 0.0 for verdict in self.verdicts.values()), default=0.0)
 
-    def left(self) -> int:
-        """How many candidates could still win."""
-        return len(self._rivals())
-
-    def _rivals(self) -> list[Candidate]:
-        enough = self._best_speed() * (1 + SAME_SPEED)
+    def rivals(self) -> list[Candidate]:
+        """The candidates that could still win."""
+        enough = self.best_speed * (1 + SAME_SPEED)
         return [
             candidate
             for candidate in self.candidates
             if candidate.plan not in self.verdicts
             and not self._fails(candidate)
             and not self.too_large(candidate)
-            and not self._too_long(candidate)
+            and candidate.time.step_s < self._shortest_cut_off_s
             and self._highest_speed(candidate) > enough
         ]
 
+    def too_large(self, candidate: Candidate) -> bool:
+        """Whether it needs more than a plan that ran out of memory, or, even at the lower margin of its prediction,
+        more than there is."""
+        for plan, verdict in self.verdicts.items():
+            failed = self._probed[plan]
+            above = 1 if _series(failed) == _series(candidate) else 1 + MEMORY_UNKNOWN
+            if verdict.out_of_memory and _predicted_need(candidate) >= _predicted_need(failed) * above:
+                return True
+        nearest = self._nearest(candidate, _has_need)
+        known = nearest is not None and _series(nearest) == _series(candidate)
+        return self._expected_need(candidate) * (1 - (MEMORY_KNOWN if known else MEMORY_UNKNOWN)) > self.memory_bytes
+
+    def expected_time(self, candidate: Candidate) -> TimeEstimate:
+        """The candidate's time, corrected by the probe of the plan most like it."""
+        nearest = self._nearest(candidate, _has_speed)
+        if nearest is None:
+            return candidate.time
+        verdict = self.verdicts[nearest.plan]
+        correction = verdict.calibration or uniform(nearest.tokens_per_s / (verdict.tokens_per_s or 1.0))
+        return correction.apply(candidate.time)
+
     def _reason(self, chosen: Candidate, *, risky: bool) -> str:
-        best, expected, highest = self._best_speed(), self._expected_speed(chosen), self._highest_speed(chosen)
+        best, expected = self.best_speed, self.expected_time(chosen).tokens_per_s
         if not best:
             if risky:
                 return phrase("nothing else is predicted to fit")
@@ -239,14 +239,12 @@ class ProbeOrder:
         predicted = phrase("predicted at {ratio} x the best so far", ratio=ratio)
         if expected > best:
             return predicted
-        return phrase("{predicted}, but up to {ratio} x", predicted=predicted, ratio=f"{highest / best:.2f}")
+        highest = f"{self._highest_speed(chosen) / best:.2f}"
+        return phrase("{predicted}, but up to {ratio} x", predicted=predicted, ratio=highest)
 
-    def _best_speed(self) -> float:
-        return max((verdict.tokens_per_s or 0.0 for verdict in self.verdicts.values()), default=0.0)
-
-    def _nearest(self, candidate: Candidate, *, measured: Literal["tokens_per_s", "need_bytes"]) -> Candidate | None:
-        """The probed candidate most like this one whose figure was measured."""
-        probed = [self._probed[plan] for plan, verdict in self.verdicts.items() if getattr(verdict, measured)]
+    def _nearest(self, candidate: Candidate, is_measured: Callable[[ProbeVerdict], bool]) -> Candidate | None:
+        """The probed candidate most like this one, of those with that measurement."""
+        probed = [self._probed[plan] for plan, verdict in self.verdicts.items() if is_measured(verdict)]
 
         def distance(other: Candidate) -> tuple[bool, bool, float]:
             sizes = sorted((candidate.plan.micro_batch_size, other.plan.micro_batch_size))
@@ -258,17 +256,14 @@ class ProbeOrder:
 
         return min(probed, key=distance, default=None)
 
-    def _expected_speed(self, candidate: Candidate) -> float:
-        return self.expected_time(candidate).tokens_per_s
-
     def _highest_speed(self, candidate: Candidate) -> float:
-        nearest = self._nearest(candidate, measured="tokens_per_s")
+        nearest = self._nearest(candidate, _has_speed)
         same_series = nearest is not None and _series(nearest) == _series(candidate)
         above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if same_series else OTHER_RUNG
-        return self._expected_speed(candidate) * (1 + above)
+        return self.expected_time(candidate).tokens_per_s * (1 + above)
 
     def _expected_need(self, candidate: Candidate) -> float:
-        nearest, predicted = self._nearest(candidate, measured="need_bytes"), _predicted_need(candidate)
+        nearest, predicted = self._nearest(candidate, _has_need), _predicted_need(candidate)
         if nearest is None:
             return predicted
         return predicted * (self.verdicts[nearest.plan].need_bytes or 0) / _predicted_need(nearest)
@@ -282,16 +277,20 @@ class ProbeOrder:
             for plan, verdict in self.verdicts.items()
         )
 
-    def _too_long(self, candidate: Candidate) -> bool:
-        """Whether its steps take as long as those of one whose probe was cut off."""
-        return any(candidate.time.step_s >= other.time.step_s for other in self._cut_off)
+
+def _has_speed(verdict: ProbeVerdict) -> bool:
+    return bool(verdict.tokens_per_s)
+
+
+def _has_need(verdict: ProbeVerdict) -> bool:
+    return bool(verdict.need_bytes)
 
 
 def _predicted_need(candidate: Candidate) -> int:
-    """On the one scale on which all candidates can be compared."""
+    """The prediction, also of measured candidates: one scale for all."""
     return candidate.memory.device_bytes_per_gpu
 
 
 def _series(candidate: Candidate) -> tuple[str, bool]:
-    """What plans share that differ in the batch only."""
+    """Rung and checkpointing."""
     return candidate.rung, candidate.plan.gradient_checkpointing

@@ -22,7 +22,7 @@ from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
-from tests import probe_results
+from tests import helpers
 
 MODEL = {
     "model_type": "qwen2",
@@ -64,7 +64,7 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
     """The candidate's probe on a machine that takes so many times as long as predicted."""
     time = candidate.estimate.time
     step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    return probe_results.ran(
+    return helpers.ran(
         step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8
     )
 
@@ -164,7 +164,7 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
     before = ask(model)
     keep(before, first(before), ran(first(before)))
     with monkeypatch.context() as patched:
-        patched.setattr("ds_advise.advisor.verification.past_probes.version", lambda _name: "0.0")
+        patched.setattr("ds_advise.advisor.verification.past_results.version", lambda _name: "0.0")
         assert ask(model).past_probes == ()
     assert ask(model).past_probes
     with sqlite3.connect(own_store) as connection:

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
+from ds_advise.advisor.question.job import parse_duration
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict
-from ds_advise.advisor.verification.verify import after_series, budget_seconds, run_series, settle
+from ds_advise.advisor.verification.verify import after_series, run_series, settle
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from rich.console import Console
@@ -239,7 +240,7 @@ def test_no_probe_is_started_that_may_outlast_the_budget(
 ) -> None:
     """Whatever is measured is measured in time; and where the quickest fits in, there is something."""
     machine, now, begun = Machine(answer, 5, whole=whole), [0.0], []
-    monkeypatch.setattr("ds_advise.advisor.verification.probe_series.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ds_advise.advisor.verification.verify.time.monotonic", lambda: now[0])
 
     def take_its_time(candidate: Candidate, limit_s: float) -> ProbeResult:
         begun.append(candidate)
@@ -268,15 +269,15 @@ def test_of_plans_as_fast_the_shortest_probe_comes_first(answer: Recommendation)
     assert chosen.candidate.time.step_s == min(as_fast)
 
 
-@pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), (" 1H ", 3600)])
-def test_budgets(text: str, seconds: int) -> None:
-    assert budget_seconds(text) == seconds
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), (" 1H ", 3600)])
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration("--budget", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "-5m", "0s", "1e3s", "5 days", "٣m"])
-def test_bad_budgets_are_one_line(text: str) -> None:
+def test_other_texts_are_not_durations(text: str) -> None:
     with pytest.raises(WorkloadError, match="is not a duration"):
-        budget_seconds(text)
+        parse_duration("--budget", text)
 
 
 def test_another_machine_is_not_probed(answer: Recommendation) -> None:
