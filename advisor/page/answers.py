@@ -37,7 +37,7 @@ def choices() -> str:
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
             "options": {name: list(words_of(option)) for name, option in OPTIONS.items()},
             "defaults": {name: default_of(option) for name, option in OPTIONS.items()},
-            "columns": list(COLUMNS),
+            "columns": list(COLUMNS.values()),
             "dark_rules": dark_rules(),
         }
     )

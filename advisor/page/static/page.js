@@ -148,7 +148,7 @@ function showAnswer({ used: taken, verdict, subject, figures, table, pictures: d
   for (const box of document.querySelectorAll("[data-slider]")) box.show();
   byId("result").classList.remove("stale");
   byId("verdict").className = verdict.tone;
-  byId("verdict").querySelector("h2").textContent = verdict.title;
+  byId("verdict").querySelector("h2").textContent = verdict.headline;
   byId("verdict").querySelector(".notes").replaceChildren(...verdict.notes.map((note) => make("p", { textContent: note })));
   byId("verdict").querySelector(".subject").textContent = subject;
   byId("figures").replaceChildren(...figures.map(figure));
@@ -164,7 +164,7 @@ function showAnswer({ used: taken, verdict, subject, figures, table, pictures: d
   byId("summary").replaceChildren(make("b", { textContent: verdict.short }), make("span", { textContent: short }));
   byId("summary").className = verdict.tone;
   clearTimeout(sayTimer);
-  sayTimer = setTimeout(() => { byId("live").textContent = `${verdict.title} ${short}`; }, 700);
+  sayTimer = setTimeout(() => { byId("live").textContent = `${verdict.headline} ${short}`; }, 700);
 }
 
 function figure({ name, title, value: number, unit, note, more, share }) {
