@@ -1,4 +1,4 @@
-"""What the page asks, and the answers, as JSON texts: the one door between the browser and the advice.
+"""The requests of the page and the answers to them, as JSON texts with everything that the page shows.
 
 The worker of a static page calls these functions under Pyodide, `ds-advise page` behind its local server.
 """
@@ -7,29 +7,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
+from ...ds_configs.training_script import script_lines, trainer_lines
+from ...ds_configs.write import config_text
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.gpus import gpus
+from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
 from ..advise import predicted
+from ..answer.advice import advice_of
 from ..answer.recommendation import Change, Recommendation
+from ..answer.start import plan_config, start_commands, start_settings
+from ..answer.view import view_of
 from ..answer.what_if import changes_tried
+from ..html_report.bar_charts import draw_stacked_bars
+from ..html_report.canvas import NARROW, WIDE
+from ..html_report.line_charts import draw_scatter
 from ..html_report.palette import dark_rules
+from ..html_report.plans import memory_bars, speed_against_memory, time_bars
+from ..search.candidate import LIKELY
+from ..text.labels import device_label
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
-from .view import COLUMNS, PICTURES, answer_view, json_text, picture
 
 if TYPE_CHECKING:
     from ...validate.lint import LintReport
+
+CONFIG_FILE = "ds_config.json"
+
+PICTURES = ("memory", "time", "scatter")
+"""Memory of every rung's best plan, time of those that may fit, and both of all plans."""
+
+COLUMNS = {
+    "rung": "rung",
+    "batch": "batch",
+    "checkpointing": "checkpointing",
+    "gpu_gib": "GPU GiB",
+    "ram_gib": "RAM GiB",
+    "nvme_gib": "NVMe GiB",
+    "tokens_per_s": "tokens/s",
+    "verdict": "verdict",
+}
+"""Titles of the table's columns by field of `LadderRow`."""
 
 MEMORY_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """GPUs that are named by their memory alone."""
 
 
 def choices() -> str:
-    """What the page offers to choose from, and the rules that redraw pictures on a dark screen."""
+    """Values to choose from, and the style rules of pictures on a dark screen."""
     return json.dumps(
         {
             "version": __version__,
@@ -44,11 +72,11 @@ def choices() -> str:
 
 
 def answer(request: str) -> Iterator[str]:
-    """The answer to `{"state": {...}, "picture": name, "width": pixels}` in parts, each worth showing at once.
+    """The answer to `{"state": {...}, "picture": name, "width": pixels}` in parts that are shown at once.
 
-    "answer" is everything but what would change it, with the one picture that is looked at; "pictures" are the others;
-    "pause" says nothing and lets a caller stop who has a newer question; "whole" has the changes and the answer as
-    `ds-advise --json` prints it. "error" stands alone: the question cannot be answered, and why.
+    "answer" has everything but the changes, with the named picture; "pictures" has the others; "pause" is empty and
+    lets a caller with a newer question stop; "whole" has the changes and the answer as `ds-advise --json` prints it.
+    "error" stands alone, with the reason why there is no answer.
     """
     asked = json.loads(request)
     state, width = asked["state"], int(asked["width"])
@@ -58,7 +86,7 @@ def answer(request: str) -> Iterator[str]:
         yield json.dumps(_error(error))
         return
     first = {asked["picture"]: picture(recommendation, asked["picture"], width)}
-    yield json.dumps({"part": "answer", "command": command_of(state), **answer_view(recommendation), "pictures": first})
+    yield json.dumps({"part": "answer", "command": command_of(state), **_shown(recommendation), "pictures": first})
     others = {name: picture(recommendation, name, width) for name in PICTURES if name not in first}
     yield json.dumps({"part": "pictures", "pictures": others})
     found: list[Change] = []
@@ -66,6 +94,61 @@ def answer(request: str) -> Iterator[str]:
         found += [change] if change is not None else []
         yield '{"part": "pause"}'
     yield json.dumps(_whole(replace(recommendation, changes=tuple(found))))
+
+
+def _shown(answer: Recommendation) -> dict[str, Any]:
+    """The answer without pictures and changes."""
+    view, chosen = view_of(answer, config_path=CONFIG_FILE, details=True), answer.recommended
+    used = {"seq-len": str(answer.question.workload.seq_len)}  # options that may be left to the advice
+    if chosen is not None:
+        used["micro-batch"] = str(chosen.plan.micro_batch_size)
+    assumed = [f"Assumed: {'; '.join(view.assumptions)}."] if view.assumptions else []
+    return {
+        "used": used,
+        "verdict": asdict(view.verdict),
+        "subject": " · ".join(view.subject),
+        "figures": [asdict(figure) for figure in view.figures],
+        "table": [
+            {"cells": [getattr(row, name) for name in COLUMNS], "chosen": row.is_chosen, "fits": row.fits}
+            for row in view.ladder
+        ],
+        "why": [text for text in (view.time, *view.reasons, *assumed) if text],
+        "start": _start(answer),
+    }
+
+
+def picture(answer: Recommendation, name: str, width: int) -> str:
+    """One of `PICTURES` as SVG, at most `width` pixels wide; "" where there is nothing to draw."""
+    cluster, chosen = answer.question.cluster, answer.recommended
+    limit, device, width = cluster.gpu.memory_bytes, device_label(cluster), min(max(width, NARROW), WIDE)
+    plans = {step.candidate.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    if name == "time":  # the time of a plan that cannot fit is of no use
+        plans = {rung: plan for rung, plan in plans.items() if plan.fit.probability >= LIKELY}
+    if not plans:
+        return ""
+    if name == "scatter":
+        return draw_scatter(speed_against_memory(answer.candidates, limit, chosen=chosen, device=device), width)
+    if name == "memory":
+        return draw_stacked_bars(memory_bars(plans, limit, chosen=chosen, device=device), width)
+    return draw_stacked_bars(time_bars(plans, chosen=chosen), width)
+
+
+def _start(answer: Recommendation) -> dict[str, Any] | None:
+    """The configuration, the script's lines and the commands; None where nothing fits."""
+    chosen, question = answer.recommended, answer.question
+    if chosen is None:
+        return None
+    workload, plan = question.workload, chosen.plan
+    exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
+    script = script_lines(question.model, workload, plan, question.cluster, CONFIG_FILE)
+    if later := trainer_lines(question.model, workload, plan):
+        script += ["", "# once the Trainer is made, before trainer.train():", *later]
+    commands = start_commands(answer, chosen, CONFIG_FILE)
+    return {
+        "config": config_text(plan_config(answer, chosen)),
+        "script": "\n".join(script),
+        "commands": {name: "\n".join([*exports, *lines]) for name, lines in commands.items()},
+    }
 
 
 def judge(request: str) -> str:
@@ -124,7 +207,7 @@ def _whole(recommendation: Recommendation) -> dict[str, Any]:
             {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
             for change in recommendation.changes
         ],
-        "json": json_text(recommendation),
+        "json": json.dumps(to_json(advice_of(recommendation)), indent=2),
     }
 
 

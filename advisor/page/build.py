@@ -1,4 +1,4 @@
-"""The page's own files, with what stands in double braces filled in."""
+"""The page's files, and a folder of them for any web server: the page, this package, and Python for the browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ import packaging
 
 from ...estimators.errors import DsAdviseError
 
-TEMPLATES = frozenset(("index.html", "service_worker.js"))
+VERSION = "314.0.7"
+"""Of Pyodide, with Python 3.14.2; a page is tested with this one alone."""
+
+_SHA_512 = (
+    "d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
+    "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
+)
+"""Of the npm package's file `pyodide-314.0.7.tgz`."""
+
+FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+"""Files of Pyodide."""
 
 TYPES = {
     "index.html": "text/html; charset=utf-8",
@@ -28,14 +38,48 @@ TYPES = {
     "page.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""What a browser asks for whoever answers, and its media type."""
+"""Media types of the page's own files."""
 
 WORKER_FILES = ("worker.js", "service_worker.js")
-"""What only a page needs that answers by itself."""
+"""Further files of a static page."""
+
+TEMPLATES = frozenset(("index.html", "service_worker.js"))
+
+PACKAGE = "ds_advise.zip"
+
+MEMORY = "python_memory.bin"
+"""Python's memory with this package imported, compressed by gzip (under a name that no server takes for that)."""
+
+_LEFT_OUT = (
+    "advisor/cli",
+    "advisor/importers",
+    "advisor/launch",
+    "advisor/page/static",
+    "advisor/verification",
+    "advisor/rent",
+    "advisor/train",
+    "estimators/schedule",
+    "probes/dry_run",
+    "probes/recording",
+    "probes/simulated_gpu",
+    "probes/rank_processes",
+    "probes/real_run",
+    "validate/doctor",
+)
+"""Modules that the page does not use: commands of a terminal, and what needs torch."""
+
+_MOST_S = 300
+"""Seconds after which npm and Node are stopped; they need about five."""
+
+_MARK = "built-by-ds-advise"
+"""A file that marks a built folder: only such a one, or an empty one, is built into."""
 
 
 def page_file(name: str, *, answers: Literal["worker", "server"], build: str = "", kept: str = "[]") -> bytes:
-    """A file as it is served. answers: who calculates; build: names this build's cache; kept: JSON, the files in it."""
+    """One of the page's own files as it is served.
+
+    answers: where the answers are calculated; build: names this build's cache; kept: JSON, the files in it.
+    """
     raw = files(__package__).joinpath("static", name).read_bytes()
     if name not in TEMPLATES:
         return raw
@@ -45,25 +89,75 @@ def page_file(name: str, *, answers: Literal["worker", "server"], build: str = "
     return text.encode()
 
 
-VERSION = "314.0.7"
-"""Python 3.14.2's; a page is tested with this one alone."""
+def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
+    """Write the page's files into a folder, and return them.
 
-_SHA_512 = (
-    "d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
-    "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
-)
-"""Of the npm package's file `pyodide-314.0.7.tgz`."""
+    pyodide: the npm package's file, or a folder with its files; None asks npm.
 
-FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+    Raises DsAdviseError for a folder with other files in it or that cannot be written, and where there is no Pyodide.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DsAdviseError(f"{folder} is a file", fix="name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
+        raise DsAdviseError(
+            f"{folder} holds other files", why="the page's would lie among them", fix="name an empty or a new folder"
+        )
+    contents = {PACKAGE: package_zip(), **pyodide_files(pyodide)}
+    contents |= {name: page_file(name, answers="worker") for name in (*TYPES, *WORKER_FILES)}
+    build = hashlib.sha256(b"".join(contents[name] for name in sorted(contents))).hexdigest()[:12]
+    memory = _imported(contents)
+    contents |= {} if memory is None else {MEMORY: memory}
+    kept = json.dumps(sorted({*contents} - TEMPLATES))
+    contents |= {name: page_file(name, answers="worker", build=build, kept=kept) for name in TEMPLATES}
+    contents[_MARK] = f"{build}\n".encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, raw in contents.items():
+            (folder / name).write_bytes(raw)
+    except OSError as error:
+        raise DsAdviseError(
+            f"{folder}: cannot be written ({error.strerror})", fix="name a folder that you may write to"
+        ) from error
+    return [folder / name for name in contents]
 
-_DOWNLOAD_S = 300
-"""Seconds after which a download of 6 MB is given up."""
+
+def _imported(contents: Mapping[str, bytes]) -> bytes | None:
+    """Python's memory once it has imported this package and answered; None without Node, or where that fails.
+
+    Node runs the same WebAssembly as browsers do. Two builds differ in it (seeds of hashes), so it names no build.
+    """
+    node = shutil.which("node")
+    if node is None:
+        return None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in (*FILES, PACKAGE):
+            (folder / file).write_bytes(contents[file])
+        script, written = folder / "memory.mjs", folder / MEMORY
+        script.write_bytes(page_file(script.name, answers="worker"))
+        try:
+            _run([node, str(script), f"{folder}/", str(written)], folder).check_returncode()
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return gzip.compress(written.read_bytes(), mtime=0)
+
+
+def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=_MOST_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def pyodide_files(place: Path | None) -> Mapping[str, bytes]:
-    """The files by name, from a folder or from the npm package's file; without a place npm is asked for it.
+    """Pyodide's files by name, from a folder, from the npm package's file, or from npm.
 
-    Raises DsAdviseError where they cannot be had, or are of another version.
+    Raises DsAdviseError where they are missing or of another version.
     """
     if place is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -96,151 +190,45 @@ def _from_package(file: Path) -> Mapping[str, bytes]:
 def _downloaded(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
-        raise _unusable("Pyodide is needed, and npm, which brings it, is not installed")
+        raise _unusable("Pyodide is needed, and npm, which fetches it, is not installed")
     command = [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder), f"pyodide@{VERSION}"]
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_DOWNLOAD_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _run(command, folder)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _unusable(f"npm could not bring Pyodide ({type(error).__name__})") from error
+        raise _unusable(f"npm could not fetch Pyodide ({type(error).__name__})") from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise _unusable(f"npm could not bring Pyodide ({last})")
+        raise _unusable(f"npm could not fetch Pyodide ({last})")
     return folder / f"pyodide-{VERSION}.tgz"
 
 
 def _unusable(what: str) -> DsAdviseError:
     return DsAdviseError(
         what,
-        why=f"a page that answers by itself holds Pyodide {VERSION}",
+        why=f"a static page holds Pyodide {VERSION}",
         fix=f"get it where there is a network (npm pack pyodide@{VERSION}) and pass --pyodide pyodide-{VERSION}.tgz; "
         "ds-advise page without --build needs none",
     )
-
-
-PACKAGE = "ds_advise.zip"
-
-MEMORY = "python_memory.bin"
-"""Python's memory with this package imported, compressed by gzip (under a name that no server takes for that)."""
-
-_LEFT_OUT = (
-    "advisor/cli",
-    "advisor/importers",
-    "advisor/launch",
-    "advisor/page/static",
-    "advisor/verification",
-    "advisor/rent",
-    "advisor/train",
-    "estimators/schedule",
-    "probes/dry_run",
-    "probes/recording",
-    "probes/simulated_gpu",
-    "probes/rank_processes",
-    "probes/real_run",
-    "validate/doctor",
-)
-"""What answers nothing in a browser: commands of a terminal, and what works on a machine with torch."""
-
-_IMPORT_S = 300
-"""Seconds after which Node is given up; it needs about five."""
-
-_MARK = "built-by-ds-advise"
-"""A file that says whose folder it is: only such a one, or an empty one, is built into."""
-
-
-def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
-    """Write the page's files into a folder, and return them.
-
-    pyodide: the npm package's file, or a folder with its files; None asks npm.
-
-    Raises DsAdviseError for a folder with other files in it or that cannot be written, and where there is no Pyodide.
-    """
-    _check(folder)
-    contents = {PACKAGE: package_zip(), **pyodide_files(pyodide)}
-    contents |= {name: page_file(name, answers="worker") for name in (*TYPES, *WORKER_FILES)}
-    build = hashlib.sha256(b"".join(contents[name] for name in sorted(contents))).hexdigest()[:12]
-    memory = _imported(contents)
-    contents |= {} if memory is None else {MEMORY: memory}
-    kept = json.dumps(sorted({*contents} - {"index.html", "service_worker.js"}))
-    contents |= {name: page_file(name, answers="worker", build=build, kept=kept) for name in (*TYPES, *WORKER_FILES)}
-    contents[_MARK] = f"{build}\n".encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, raw in contents.items():
-            (folder / name).write_bytes(raw)
-    except OSError as error:
-        raise DsAdviseError(
-            f"{folder}: cannot be written ({error.strerror})", fix="name a folder that you may write to"
-        ) from error
-    return [folder / name for name in contents]
-
-
-def _imported(contents: Mapping[str, bytes]) -> bytes | None:
-    """Python's memory once it has imported this package and answered; None without Node, or where that fails.
-
-    Node runs the same WebAssembly as browsers do. Two builds differ in it (seeds of hashes), so it names no build.
-    """
-    node = shutil.which("node")
-    if node is None:
-        return None
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in (*FILES, PACKAGE):
-            (folder / file).write_bytes(contents[file])
-        script, written = folder / "memory.mjs", folder / MEMORY
-        script.write_bytes(page_file(script.name, answers="worker"))
-        try:
-            subprocess.run(
-                [node, script, f"{folder}/", written],
-                check=True,
-                capture_output=True,
-                timeout=_IMPORT_S,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return gzip.compress(written.read_bytes(), mtime=0)
 
 
 def package_zip() -> bytes:
     """This package, and `packaging` that lint needs, as an archive; the same to the byte for the same sources."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as zipped:
-        for name, file in (*_own_files(), *_packaging_files()):
+        for name, file in _packed_files():
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             zipped.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
     return archive.getvalue()
 
 
-def _own_files() -> Iterator[tuple[str, Path]]:
-    """Modules and data by their names in the archive. Of the root, which in a checkout holds other things too, the
-    package's own module alone."""
+def _packed_files() -> Iterator[tuple[str, Path]]:
+    """Modules and data by their names in the archive."""
     root = Path(__file__).parents[2]
     yield "ds_advise/__init__.py", root / "__init__.py"
-    for room in ("estimators", "ds_configs", "probes", "validate", "advisor"):
-        for file in sorted((root / room).rglob("*")):
+    for layer in ("estimators", "ds_configs", "probes", "validate", "advisor"):
+        for file in sorted((root / layer).rglob("*")):
             name = file.relative_to(root).as_posix()
             if file.suffix in (".py", ".json", ".csv") and not name.startswith(_LEFT_OUT):
                 yield f"ds_advise/{name}", file
-
-
-def _packaging_files() -> Iterator[tuple[str, Path]]:
-    folder = Path(packaging.__file__).parent
-    for file in sorted(folder.glob("*.py")):
+    for file in sorted(Path(packaging.__file__).parent.glob("*.py")):
         yield f"packaging/{file.name}", file
-
-
-def _check(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise DsAdviseError(f"{folder} is a file", fix="name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
-        raise DsAdviseError(
-            f"{folder} holds other files", why="the page's would lie among them", fix="name an empty or a new folder"
-        )
