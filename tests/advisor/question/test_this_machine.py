@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from ds_advise.advisor.advise import advise
@@ -24,22 +23,11 @@ from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchR
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
 from ds_advise.probes.store import Record, Store
 
+from .conftest import Driver
+
 GIB = 2**30
 QUESTION = ["gpt2-xl", "--no-write", "--no-deepspeed-estimate"]
-
-
-def _gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int = 2, memory_gib: float = 24.0) -> None:
-    """A driver that lists GPUs."""
-    module: Any = types.ModuleType("pynvml")
-    module.NVMLError = type("NVMLError", (Exception,), {})
-    module.nvmlInit = module.nvmlShutdown = lambda: None
-    module.nvmlDeviceGetCount = lambda: count
-    module.nvmlDeviceGetHandleByIndex = lambda index: index
-    module.nvmlDeviceGetName = lambda _handle: name
-    module.nvmlDeviceGetMemoryInfo = lambda _handle: types.SimpleNamespace(total=int(memory_gib * GIB))
-    module.nvmlSystemGetDriverVersion = lambda: "570.1"
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+RTX3090 = ("NVIDIA GeForce RTX 3090", 24.0)
 
 
 def _figure(kind: FigureKind, rate: float, how: str = "", unit: Unit = "B/s") -> BenchFigure:
@@ -69,28 +57,28 @@ GPU_FIGURES = (
 def _keep(
     *figures: BenchFigure,
     device: Literal["cuda", "cpu"] = "cuda",
-    ranks: int = 2,
     days: float = 3,
     version: int = BENCH_VERSION,
     nvme_mount: str = "/",
 ) -> None:
+    """Keep a benchmark of two ranks."""
+    made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     result = BenchResult(
         version=version,
         device=device,
-        ranks=ranks,
+        ranks=2,
         figures=figures,
         skipped=(),
         nvme_mount=nvme_mount,
         versions={},
         seconds=1.0,
     )
-    made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=result.to_json()))
 
 
-def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products, PCIe, links, CPU Adam, NVMe: the time of each comes out at the measured rate."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+def test_the_estimators_reach_what_was_measured(driver: Driver) -> None:
+    """Products, PCIe, links, CPU Adam, NVMe: the time of each follows from the measured rate."""
+    driver(RTX3090, count=2)
     before = parse_cluster("auto")
     assert before.gpu.gemm_bf16_flops_per_s is not None
     _keep(*GPU_FIGURES)
@@ -105,64 +93,49 @@ def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert ring(cluster).all_reduce_s(9e9, 0) == pytest.approx(1.0)
     assert ring(cluster).call_s == 30e-6
     assert nvme_read_s(cluster, 3e9) == pytest.approx(1.0)
-    # The optimizer alone moves 28 bytes a parameter, the whole step more.
+    # The optimizer alone moves 28 bytes per parameter, the whole step more.
     assert 1.5e9 / cpu_step_bytes_per_s(cluster) == pytest.approx(1 / 28)
     assert cluster.dram_bytes_per_s_per_node == pytest.approx(30e9 / HOST_STREAM_SHARE)
     assert cluster.gpu.memory_bytes == before.gpu.memory_bytes
 
 
-def test_the_answer_says_what_was_measured_and_when(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answer_says_what_was_measured_and_when(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
     """The "Assumed" line drops it."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    driver(RTX3090, count=2)
     run([*QUESTION, "--gpus", "auto", "--details"])
     before = " ".join(capsys.readouterr().out.split())
-    assert "Measured" not in before
-    assert "host memory bandwidth" in before
+    assert "Measured" not in before and "host memory bandwidth" in before
     _keep(*GPU_FIGURES)
     run([*QUESTION, "--gpus", "auto", "--details"])
     after = " ".join(capsys.readouterr().out.split())
-    assert (
-        "Measured here 3 days ago (bench): matrix products, device memory, PCIe, collectives, host memory, CPU Adam, "
-        "NVMe."
-    ) in after
+    figures = "matrix products, device memory, PCIe, collectives, host memory, CPU Adam, NVMe."
+    assert f"Measured here 3 days ago (bench): {figures}" in after
     assumed = after.partition("Assumed: ")[2]
-    assert "host memory bandwidth" not in assumed
-    assert "NVMe" not in assumed
+    assert "host memory bandwidth" not in assumed and "NVMe" not in assumed
 
 
-def test_a_card_of_unknown_speed_is_no_longer_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own products and memory take the place of a known card's."""
-    _gpus(monkeypatch, "NVIDIA Future 9000", memory_gib=60)
+def test_a_card_of_unknown_speed_is_no_longer_assumed(driver: Driver) -> None:
+    driver(("NVIDIA Future 9000", 60.0), count=2)
     assert parse_cluster("auto").gpu.assumed
     _keep(*GPU_FIGURES)
     cluster = parse_cluster("auto")
-    assert not cluster.gpu.assumed
-    assert cluster.assumptions == ()
+    assert not cluster.gpu.assumed and cluster.assumptions == ()
     assert product_rate(cluster.gpu, "fp32") < product_rate(cluster.gpu, "bf16")
     assert advise("gpt2-xl", gpus=cluster, deepspeed_estimate=False).recommended is not None
 
 
-def test_only_what_was_measured_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without NVMe, CPU Adam and links the assumptions about them stay."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+def test_only_what_was_measured_is_replaced(driver: Driver) -> None:
+    driver(RTX3090, count=2)
     before = parse_cluster("auto")
     _keep(*GPU_FIGURES[:2])
     cluster = parse_cluster("auto")
-    assert cluster.gpu.gemm_bf16_flops_per_s == 70e12
-    expected = replace(
-        before,
-        measured=cluster.measured,
-        gpu=replace(before.gpu, gemm_bf16_flops_per_s=70e12, gemm_fp16_flops_per_s=None),
-    )
-    assert cluster == expected
-    assert cluster.measured == "here 3 days ago (bench): matrix products"
+    gpu = replace(before.gpu, gemm_bf16_flops_per_s=70e12, gemm_fp16_flops_per_s=None)
+    assert cluster == replace(before, measured="here 3 days ago (bench): matrix products", gpu=gpu)
 
 
-def test_figures_of_another_machine_or_version_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are they for GPUs that were described."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+def test_figures_of_another_machine_or_version_are_not_used(driver: Driver) -> None:
+    """Nor are they for described GPUs."""
+    driver(RTX3090, count=2)
     before = parse_cluster("auto")
     _keep(*GPU_FIGURES, device="cpu")
     _keep(*GPU_FIGURES, version=BENCH_VERSION + 1)
@@ -170,13 +143,12 @@ def test_figures_of_another_machine_or_version_are_not_used(monkeypatch: pytest.
     _keep(*GPU_FIGURES)
     assert parse_cluster("auto") != before
     assert not parse_cluster("2xRTX3090").measured
-    _gpus(monkeypatch, "NVIDIA L4")
+    driver(("NVIDIA L4", 24.0), count=2)
     assert not parse_cluster("auto").measured
 
 
-def test_the_newest_benchmark_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older one is not mixed in."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+def test_the_newest_benchmark_counts_alone(driver: Driver) -> None:
+    driver(RTX3090, count=2)
     _keep(*GPU_FIGURES, days=9)
     _keep(_figure("matrix_product", 50e12, "bf16", "flop/s"), days=0)
     cluster = parse_cluster("auto")
@@ -185,19 +157,18 @@ def test_the_newest_benchmark_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "just now" in cluster.measured
 
 
-def test_a_drive_counts_for_the_folders_on_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """NVMe figures are those of one drive; another one's are assumed as before."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+def test_a_drive_counts_for_the_folders_on_it(driver: Driver, tmp_path: Path) -> None:
+    driver(RTX3090, count=2)
     _keep(*GPU_FIGURES, nvme_mount=mount_point(tmp_path))
     assert parse_cluster("auto", nvme=f"{tmp_path}:1TB").nvme_read_bytes_per_s_per_node == 3e9
     assert parse_cluster("auto", nvme="/proc:1TB").nvme_read_bytes_per_s_per_node is None
 
 
-def test_a_store_that_cannot_be_used_does_not_cost_the_answer(
-    monkeypatch: pytest.MonkeyPatch, own_store: Path, capsys: pytest.CaptureFixture[str]
+def test_an_unusable_store_does_not_prevent_the_answer(
+    driver: Driver, own_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line on stderr, and the answer without it."""
-    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    """It is reported in one line on stderr."""
+    driver(RTX3090, count=2)
     own_store.parent.mkdir()
     own_store.write_text("no database" * 500)
     assert run([*QUESTION, "--gpus", "auto"]) == 0
@@ -209,9 +180,7 @@ def test_a_store_that_cannot_be_used_does_not_cost_the_answer(
 
 @pytest.mark.parametrize("gpus", ["2x32GB", "auto"])
 def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> None:
-    """The cold answer stays as quick as it was."""
-    driver = tmp_path / "pynvml.py"
-    driver.write_text(
+    (tmp_path / "pynvml.py").write_text(
         "import types\n"
         "NVMLError = type('NVMLError', (Exception,), {})\n"
         "nvmlInit = nvmlShutdown = lambda: None\n"
@@ -233,15 +202,15 @@ def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> Non
 
 
 def test_the_cpu_is_a_cluster_of_ranks() -> None:
-    """Ranks share cores, memory and RAM; what was not measured is low and named."""
+    """Ranks share cores, memory and RAM; speeds that are not measured are low and stated."""
     one, four = cpu_cluster(1), cpu_cluster(4)
     assert (four.world_size, four.is_this_machine, four.cpu_cores_per_node) == (4, True, cpu_cores())
     assert four.gpu.name.startswith("CPU (")
     assert one.gpu.memory_bytes == host_memory_bytes()
     assert four.gpu.memory_bytes == pytest.approx(host_memory_bytes() / 4, abs=1)
     assert product_rate(one.gpu, "fp32") == pytest.approx(4 * product_rate(four.gpu, "fp32"))
-    assert any("GFLOP/s" in said for said in four.assumptions)
-    assert not any("between ranks" in said for said in one.assumptions)
+    assert any("GFLOP/s" in sentence for sentence in four.assumptions)
+    assert not any("between ranks" in sentence for sentence in one.assumptions)
     assert cpu_cluster(2, 5 * GIB).gpu.memory_bytes == 5 * GIB
 
 
@@ -277,8 +246,6 @@ def test_the_cpus_own_speeds_are_shared_by_its_ranks() -> None:
 
 
 def test_a_cpu_has_neither_a_context_nor_nccl_nor_cublas() -> None:
-    """Its memory is tensors and what the allocator keeps."""
     candidates = advise("gpt2", gpus=_cpu(), deepspeed_estimate=False).candidates
     names = {name for candidate in candidates for name in candidate.estimate.memory.components}
-    assert "parameters" in names
-    assert not names & {"cuda_context", "nccl_buffers", "library_workspace"}
+    assert "parameters" in names and not names & {"cuda_context", "nccl_buffers", "library_workspace"}

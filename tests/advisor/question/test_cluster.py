@@ -1,0 +1,315 @@
+"""Options of machines: how they are read, what is assumed, what is refused, and what must be on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.question.cluster import cluster_here, cluster_of, parse_cluster
+from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE
+from ds_advise.probes.machine import cpu_cores, host_memory_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .conftest import Driver
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "per_node", "name"),
+    [
+        ("2x32GB", 1, 2, "RTX 4080 SUPER"),
+        ("8xA100-80GB", 1, 8, "A100-SXM4-80GB"),
+        ("4x8xH100", 4, 8, "H100-SXM5"),
+        ("4090", 1, 1, "RTX 4090"),
+        ("2 X RTX 4090", 1, 2, "RTX 4090"),
+        ("8xMI300X", 1, 8, "MI300X"),
+        ("24gib", 1, 1, "RTX 3090"),
+        (" 2 x 4 x 24 GB ", 2, 4, "RTX 3090"),
+    ],
+)
+def test_gpus_are_nodes_times_gpus_times_kind(text: str, nodes: int, per_node: int, name: str) -> None:
+    """Counts may be left out from the left; a kind is a name or a memory size."""
+    cluster = parse_cluster(text)
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.name) == (nodes, per_node, name)
+    assert cluster.world_size == nodes * per_node
+    assert cluster.host_memory_bytes_per_node is None and not cluster.is_this_machine
+
+
+def test_assumptions_are_sentences_of_the_answer() -> None:
+    """The speed of a card of unknown name, and a network without effect."""
+    cluster = parse_cluster("2x32GB")
+    assert cluster.gpu.assumed
+    assert any("32 GB" in sentence and cluster.gpu.name in sentence for sentence in cluster.assumptions)
+    assert parse_cluster("RTX4090").assumptions == ()
+    alone = parse_cluster("8xL40S", interconnect="ib-hdr")
+    assert alone.interconnect_bytes_per_s is None and "no effect" in alone.assumptions[-1]
+
+
+def test_several_nodes_without_an_interconnect_get_a_stated_one() -> None:
+    """The assumed network depends on the GPU."""
+    known = {"2x8xV100-32GB": 100, "2x8xA100-SXM4-80GB": 400, "2x8xH100-SXM5": 3200, "2x8xRTX4090": 100}
+    for spec, gbit_per_s in known.items():
+        assumed = parse_cluster(spec)
+        assert assumed.interconnect_bytes_per_s == gbit_per_s * 1e9 / 8
+        assert f"{gbit_per_s} Gb/s between nodes (--interconnect)" in assumed.assumptions
+    stated = parse_cluster("2x8xA100-SXM4-80GB", interconnect="8x200Gb/s")
+    assert stated.interconnect_bytes_per_s == 200e9 and stated.assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("texts", "gigabytes_per_s"),
+    [
+        ("200Gb/s|25GB/s|25 GBps|ib-hdr", 25),
+        ("400gbps|IB NDR|4 x 100Gb/s", 50),
+        ("100 Gbps|100gbe|infiniband edr", 12.5),
+        ("10GbE", 1.25),
+        ("8xib-ndr", 400),
+        ("2500Mb/s", 0.3125),
+    ],
+)
+def test_rates_of_a_network(texts: str, gigabytes_per_s: float) -> None:
+    """GB/s is bytes; Gb/s, Gbps and GbE are bits; InfiniBand is named by generation."""
+    for text in texts.split("|"):
+        assert parse_cluster("2x8xH100", interconnect=text).interconnect_bytes_per_s == gigabytes_per_s * 1e9
+
+
+@pytest.mark.parametrize(("text", "size"), [("256GB", 256), ("0.5TB", 512), ("512g", 512), ("1TB", 1024)])
+def test_ram_is_read_as_it_is_sold(text: str, size: int) -> None:
+    """In powers of two, less the kernel's share; the answer says so."""
+    cluster = parse_cluster("2x32GB", ram=text)
+    assert cluster.host_memory_bytes_per_node == int(size * GIB * (1 - KERNEL_MEMORY_SHARE))
+    assert f"{size:,} GiB, of which the kernel keeps 2 %" in cluster.assumptions[-1]
+
+
+@pytest.mark.parametrize(("text", "size"), [("200GiB", 200 * GIB), ("1 TiB", 2**40)])
+def test_ram_in_gib_is_the_usable_size(text: str, size: int) -> None:
+    cluster = parse_cluster("2x32GB", ram=text)
+    assert cluster.host_memory_bytes_per_node == size
+    assert cluster.assumptions == parse_cluster("2x32GB").assumptions
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory", "as_fast_as"),
+    [("RTX3060-8GB", 8, "RTX 3060"), ("RTX 4090 48GB", 48, "RTX 4090"), ("Z100-32GB", 32, "RTX 4080 SUPER")],
+)
+def test_a_memory_size_in_a_name_is_believed(kind: str, memory: int, as_fast_as: str) -> None:
+    """Of a card that is not known with it; its speed is assumed."""
+    cluster = parse_cluster(f"2x{kind}")
+    assert (cluster.gpu.nominal_gb, cluster.gpu.name, cluster.gpu.assumed) == (memory, as_fast_as, True)
+    assert cluster.gpu.memory_bytes == int(memory * GIB * 0.98)
+    assert f"as fast as the {as_fast_as}" in cluster.assumptions[-1]
+    assert not parse_cluster("RTX3060-12GB").gpu.assumed
+
+
+def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
+    """The path may be in any script."""
+    cluster = parse_cluster("2x32GB", nvme="/mnt/数据:2TB")
+    assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("/mnt/数据", 2 * 10**12)
+    cluster = parse_cluster("2x32GB", nvme="500GB")
+    assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("", 5 * 10**11)
+
+
+BAD = {
+    "gpus": "| |0x32GB|-1x32GB|2x0x32GB|2x|x32GB|2x0GB|2x-32GB|2x32|8|2x9999GB|99999999999x8xH100|64xH100|2x3x4x32GB|"
+    f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|2x32GB\n|{'9' * 300}xH100",
+    "ram": "|256|GB|0GB|-5GB|1e9GB|999999TB|256QB|\u0662GB|nan GB",
+    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB|/mnt\x00:1TB",
+    "interconnect": "|200|200g|fast|0Gb/s|-1Gb/s|1e9Gb/s|999999GB/s|ib|roce|0x200Gb/s",
+}
+
+
+@pytest.mark.parametrize(("option", "text"), [(option, text) for option in BAD for text in BAD[option].split("|")])
+def test_bad_input_is_one_clear_error(option: str, text: str) -> None:
+    """Zero, negative, absurd, non-ASCII or incomplete: one line with the value and the fix."""
+    with pytest.raises(ClusterError) as error:
+        parse_cluster(**{"gpus": "2x8xH100", option: text})
+    assert error.value.what and error.value.fix
+    assert "\n" not in str(error.value) and len(error.value.what) < 400
+
+
+@pytest.mark.parametrize("text", ["H100x8", "H100 x 8", "H100:8", "H100*8", "8*H100", "8:H100"])
+def test_a_count_in_another_place_is_corrected(text: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        parse_cluster(text)
+    assert error.value.fix == "write --gpus 8xH100"
+
+
+@given(st.text(max_size=30), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))
+def test_any_text_is_a_cluster_or_a_cluster_error(gpus: str, ram: str, nvme: str, interconnect: str) -> None:
+    if gpus.strip().lower() == "auto":
+        return
+    for options in (
+        {"gpus": gpus},
+        {"gpus": f"2x{gpus}"},
+        {"gpus": "2x32GB", "ram": ram},
+        {"gpus": "2x32GB", "nvme": nvme},
+        {"gpus": "2x8xH100", "interconnect": interconnect},
+    ):
+        try:
+            cluster = parse_cluster(**options)
+        except ClusterError:
+            continue
+        assert cluster.world_size >= 1
+
+
+def test_auto_asks_the_driver(driver: Driver) -> None:
+    """Count, kind, memory, RAM and cores of this machine."""
+    driver(("NVIDIA A100-SXM4-80GB", 80.0), count=4)
+    cluster = parse_cluster("auto")
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.name) == (1, 4, "A100-SXM4-80GB")
+    assert cluster.is_this_machine and not cluster.gpu.assumed
+    assert cluster.host_memory_bytes_per_node == host_memory_bytes()
+    assert cluster.cpu_cores_per_node == cpu_cores()
+    assert parse_cluster("auto", ram="64GiB").host_memory_bytes_per_node == 64 * GIB
+
+
+def test_auto_takes_the_memory_from_the_driver(driver: Driver) -> None:
+    """Of cards with one name, of unknown and of modified ones."""
+    driver(("NVIDIA GeForce RTX 4060 Ti", 16.0))
+    assert parse_cluster("auto").gpu.name == "RTX 4060 Ti 16GB"
+    driver(("NVIDIA Future 9000", 60.0))
+    cluster = parse_cluster("auto")
+    assert cluster.gpu.assumed and cluster.gpu.name == "NVIDIA Future 9000"
+    assert 0.95 < cluster.gpu.memory_bytes / (60 * GIB) < 1
+    assert any("NVIDIA Future 9000" in sentence for sentence in cluster.assumptions)
+    driver(("NVIDIA GeForce RTX 4090", 48.0))
+    assert 0.95 < parse_cluster("auto").gpu.memory_bytes / (48 * GIB) < 1
+
+
+def test_auto_obeys_cuda_visible_devices(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices count up to the first invalid one, as for CUDA."""
+    driver(("NVIDIA GeForce RTX 4090", 24.0), ("NVIDIA GeForce RTX 3090", 24.0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,-1,0")
+    cluster = parse_cluster("auto")
+    assert (cluster.gpus_per_node, cluster.gpu.name) == (1, "RTX 3090")
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "fails"),
+    [
+        ([], None, False),
+        ([("NVIDIA L4", 24.0)], "", False),
+        ([("NVIDIA L4", 24.0)], None, True),
+        ([("NVIDIA L4", 24.0)], "7", False),
+        ([("NVIDIA L4", 24.0), ("NVIDIA T4", 16.0)], None, False),
+    ],
+)
+def test_auto_without_equal_gpus_is_an_error(
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: list[tuple[str, float]],
+    visible: str | None,
+    fails: bool,
+) -> None:
+    """No GPU, none visible, no driver, a missing one, or unequal ones."""
+    driver(*devices, fails=fails)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ClusterError) as error:
+        parse_cluster("auto")
+    assert "--gpus" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"memory.max": "1000000000"}, 10**9),
+        ({"memory.max": "max", "a/b/memory.max": "max", "a/memory.max": "2000000000"}, 2 * 10**9),
+        ({"memory/memory.limit_in_bytes": "3000000000"}, 3 * 10**9),
+        ({"memory.max": "max"}, None),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ({}, None),
+    ],
+)
+def test_the_containers_memory_limit_counts(tmp_path: Path, files: dict[str, str], limit: int | None) -> None:
+    """cgroup v2 (its own and every one above), v1, and none."""
+    psutil = pytest.importorskip("psutil")
+    written = {f"sys/fs/cgroup/{name}": text for name, text in files.items()} | {"proc/self/cgroup": "0::/a/b"}
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n", encoding="ascii")
+    assert host_memory_bytes(tmp_path) == (limit or psutil.virtual_memory().total)
+
+
+def test_the_containers_cpu_quota_counts(tmp_path: Path) -> None:
+    """Half a core's quota is one core; no quota leaves the affinity."""
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    quota, everything = tmp_path / "sys/fs/cgroup/cpu.max", cpu_cores(tmp_path)
+    quota.write_text("50000 100000\n", encoding="ascii")
+    assert cpu_cores(tmp_path) == 1
+    quota.write_text("max 100000\n", encoding="ascii")
+    assert cpu_cores(tmp_path) == everything
+
+
+def test_a_cluster_is_made_without_heavy_imports() -> None:
+    """psutil and pynvml are needed only for this machine."""
+    code = (
+        "import sys; from ds_advise.advisor.question.cluster import parse_cluster; parse_cluster('4x8xH100', "
+        "ram='1TB');print(sorted({'psutil', 'pynvml', 'torch', 'pydantic', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ranks": 2}, "--ranks needs --device cpu"),
+        ({"memory": "2GB"}, "--memory needs --device cpu"),
+        ({"device": "cpu", "gpus": "2x24GB"}, "--gpus has no meaning"),
+    ],
+)
+def test_options_of_the_cpu_go_with_it(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        cluster_of(options)
+
+
+@pytest.mark.parametrize("gpus", [[], ["--gpus", "2x24GB"]], ids=["auto", "described"])
+@pytest.mark.parametrize(
+    "words",
+    ["probe ds_config.json --model gpt2", "launch ds_config.json", "train --model gpt2 --data a.jsonl", "gpt2 --probe"],
+)
+def test_no_ranks_are_started_on_missing_gpus(
+    tmp_path: Path,
+    own_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    gpus: list[str],
+) -> None:
+    """One line with the reason and the fix; nothing is stored or written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds_config.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1}))
+    (tmp_path / "train.py").write_text("import deepspeed\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    before = set(tmp_path.iterdir())
+    script = ["--", "train.py"] if words.startswith("launch") else []
+    assert run([*words.split(), *gpus, *script]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("ds-advise: this machine has no GPU: ") and printed.count("\n") == 1
+    assert "--device cpu" in printed and "dry-run" in printed
+    assert "2x24GB" not in printed  # describing GPUs does not help
+    assert not own_store.exists() and set(tmp_path.iterdir()) == before
+
+
+def test_ranks_need_the_gpus_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that runs alone needs one; several nodes are not this machine."""
+    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 1)
+    with pytest.raises(ClusterError, match="this machine has only 1 GPU"):
+        cluster_here({"gpus": "2x24GB"})
+    assert cluster_here({"gpus": "2x24GB"}, devices=1).gpus_per_node == 2
+    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 8)
+    (tmp_path / "ds_config.json").write_text("{}")
+    assert run(["probe", str(tmp_path / "ds_config.json"), "--model", "gpt2", "--gpus", "2x8xH100"]) == 2
+    assert "--solo" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""One declaration per option: the commands, the Python functions, the page and the documents derive from it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import ds_advise
+import pytest
+from ds_advise.advisor.cli.advise import advise as command
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
+from ds_advise.advisor.question.options import GROUPS, OPTIONS, RENAMED, names_in, option_table, with_defaults
+from ds_advise.estimators.errors import WorkloadError
+
+ASKED = ["gpt2", "--gpus", "8xH100", "--no-write", "--no-deepspeed-estimate", "--offline", "--json"]
+
+
+def test_every_option_has_one_declaration_with_a_help_in_a_group() -> None:
+    assert names_in(*GROUPS.values()) == tuple(OPTIONS)
+    for name, option in OPTIONS.items():
+        assert option.name == name and option.help.endswith(".")
+        assert not option.choices or option.default is None or option.default in option.choices
+        assert option.kind != "text" or option.metavar, f"{name} needs a metavar"
+
+
+def test_the_command_has_every_option() -> None:
+    """With its choices and its default."""
+    typed = {each.name: each for each in command.params if isinstance(each, click.Option)}
+    for name, option in OPTIONS.items():
+        assert typed[name].opts == [option.flag] and typed[name].is_flag == (option.kind == "switch")
+        assert typed[name].is_flag or typed[name].default == option.default
+        choices = typed[name].type.choices if isinstance(typed[name].type, click.Choice) else ()
+        assert tuple(choices) == option.choices
+        assert option.help in (typed[name].help or "")
+
+
+@pytest.mark.parametrize("function", [ds_advise.advise, ds_advise.estimate])
+def test_the_functions_show_every_option(function: Any) -> None:
+    """In their signature and their documentation."""
+    parameters = inspect.signature(function).parameters
+    for name, option in OPTIONS.items():
+        assert parameters[name].default == option.default
+        assert f"{name}: {option.help}" in (function.__doc__ or "")
+
+
+def test_the_page_has_options_of_the_table() -> None:
+    assert all(OPTIONS[name.replace("-", "_")] is option for name, option in PAGE_OPTIONS.items())
+    assert len(PAGE_OPTIONS) > 30
+
+
+def test_the_document_has_the_table() -> None:
+    """`python -m benchmarks.shown_output --write` brings it up to date."""
+    assert option_table() in (Path(ds_advise.__file__).parent / "docs" / "asking.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "magic"}, "pass one of full, lora, qlora"),
+        ({"lora_rank": 0}, "lora_rank is 0"),
+        ({"seq_len": 2 * 10**9}, "pass another --seq-len"),
+    ],
+)
+def test_values_are_checked_by_their_declaration(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        with_defaults(options)
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="no option 'frobnicate'"):
+        with_defaults({"frobnicate": 1})
+
+
+def test_old_names_are_hidden_aliases(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the command line and in Python."""
+    assert with_defaults({"states": "bf16", "collectives": "quantized"})["zeropp"]
+    answers = []
+    for words in (["--states", "bf16"], ["--optimizer-dtype", "bf16"]):
+        assert run([*ASKED, *words]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+    hidden = [each for each in command.params if isinstance(each, click.Option) and each.hidden]
+    assert [each.name for each in hidden] == list(RENAMED)
