@@ -64,9 +64,7 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
     """The candidate's probe on a machine that takes so many times as long as predicted."""
     time = candidate.estimate.time
     step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    return helpers.ran(
-        step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8
-    )
+    return helpers.ran(step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8)
 
 
 def failed(kind: Any) -> ProbeResult:
