@@ -1,9 +1,8 @@
-"""What was measured, kept: every probe, benchmark, training and dry run with its machine, plan, workload and versions,
-in SQLite.
+"""The store of measurements in SQLite: probes, benchmarks, trainings and dry runs with their conditions.
 
-One file, `results.sqlite` in the user's cache folder. A connection is opened for one operation and closed again, and
-every change is one transaction, so several processes may use the file at once. Nothing is ever removed but by `forget`:
-a file that cannot be read is named in the error and left alone.
+One file, `results.sqlite` in the user's cache folder. Each operation opens and closes its own connection, and every
+change is one transaction, so several processes may use the file. Only `forget` removes records; an unreadable file is
+named in the error and not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..estimators.errors import DsAdviseError
-from ..estimators.json_form import from_attributes
 from ..estimators.models.model_shape import ModelShape
 from .machine import Machine, machine_from_json, this_machine
 from .store_path import store_path
@@ -35,16 +33,16 @@ RecordKind = Literal["probe", "bench", "training", "dry-run"]
 T = TypeVar("T")
 
 LIBRARIES = ("torch", "deepspeed", "transformers")
-"""Libraries whose versions decide what a run does."""
+"""Libraries whose versions change a run."""
 
 SCHEMA_VERSION = 1
-"""PRAGMA user_version of the file; it rises when an older ds-advise could not read the new form."""
+"""PRAGMA user_version of the file; rises when an older ds-advise cannot read the new form."""
 
 _APPLICATION_ID = 0x64736164
-"""PRAGMA application_id ("dsad"), which tells the file from another program's database."""
+"""PRAGMA application_id ("dsad"), which identifies the file."""
 
 _BUSY_S = 2.0
-"""How long another process may hold the file before it counts as locked."""
+"""Time after which a file held by another process counts as locked."""
 
 _ELSEWHERE = "set DS_ADVISE_CACHE to another folder"
 
@@ -63,84 +61,55 @@ class StoreError(DsAdviseError):
 
 
 def now() -> str:
-    """This moment in UTC, as records write it."""
+    """The current time in UTC, for records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def model_key(model: ModelShape) -> str:
-    """Twelve hexadecimal digits, equal for models of the same class and tensors, by whatever name or path they were
-    given."""
+    """Twelve hexadecimal digits, equal for models of the same class and tensors, whatever their name or path."""
     lines = [model.model_type, model.architecture, str(model.num_labels), str(model.encoder_len_fixed)]
     lines += [f"{tensor.name} {tensor.shape} {count}" for tensor, count in model.tensor_counts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFigures:
-    """A measurement as `bench` and `history` print it."""
-
-    id: int | None
-    """Its number in the store; null where it could not be kept."""
-    kind: RecordKind
-    made_at: str
-    """UTC, ISO 8601."""
-    machine_key: str
-    """Equal for machines of the same kind."""
-    machine: Machine
-    model: str
-    """What identifies the model, empty for a benchmark."""
-    model_name: str
-    """The model's usual name."""
-    plan: Mapping[str, Any]
-    """The whole ds_config as it was run."""
-    workload: Mapping[str, Any]
-    """What was trained, and how."""
-    result: Mapping[str, Any]
-    """What was measured, in a form of each kind's own."""
-    versions: Mapping[str, str]
-    """Of torch, DeepSpeed and transformers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measurement."""
+    """One measurement, also as the JSON of `bench` and `history`."""
 
+    id: int | None = None
+    """Its number in the store; null where it could not be stored."""
     kind: RecordKind
-    machine: Machine
     made_at: str = field(default_factory=now)
     """UTC, ISO 8601."""
+    machine: Machine
+    machine_key: str = ""
+    """Equal for machines of the same kind; computed from the machine."""
     model: str = ""
-    """What identifies the model (`model_key`), "" for a benchmark."""
+    """Identifier of the model (`model_key`), empty for a benchmark."""
     model_name: str = ""
-    """The model as people call it."""
+    """Name of the model."""
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """The whole ds_config as it was run."""
+    """The whole ds_config of the run."""
     workload: Mapping[str, Any] = field(default_factory=dict)
+    """The workload, and other conditions of the run."""
     result: Mapping[str, Any] = field(default_factory=dict)
+    """The result, in a form of each kind."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    id: int | None = None
-    """Its number in the store."""
+    """Versions of torch, DeepSpeed and transformers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "machine_key", self.machine.key)
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was made; never negative, whatever the clock did meanwhile."""
+        """Seconds since it was made; never negative, whatever the clock did."""
         return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.made_at)).total_seconds())
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the store writes beside the columns that it looks for."""
-        return {
-            "machine": self.machine.to_json(),
-            "model_name": self.model_name,
-            "plan": dict(self.plan),
-            "workload": dict(self.workload),
-            "result": dict(self.result),
-            "versions": dict(self.versions),
-        }
-
-    def figures(self) -> RecordFigures:
-        """The record as data."""
-        return from_attributes(RecordFigures, self, machine_key=self.machine.key)
+        """The fields without a column of their own."""
+        names = ("model_name", "plan", "workload", "result", "versions")
+        return {"machine": self.machine.to_json(), **{name: getattr(self, name) for name in names}}
 
 
 def record_of(
@@ -153,14 +122,14 @@ def record_of(
 ) -> Record:
     """A measurement of a run on this machine, now.
 
-    config: the run's configuration as far as more of it is known. conditions: what stands beside the workload.
+    config: the run's configuration where more of it is known. conditions: stored with the workload.
     """
     name = run.model_name or (run.shape.name if run.shape is not None else "")
     return Record(
         kind=kind,
         machine=this_machine(),
         model="" if run.shape is None else model_key(run.shape),
-        # The last part of a path is a name; the rest says where somebody keeps their models.
+        # The last part of a path is a name; the rest is a private folder.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
         plan=dict(run.config if config is None else config),
         workload={**workload_of(run), **conditions},
@@ -170,7 +139,7 @@ def record_of(
 
 
 def workload_of(run: Run) -> dict[str, Any]:
-    """A run's workload as records keep it, with the checkpointing that no ds_config holds."""
+    """A run's workload for a record, with the checkpointing, which is in no ds_config."""
     return {
         **asdict(run.workload),
         "gradient_checkpointing": run.gradient_checkpointing,
@@ -179,23 +148,23 @@ def workload_of(run: Run) -> dict[str, Any]:
 
 
 class Store:
-    """The records in one file, which is made with the first `add`.
+    """The records in one file, which the first `add` creates.
 
-    Every method raises StoreError, which names the file and what to do, where it is locked by another process for
-    longer than 2 s, cannot be read or written, is damaged, is not ours, or is a newer ds-advise's.
+    Every method raises StoreError for a file that is locked for longer than 2 s, unreadable, unwritable, damaged,
+    another program's, or a newer ds-advise's.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path if path is not None else store_path()
 
     def add(self, record: Record) -> int:
-        """Keep a record; answers its number."""
+        """Store a record; returns its number."""
         body = json.dumps(record.body)
         self._create()
         with self._open(writing=True) as connection:
             cursor = connection.execute(
                 "INSERT INTO records (kind, made_at, machine_key, model, body) VALUES (?, ?, ?, ?, ?)",
-                (record.kind, record.made_at, record.machine.key, record.model, body),
+                (record.kind, record.made_at, record.machine_key, record.model, body),
             )
             assert cursor.lastrowid is not None, "an INSERT has a row"
             return cursor.lastrowid
@@ -210,14 +179,15 @@ class Store:
         ids: Collection[int] | None = None,
         limit: int | None = None,
     ) -> list[Record]:
-        """The records that match everything given, the last added first, whatever the clock said then.
+        """The matching records, the last added first.
 
-        machine: itself or its key; question: what a dry run answers, as `record_of` was told it among the conditions.
+        machine: a machine or its key; question: the condition "question" of a dry run (`record_of`).
         """
-        if not self._holds_anything():
+        if not self._has_content():
             return []
-        wanted = {"kind": kind, "machine_key": machine.key if isinstance(machine, Machine) else machine, "model": model}
-        conditions = [f"{column} = :{column}" for column, value in wanted.items() if value is not None]
+        machine_key = machine.key if isinstance(machine, Machine) else machine
+        columns = {"kind": kind, "machine_key": machine_key, "model": model}
+        conditions = [f"{column} = :{column}" for column, value in columns.items() if value is not None]
         if question is not None:
             conditions.append("json_extract(body, '$.workload.question') = :question")
         if ids is not None:
@@ -226,21 +196,21 @@ class Store:
         with self._open() as connection:
             rows = connection.execute(
                 f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY id DESC LIMIT :limit",
-                {**wanted, "question": question, "limit": -1 if limit is None else limit},
+                {**columns, "question": question, "limit": -1 if limit is None else limit},
             ).fetchall()
             return [_record(*row) for row in rows]
 
     def forget(self, ids: Collection[int] | Literal["all"]) -> list[int]:
-        """Remove records; answers the numbers of those that were there."""
-        if not self._holds_anything():
+        """Remove records; returns the numbers of those that existed."""
+        if not self._has_content():
             return []
         where = "" if ids == "all" else f" WHERE id IN ({', '.join(str(int(number)) for number in ids)})"
         with self._open(writing=True) as connection:
-            there = [number for (number,) in connection.execute(f"SELECT id FROM records{where} ORDER BY id")]
+            found = [number for (number,) in connection.execute(f"SELECT id FROM records{where} ORDER BY id")]
             connection.execute(f"DELETE FROM records{where}")
-            return there
+            return found
 
-    def _holds_anything(self) -> bool:
+    def _has_content(self) -> bool:
         try:
             return self.path.stat().st_size > 0
         except FileNotFoundError:
@@ -249,20 +219,20 @@ class Store:
             raise self._unusable(f"cannot be read ({error.strerror})", f"make it readable, or {_ELSEWHERE}") from None
 
     def _create(self) -> None:
-        """The folder and an empty file that only the user may read, unless they are there."""
+        """Create the folder and an empty file, readable by the user only, unless they exist."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
         except OSError as error:
             raise StoreError(
-                f"results cannot be kept in {self.path} ({error.strerror})",
+                f"results cannot be stored in {self.path} ({error.strerror})",
                 why="earlier measurements improve the answers",
                 fix="make the folder writable, or set DS_ADVISE_CACHE to another one",
             ) from None
 
     @contextlib.contextmanager
     def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection inside a transaction, which is undone if anything fails."""
+        """A connection inside a transaction, which is rolled back on an error."""
         if not self.path.is_file():
             raise self._unusable("is not a file")
         try:
@@ -278,19 +248,19 @@ class Store:
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._failed(error) from None
-        except (ValueError, KeyError, TypeError) as error:  # a body that `add` cannot have written
+        except (ValueError, KeyError, TypeError) as error:  # the body was not written by `add`
             raise self._damaged(f"{type(error).__name__}: {error}") from None
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Refuse what is not ours or newer; make the tables in a new file."""
+        """Refuse another program's or a newer file; create the tables in a new one."""
         ((version,),) = connection.execute("PRAGMA user_version")
         ((application,),) = connection.execute("PRAGMA application_id")
         if application == _APPLICATION_ID:
             if version > SCHEMA_VERSION:
                 raise self._unusable(
-                    f"was written by a newer ds-advise (version {version} of its form)",
+                    f"was written by a newer ds-advise (format {version})",
                     f"update ds-advise, or remove the file: rm {self.path}",
-                    why=f"this one reads up to version {SCHEMA_VERSION}",
+                    why=f"this one reads formats up to {SCHEMA_VERSION}",
                 )
             return
         ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master")
@@ -302,7 +272,7 @@ class Store:
     def _failed(self, error: sqlite3.Error) -> StoreError:
         text = str(error)
         if "locked" in text:
-            why = f"it did not let go for {_BUSY_S:g} s"
+            why = f"it was locked for {_BUSY_S:g} s"
             return self._unusable("is locked by another process", "end that process, or try again", why=why)
         if "readonly" in text or "unable to open" in text:
             return self._unusable(f"cannot be used: {text}", f"make the file and its folder writable, or {_ELSEWHERE}")
@@ -311,11 +281,11 @@ class Store:
         return self._damaged(text)
 
     def _damaged(self, text: str) -> StoreError:
-        why = "what was measured earlier cannot be read"
+        why = "earlier measurements cannot be read"
         return self._unusable(f"is damaged: {text}", f"remove it: rm {self.path}", why=why)
 
     def _unusable(
-        self, what: str, fix: str = f"remove it, or {_ELSEWHERE}", *, why: str = "results are kept there"
+        self, what: str, fix: str = f"remove it, or {_ELSEWHERE}", *, why: str = "results are stored there"
     ) -> StoreError:
         return StoreError(f"{self.path} {what}", why=why, fix=fix)
 
@@ -328,8 +298,8 @@ def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) 
 
 
 def try_store(action: Callable[[Store], T], otherwise: T, *, warn: Callable[[str], object] | None = None) -> T:
-    """What `action` answers, or `otherwise` after one line of warning where the store cannot be used: measurements and
-    advice do not depend on it. warn: gets that line; None prints it to stderr, once however often it is so."""
+    """The result of `action`, or `otherwise` after a warning where the store cannot be used: measurements and advice do
+    not depend on it. warn: receives the warning; None prints it to stderr, once."""
     try:
         return action(Store())
     except StoreError as error:

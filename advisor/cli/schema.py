@@ -14,7 +14,7 @@ from ...estimators.errors import WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...probes.dry_run import DryRunResult
 from ...probes.real_run.result import ProbeResult
-from ...probes.store import RecordFigures
+from ...probes.store import Record
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonFigures
@@ -42,7 +42,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "probe": (ProbeResult, ProbeAdditions),
     "launch": (LaunchReport,),
     "train": (TrainingReport,),
-    "bench": (RecordFigures,),
+    "bench": (Record,),
     "history": (History,),
     "compare": (ComparisonFigures,),
     "check": (CheckResult,),

@@ -13,7 +13,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, bench_from_json
 from ...probes.machine import Machine
-from ...probes.store import Record, RecordFigures
+from ...probes.store import Record
 from ..text.lines import WIDTH, blank, cells, sentence
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
 from ..text.units import seconds as duration
@@ -57,12 +57,12 @@ class History:
     """All records, or those of some numbers."""
 
     schema_version: int
-    records: tuple[RecordFigures, ...]
+    records: tuple[Record, ...]
 
 
 def history_of(records: Sequence[Record]) -> History:
     """The records in the order of the store."""
-    return History(schema_version=SCHEMA_VERSION, records=tuple(record.figures() for record in records))
+    return History(schema_version=SCHEMA_VERSION, records=tuple(records))
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:

@@ -3,10 +3,10 @@ of an offloaded optimizer on the GPU where that has room.
 
     python -m benchmarks.search.choices_inside_rungs [--dry-run N] [--write]
 
-Each question of a grid is answered; its fastest plan that fits is held against the fastest of those whose micro batch
-is a power of two and whose optimizer is offloaded whole. --dry-run: so many of the plans that gained, evenly spread,
-are run dry, and must fit with the probability that the recommendation asks for. --write: all of them are, and
-docs/question-grid.md gets the table. Exit 1 where one does not fit.
+For each question of a grid, the fastest plan that fits is compared with the fastest of those with a power of two as
+micro batch and the whole optimizer offloaded. --dry-run: N of the plans that gained, evenly spread, are dry-run and
+must fit with the probability of a recommendation. --write: all of them are, and docs/question-grid.md gets the table.
+Exit 1 where one does not fit.
 """
 
 from __future__ import annotations

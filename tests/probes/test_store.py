@@ -267,7 +267,7 @@ def test_a_read_only_folder(unprivileged: Path) -> None:
     store = Store(unprivileged / "cache/results.sqlite")
     unprivileged.chmod(0o555)
     assert store.find() == []
-    with pytest.raises(StoreError, match="cannot be kept"):
+    with pytest.raises(StoreError, match="cannot be stored"):
         store.add(_probe())
     unprivileged.chmod(0)
     _all_operations_fail(store)

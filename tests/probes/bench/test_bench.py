@@ -47,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
         "from ds_advise.estimators.json_form import to_json\n"
         "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
         f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
-        "print(json.dumps({'record': to_json(record.figures()), 'loaded': loaded,\n"
+        "print(json.dumps({'record': to_json(record), 'loaded': loaded,\n"
         "                   'children': len(psutil.Process().children(recursive=True))}))\n"
     )
     done = subprocess.run(
@@ -105,7 +105,7 @@ def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) ->
 def test_the_result_is_kept(measured: dict[str, Any]) -> None:
     """The store has it whole, with machine and versions."""
     (record,) = Store(measured["store"]).find(kind="bench")
-    assert json.loads(json.dumps(to_json(record.figures()))) == measured["record"]
+    assert json.loads(json.dumps(to_json(record))) == measured["record"]
     assert record.versions["torch"]
     assert json.loads(json.dumps(bench_from_json(record.result).to_json())) == record.result
 
