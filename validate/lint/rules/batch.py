@@ -328,6 +328,7 @@ def small_bucket(config: LintedConfig) -> Iterator[Violation]:
 
 
 COMMUNICATION_RULES = Rules("Communication")
+
 COMMUNICATION_RULES.error(
     "DS701 an unknown communication type",
     at(

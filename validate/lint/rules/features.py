@@ -117,6 +117,7 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
 
 CHECKPOINT_RULES = Rules("Checkpointing")
 _CHECKPOINT = "runtime/model_checkpointing/config.py"
+
 CHECKPOINT_RULES.error(
     "DS801 an unknown tag validation",
     at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail"), "{name} is {value}"),

@@ -47,6 +47,7 @@ _whole_above_zero = Condition(
 )
 _STAGE_3 = "runtime/zero/stage3.py"
 _SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
+
 OFFLOAD_RULES.error(
     "DS401 NVMe without a path",
     at(
@@ -359,6 +360,7 @@ OFFLOAD_RULES.advice(
 AIO_RULES = Rules("Asynchronous I/O")
 _SOURCE = "runtime/swap_tensor/aio_config.py"
 _SWAPS = zero(3, offload_optimizer=NVME)
+
 AIO_RULES.warning(
     "DS451 aio.thread_count, which is an old name",
     at("aio.thread_count", when.given, "{name} is ignored"),

@@ -32,6 +32,7 @@ _DTYPES = {
 }
 """The names of `runtime/config.py DtypeEnum`."""
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
+
 PRECISION_RULES.error(
     "DS201 fp16 and bf16 both on",
     at("fp16.enabled", when.fp16 & when.bf16, "fp16 and bf16 are both enabled"),
