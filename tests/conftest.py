@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from ds_advise.probes.machine import search_path
 from ds_advise.probes.real_run import extension_lock
 from ds_advise.validate.lint import load_facts
 from hypothesis import HealthCheck, settings
+
+from tests.helpers import TINY
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -166,4 +169,13 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """The folder of a tiny model: configuration and tokenizer, without weights."""
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_folder, folder)
+    (folder / "config.json").write_text(json.dumps(TINY))
     return folder

@@ -21,7 +21,7 @@ TINY_SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 512,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
 TINY: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TINY_SIZES}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate
+from ...estimators.json_form import to_json
 from ...estimators.plan import Plan
 from ...probes.store import record_of, try_store
 from ..text.labels import plan_title
@@ -238,18 +239,9 @@ def keep_training(attempt: Attempt) -> int | None:
     run, prediction = request.run, request.prediction
     if run.shape is None or not outcome.last_step or outcome.differences:
         return None
-    result: dict[str, Any] = {
-        "status": outcome.status,
-        "failure": None if outcome.failure is None else asdict(outcome.failure),
-        "world_size": run.cluster.world_size,
-        "device": request.device,
-        "steps": outcome.last_step,
-        "seconds": outcome.seconds,
-        "step_s": outcome.step_s,
-        "tokens_per_step": outcome.tokens_per_step,
-        "tokens_per_s": outcome.tokens_per_s,
-        "peaks": asdict(outcome.peaks),
-    }
+    kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks")
+    result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
+    result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
     if prediction is not None:
         memory = prediction.memory
         result["predicted"] = {

@@ -22,18 +22,8 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.job import Price
 
-CONFIG = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 304,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+from tests.helpers import TINY
+
 ASKED = ["Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--no-write", "--offline"]
 
 
@@ -49,19 +39,9 @@ def chats(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def model(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    for file in tokenizer_folder.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
-
-
 def counted(path: Path, model: Path | str, **given: Any) -> CountedData:
     options = {"seq_len": None, "packing": False, "epochs": 3.0, "evaluation_share": 0.0} | given
-    return count_data(path, str(model), shape_from_config(CONFIG, name=str(model)), **options)
+    return count_data(path, str(model), shape_from_config(TINY, name=str(model)), **options)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +59,7 @@ def test_a_file_is_counted_exactly_as_train_prepares_it(
     question = {"gpus": cluster, "seq_len": seq_len, "attention": "sdpa", **unset}
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
-    trained = propose(settings, shape_from_config(CONFIG, name=str(model)), question, folder, lambda _: None)
+    trained = propose(settings, shape_from_config(TINY, name=str(model)), question, folder, lambda _: None)
     assert found.exact
     assert (
         found.samples.tokens,

@@ -278,96 +278,50 @@ def _error(at: float, kind: str, message: str, number: int | None = None, **limi
     return {"time": at, "error": {"type": kind, "message": message, "errno": number, "limits": limits, "details": ""}}
 
 
-LOST = "Connection closed by peer [127.0.0.1]:1234"
-TORCHRUN_SAYS = "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 123)\n"
-DEEPSPEED_SAYS = "['python', 'train.py'] exits with return code = -9\n"
+LOST = _error(1.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:1234")
+OUT_OF_MEMORY = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
+ALLOCATOR = _error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")
+ARCHIVE = _error(1.0, "RuntimeError", "basic_ios::clear: iostream error")
+WATCHDOG = _error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")
+OOM_KILLER, BY_ANOTHER = "the kernel's OOM killer", "killed by another process"
+
+FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
+    "GPU": ([[_step(4, 1.0)], [_step(4, 1.0), OUT_OF_MEMORY]], "gpu_out_of_memory", 1, "OutOfMemoryError on rank 1"),
+    "a peer fails earlier": ([[LOST], [OUT_OF_MEMORY]], "gpu_out_of_memory", 1, "OutOfMemoryError on rank 1"),
+    OOM_KILLER: ([[LOST], []], "host_out_of_memory", 1, "memory.events: oom_kill rose by 1"),
+    BY_ANOTHER: ([[LOST], []], "lost_rank", 1, "exit signal 9 of rank 1"),
+    "rlimit": (
+        [[], [_error(1.0, "MemoryError", "", None, RLIMIT_AS=2**32)]],
+        *("host_out_of_memory", 1, "RLIMIT_AS of the rank was 4.0 GiB"),
+    ),
+    "torch's allocator on the CPU": ([[], [ALLOCATOR]], "host_out_of_memory", 1, "RuntimeError on rank 1"),
+    "disk": ([[_error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
+    "torch's archive on a full disk": ([[], [ARCHIVE]], "disk_full", 1, "RuntimeError on rank 1"),
+    "NCCL": ([[WATCHDOG], []], "communication_timeout", 0, "DistBackendError on rank 0"),
+    "the script's own error": (
+        [[_error(1.0, "ValueError", "no such column")], [LOST]],
+        *("crash", 0, "ValueError on rank 0"),
+    ),
+    "exit code": ([[{"end": 3}], []], "crash", 0, "exit code 3 of rank 0"),
+}
+"""Name -> events of the ranks, kind, rank, evidence."""
+
+LAUNCHERS = {
+    OOM_KILLER: "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 123)\n",
+    BY_ANOTHER: "['python', 'train.py'] exits with return code = -9\n",
+}
+"""The reports of torchrun and the deepspeed launcher."""
 
 
-@pytest.mark.parametrize(
-    ("ranks", "launcher", "kills", "wanted"),
-    [
-        pytest.param(
-            [[_step(4, 1.0)], [_step(4, 1.0), _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried")]],
-            "exitcode  : 1",
-            0,
-            ("gpu_out_of_memory", 1, 4, "OutOfMemoryError on rank 1"),
-            id="gpu",
-        ),
-        pytest.param(
-            [[_error(1.0, "RuntimeError", LOST)], [_error(2.0, "OutOfMemoryError", "CUDA out of memory")]],
-            "",
-            0,
-            ("gpu_out_of_memory", 1, 0, "OutOfMemoryError on rank 1"),
-            id="peers that fail earlier are not to blame",
-        ),
-        pytest.param(
-            [[_error(2.0, "RuntimeError", LOST)], []],
-            TORCHRUN_SAYS,
-            1,
-            ("host_out_of_memory", 1, 0, "memory.events: oom_kill rose by 1"),
-            id="the kernel's OOM killer",
-        ),
-        pytest.param(
-            [[_error(2.0, "RuntimeError", LOST)], []],
-            DEEPSPEED_SAYS,
-            0,
-            ("lost_rank", 1, 0, "exit signal 9 of rank 1"),
-            id="killed by somebody",
-        ),
-        pytest.param(
-            [[], [_error(1.0, "MemoryError", "", None, RLIMIT_AS=2**32)]],
-            "",
-            0,
-            ("host_out_of_memory", 1, 0, "RLIMIT_AS of the rank was 4.0 GiB"),
-            id="rlimit",
-        ),
-        pytest.param(
-            [[], [_error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")]],
-            "",
-            0,
-            ("host_out_of_memory", 1, 0, "RuntimeError on rank 1"),
-            id="torch's allocator on the CPU",
-        ),
-        pytest.param(
-            [[_error(1.0, "OSError", "[Errno 28] No space left on device: 'out'", 28)], []],
-            "",
-            0,
-            ("disk_full", 0, 0, "errno 28 (ENOSPC)"),
-            id="disk",
-        ),
-        pytest.param(
-            [[], [_error(1.0, "RuntimeError", "basic_ios::clear: iostream error")]],
-            "",
-            0,
-            ("disk_full", 1, 0, "RuntimeError on rank 1"),
-            id="torch's archive on a full disk",
-        ),
-        pytest.param(
-            [[_error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")], []],
-            "",
-            0,
-            ("communication_timeout", 0, 0, "DistBackendError on rank 0"),
-            id="nccl",
-        ),
-        pytest.param(
-            [[_error(1.0, "ValueError", "no such column")], [_error(2.0, "RuntimeError", LOST)]],
-            "",
-            0,
-            ("crash", 0, 0, "ValueError on rank 0"),
-            id="the script's own error",
-        ),
-        pytest.param([[{"end": 3}], []], "", 0, ("crash", 0, 0, "exit code 3 of rank 0"), id="exit code"),
-    ],
-)
-def test_a_failure_is_named_with_its_evidence(
-    tmp_path: Path, ranks: list[list[dict[str, Any]]], launcher: str, kills: int, wanted: tuple[str, int, int, str]
-) -> None:
-    """The true error of the rank that failed first, and what shows it."""
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None:
+    """The error of the rank that failed first, and its evidence."""
+    ranks, kind, number, evidence = FAILURES[name]
     records = _notes(tmp_path, *ranks)
-    (tmp_path / "launcher.log").write_text(launcher)
-    failure = failure_of(records, tmp_path, 1, {"memory.events": kills})
-    assert (failure.kind, failure.rank, failure.step) == wanted[:3]
-    assert any(wanted[3] in evidence for evidence in failure.evidence)
+    (tmp_path / "launcher.log").write_text(LAUNCHERS.get(name, "exitcode  : 1"))
+    failure = failure_of(records, tmp_path, 1, {"memory.events": int(name == OOM_KILLER)})
+    assert (failure.kind, failure.rank, failure.step) == (kind, number, records.step)
+    assert any(evidence in each for each in failure.evidence)
 
 
 @pytest.mark.parametrize("launcher_names_it", [True, False])

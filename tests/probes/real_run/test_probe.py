@@ -28,17 +28,8 @@ from ds_advise.probes.real_run.result import ProbeResult, from_json
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
-MODEL = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
+from tests.helpers import TINY
+
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 WORKLOAD = Workload(seq_len=32, framework="hf")
 PLAIN = {
@@ -58,7 +49,7 @@ def cluster(ranks: int = 2, nvme_path: str = "") -> Cluster:
 def run(rung: Rung, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> ProbeResult:
     """A probe of a rung's preset with two micro batches of two samples."""
     machine = cluster(ranks, nvme_path)
-    shape = shape_from_config(MODEL, name="small")
+    shape = shape_from_config(TINY, name="small")
     plan = plan_for(
         rung, shape, WORKLOAD, machine, micro_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True
     )
@@ -66,7 +57,7 @@ def run(rung: Rung, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> 
     return probe(
         Run(
             config=config,
-            model=MODEL,
+            model=TINY,
             cluster=machine,
             workload=WORKLOAD,
             micro_batch_size=2,
@@ -229,7 +220,7 @@ def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) ->
     """The model's folder is removed while the libraries load."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(TINY))
     (folder / "model.safetensors").touch()
 
     def remove(phase: str) -> None:
@@ -237,7 +228,7 @@ def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) ->
             shutil.rmtree(folder)
 
     failure = probe(
-        Run(config=PLAIN, model=MODEL, cluster=cluster(1), workload=WORKLOAD),
+        Run(config=PLAIN, model=TINY, cluster=cluster(1), workload=WORKLOAD),
         device="cpu",
         checkpoint=str(folder),
         on_progress=remove,
@@ -253,14 +244,14 @@ def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = tmp_path / "model"
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY), dtype=torch.bfloat16).save_pretrained(folder)
 
     def remove(phase: str) -> None:
         if phase.startswith("step") and folder.exists():
             shutil.rmtree(folder)
 
     result = probe(
-        Run(config=PLAIN, model=MODEL, cluster=cluster(1), workload=WORKLOAD),
+        Run(config=PLAIN, model=TINY, cluster=cluster(1), workload=WORKLOAD),
         device="cpu",
         checkpoint=str(folder),
         steps=20,
@@ -335,7 +326,7 @@ def test_a_full_drive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, e
     drive = tmp_path / "drive"
     drive.mkdir()
     for name, value in WIDE.items():
-        monkeypatch.setitem(MODEL, name, value)
+        monkeypatch.setitem(TINY, name, value)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(drive)], check=True)
     try:
         failure = run("zero3-nvme", nvme_path=str(drive)).failure
@@ -354,6 +345,6 @@ def test_a_swap_folder_that_cannot_be_made_is_the_users_to_mend() -> None:
 def test_quantized_collectives_are_refused_on_the_cpu_before_a_rank_starts() -> None:
     """DeepSpeed's op builder would raise in every rank."""
     zero = {"stage": 3, "zero_quantized_gradients": True}
-    quantized = Run(config={"zero_optimization": zero}, model=MODEL, cluster=cluster(), workload=WORKLOAD)
+    quantized = Run(config={"zero_optimization": zero}, model=TINY, cluster=cluster(), workload=WORKLOAD)
     with pytest.raises(WorkloadError, match="do not run on the CPU"):
         probe(quantized, device="cpu")
