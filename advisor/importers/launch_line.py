@@ -1,4 +1,4 @@
-"""What the directives of a Slurm script ask for."""
+"""The training command of a script: its launcher, the program that it starts, its processes, and Slurm's job."""
 
 from __future__ import annotations
 
@@ -70,46 +70,30 @@ def _count(text: str | None) -> int | None:
 
 Program = Literal["script", "llama-factory", "axolotl", "ms-swift"]
 
-_LAUNCHERS: Mapping[str, Launcher] = {"torchrun": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
-_TOOLS: Mapping[str, Program] = {
-    "llamafactory-cli": "llama-factory",
-    "lmf": "llama-factory",
-    "axolotl": "axolotl",
-    "swift": "ms-swift",
-}
-_MODULES: Mapping[str, Launcher] = {
+_LAUNCHERS: Mapping[str, Launcher] = {
+    "torchrun": "torchrun",
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
+    "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
+    "accelerate": "accelerate",
+    "accelerate.commands.launch": "accelerate",
 }
+"""Launchers by their command or module."""
+
+_TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
+    "llamafactory-cli": ("llama-factory", ("train",)),
+    "lmf": ("llama-factory", ("train",)),
+    "axolotl": ("axolotl", ("train",)),
+    "swift": ("ms-swift", ("sft", "pt", "rlhf")),
+}
+"""Tools by their command, with the subcommands that train."""
+
 _AXOLOTL_MODULES = ("axolotl.cli.train", "axolotl.train")
-_TRAINS: Mapping[Program, tuple[str, ...]] = {
-    "llama-factory": ("train",),
-    "axolotl": ("train",),
-    "ms-swift": ("sft", "pt", "rlhf"),
-    "script": (),
-}
-_NO_COMMANDS = ("echo", "printf", "source", ".", "cd", "mkdir", "pip", "pip3", "export", "which", "module", "ls", "rm")
-_NO_VALUE = frozenset(
-    [
-        "standalone",
-        "no_python",
-        "use_deepspeed",
-        "use_fsdp",
-        "multi_gpu",
-        "cpu",
-        "debug",
-        "dynamo_use_fullgraph",
-        "force",
-        "no_local_rank",
-        "no_ssh",
-        "save_pid",
-        "enable_each_rank_log",
-        "bind_cores_to_rank",
-        "quiet",
-        "verbose",
-    ]
+_OTHER_COMMANDS = re.compile(r"echo|printf|source|\.|cd|mkdir|pip|pip3|export|which|module|ls|rm")
+_SWITCHES = re.compile(
+    r"standalone|no_python|use_deepspeed|use_fsdp|multi_gpu|cpu|debug|dynamo_use_fullgraph|force|no_local_rank|no_ssh|"
+    r"save_pid|enable_each_rank_log|bind_cores_to_rank|quiet|verbose"
 )
 """Options of launchers that take no value (torch 2.13 distributed/run.py, accelerate 1.15 commands/launch.py, deepspeed
 0.19.8 launcher/runner.py)."""
@@ -126,9 +110,9 @@ class LaunchLine:
     target: str
     """The script, the module, or the tool's subcommand."""
     arguments: tuple[Word, ...]
-    """What the program is given."""
+    """The arguments of the program."""
     end: int
-    """Where the command ends in the text."""
+    """The end of the command in the text."""
     environment: Mapping[str, str]
 
     @property
@@ -144,8 +128,7 @@ class LaunchLine:
 
     @property
     def overrides(self) -> dict[str, str | list[str]]:
-        """What stands beside the configuration file, and counts more: `name=value`, which LLaMA-Factory takes, and
-        options."""
+        """The options that take precedence over the configuration file; LLaMA-Factory takes them as `name=value`."""
         words = [word if word.startswith("-") or "=" not in word else f"--{word}" for word in self.texts]
         given = ScriptArguments(words[words[:1] == [self.configuration] :]).given
         return {name: value for name, value in given.items() if name != "config"}
@@ -162,9 +145,8 @@ class LaunchLine:
         if self.launcher == "deepspeed" and (include := options.text("include")):
             hosts = [host for host in include.split("@") if host]
             nodes, per_node = len(hosts), len(hosts[0].rpartition(":")[2].split(","))
-        environment = {name: value for name, value in self.environment.items() if value.isdigit()}
-        nodes = nodes or _number(environment.get("NNODES"))
-        per_node = per_node or _number(environment.get("NPROC_PER_NODE"))
+        nodes = nodes or _count(self.environment.get("NNODES"))
+        per_node = per_node or _count(self.environment.get("NPROC_PER_NODE"))
         visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
         if per_node is None and re.fullmatch(r"\d+(,\d+)*", visible):
             # Plain python and `swift` without NPROC_PER_NODE run one process, whatever GPUs are visible.
@@ -173,8 +155,8 @@ class LaunchLine:
 
 
 def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
-    """The commands that train, as far as can be told: those of the tools, and scripts that are given training
-    arguments; where there are none, scripts under a launcher."""
+    """The commands that train: those of the tools, and scripts with training arguments; where there are none, scripts
+    under a launcher."""
     lines = [line for command in commands if (line := _line(command)) is not None]
     sure = [line for line in lines if line.program != "script" or _has_training_arguments(line)]
     return sure or [line for line in lines if line.launcher]
@@ -187,34 +169,32 @@ def _has_training_arguments(line: LaunchLine) -> bool:
 
 def _line(command: Command) -> LaunchLine | None:
     words = list(command.words)
-    if not words or words[0].text in _NO_COMMANDS:
+    if not words or _OTHER_COMMANDS.fullmatch(words[0].text):
         return None
     for index, word in enumerate(words):
-        name = PurePath(word.text).name
-        rest = words[index + 1 :]
+        name, rest = PurePath(word.text).name, words[index + 1 :]
         if name in _TOOLS:
-            return _of_tool(_TOOLS[name], rest, command)
+            program, subcommands = _TOOLS[name]
+            return _program(command, rest, program=program) if rest and rest[0].text in subcommands else None
         if name in _LAUNCHERS:
-            return _launched(_LAUNCHERS[name], rest[1:] if name == "accelerate" else rest, command)
+            return _launched(command, rest[1:] if name == "accelerate" else rest, _LAUNCHERS[name])
         if re.fullmatch(r"python(\d(\.\d+)?)?(\.exe)?", name):
-            return _by_python(rest, command)
+            return _by_python(command, rest)
     return None
 
 
-def _by_python(words: list[Word], command: Command) -> LaunchLine | None:
+def _by_python(command: Command, words: list[Word]) -> LaunchLine | None:
     while words and words[0].text.startswith("-"):
         option = words.pop(0).text
-        if option == "-m" and words:
-            module = words.pop(0).text
-            if module in _MODULES:
-                return _launched(_MODULES[module], words, command)
-            return _program("", ScriptArguments(()), module, words, command)
         if option == "-c":
             return None
-    return _program("", ScriptArguments(()), words[0].text, words[1:], command) if words else None
+        if option == "-m" and words:
+            launcher = _LAUNCHERS.get(words[0].text)
+            return _program(command, words) if launcher is None else _launched(command, words[1:], launcher)
+    return _program(command, words)
 
 
-def _launched(launcher: Launcher, words: list[Word], command: Command) -> LaunchLine | None:
+def _launched(command: Command, words: list[Word], launcher: Launcher) -> LaunchLine | None:
     given: list[str] = []
     while words and words[0].text.startswith("-"):
         option = words.pop(0).text
@@ -222,48 +202,35 @@ def _launched(launcher: Launcher, words: list[Word], command: Command) -> Launch
             break
         name = option.lstrip("-").partition("=")[0].replace("-", "_")
         given.append("--" + option.lstrip("-"))
-        if "=" not in option and name not in _NO_VALUE and words and not words[0].text.startswith("--"):
+        if "=" not in option and not _SWITCHES.fullmatch(name) and words and not words[0].text.startswith("--"):
             given.append(words.pop(0).text)
-    if not words:
-        return None
-    return _program(launcher, ScriptArguments(given), words[0].text, words[1:], command)
+    return _program(command, words, launcher=launcher, options=given)
 
 
 def _program(
-    launcher: Launcher | Literal[""], options: ScriptArguments, target: str, words: list[Word], command: Command
-) -> LaunchLine:
-    program: Program = "axolotl" if target in _AXOLOTL_MODULES else "script"
-    texts = [word.text for word in words]
-    if program == "script" and ({"--finetuning_type", "--cutoff_len"} & set(texts) or _names_a_configuration(texts)):
-        program = "llama-factory"
+    command: Command,
+    words: list[Word],
+    *,
+    program: Program = "script",
+    launcher: Launcher | Literal[""] = "",
+    options: Sequence[str] = (),
+) -> LaunchLine | None:
+    """The line that starts the first of the words; None for none."""
+    if not words:
+        return None
+    target, texts = words[0].text, [word.text for word in words[1:]]
+    if target in _AXOLOTL_MODULES:
+        program = "axolotl"
+    elif program == "script" and texts:
+        names_a_configuration = texts[0].endswith((".yaml", ".yml"))
+        if names_a_configuration or {"--finetuning_type", "--cutoff_len"} & set(texts):
+            program = "llama-factory"
     return LaunchLine(
         program=program,
         launcher=launcher,
-        launcher_options=options,
+        launcher_options=ScriptArguments(options),
         target=target,
-        arguments=tuple(words),
-        end=command.end,
-        environment=command.environment,
-    )
-
-
-def _names_a_configuration(texts: list[str]) -> bool:
-    return bool(texts) and texts[0].endswith((".yaml", ".yml"))
-
-
-def _of_tool(program: Program, words: list[Word], command: Command) -> LaunchLine | None:
-    if not words or words[0].text not in _TRAINS[program]:
-        return None
-    return LaunchLine(
-        program=program,
-        launcher="",
-        launcher_options=ScriptArguments(()),
-        target=words[0].text,
         arguments=tuple(words[1:]),
         end=command.end,
         environment=command.environment,
     )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -1,43 +1,40 @@
 """A shell script's commands as words, each with its place in the text; nothing is executed.
 
-What the shell would only know when it runs (a command's output, arguments of the script, variables that are set
-elsewhere or under a condition) stays in the words as it is written. Not covered: `eval` of quoted text, functions'
-arguments, patterns, here-documents (passed over).
+What only the running shell knows (a command's output, arguments of the script, variables that are set elsewhere or
+under a condition) stays in the words as it is written. Not covered: `eval` of quoted text, functions' arguments,
+patterns, here-documents (skipped), arithmetic of more than two numbers.
 """
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")
 _VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(\[[@*]\])?(?::?-([^}}]*))?\}})")
+_OTHER_EXPANSION = re.compile(r"\$(?:\{[^}\n]*\}|[\d@*#?$!-])?")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-}
+_REDIRECTION = re.compile(r"[<>]+[&|]?[ \t]*")
+_ARITHMETIC = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 _OPENING = {"if", "case", "while", "until", "for", "select", "function"}
 _CLOSING = {"fi", "esac", "done"}
 _KEYWORDS = {"then", "else", "elif", "do", "!", "time", "{", "}", *_OPENING, *_CLOSING}
 _TESTS = ("[", "[[", "test")
 _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
-_COMMANDS_FOLLOW = re.compile(r"-[a-z]*c")
+_COMMAND_OPTION = re.compile(r"-[a-z]*c")
 _DEEPEST = 8
-"""Shells within shells that are read."""
+"""Nested shells that are read."""
 _LONGEST_VALUE = 20_000
 """Characters of an expanded word; a variable that holds itself several times doubles with each assignment."""
 
 Char = tuple[str, int]
-"""A character, and where it stands in the text; -1 where it stands nowhere."""
+"""A character and its place in the text, -1 for a character that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class Word:
         return "".join(char for char, _ in self.chars)
 
     def span(self, start: int = 0) -> tuple[int, int] | None:
-        """Where its characters from `start` on stand in the text, None where they do not stand there side by side."""
+        """The place of its characters from `start` on, None where they are not side by side in the text."""
         places = [place for _, place in self.chars[start:]]
         if not places or places[0] < 0 or places != list(range(places[0], places[0] + len(places))):
             return None
@@ -64,7 +61,7 @@ class Command:
 
     words: tuple[Word, ...]
     end: int
-    """Where its own last word ends in the text, -1 where that stands nowhere in it."""
+    """The end of its last word in the text, -1 for a word that is not there."""
     environment: Mapping[str, str]
     """The variables that are set before it."""
 
@@ -74,8 +71,7 @@ class Command:
 
 
 def read_shell(text: str, known: Mapping[str, str] | None = None) -> list[Command]:
-    """The commands of a script in their order. known: variables whose value follows from elsewhere, such as Slurm's
-    directives."""
+    """The commands of a script in their order. known: variables with a value from elsewhere, such as Slurm's."""
     return _Reader(text, known or {}).commands()
 
 
@@ -83,95 +79,107 @@ class _Reader:
     """One pass over the text."""
 
     def __init__(self, text: str, known: Mapping[str, str], shells: int = 0) -> None:
-        self.text, self.at, self.depth, self.shells = text, 0, 0, shells
-        self.values: dict[str, list[Word]] = {
-            name: [Word(tuple((char, -1) for char in value))] for name, value in known.items()
-        }
+        self.text = text
+        self.shells = shells
+        self.values = {name: [Word(tuple((char, -1) for char in value))] for name, value in known.items()}
         self.found: list[Command] = []
         self.words: list[Word] = []
         self.chars: list[Char] = []
-        self.in_word = self.dropping = self.after_test = False
+        self.at = 0
         self.end = 0
+        """The end of the last word."""
+        self.depth = 0
+        """Open conditions and loops."""
+        self.after_test = False
+        self.in_word = False
+        self.in_quotes = False
+        self.is_redirection = False
+        self.array: tuple[re.Match[str], list[Word]] | None = None
+        """The assignment of an open array, and the words before it."""
 
     def commands(self) -> list[Command]:
         text = self.text
         while self.at < len(text):
             char = text[self.at]
-            if char == "(" and self._opens_array():
-                self._array()
-            elif char in "\n;&|()":
-                self._finish_command(separator=text[self.at : self.at + 2])
-                self.at += 1
-            elif char in " \t\r":
-                self._finish_word()
-                self.at += 1
+            if char == '"':
+                self.in_quotes = not self.in_quotes
+                self._add([], self.at + 1)
+            elif char == "\\":
+                self._escape()
+            elif char in "$`":
+                self._expand()
+            elif self.in_quotes:
+                self._add([(char, self.at)], self.at + 1)
+            elif char == "'":
+                end = text.find("'", self.at + 1)
+                end = len(text) if end == -1 else end
+                self._add([(text[place], place) for place in range(self.at + 1, end)], end + 1)
             elif char == "#" and not self.in_word:
-                self.at = _line_end(text, self.at)
+                end = text.find("\n", self.at)
+                self.at = len(text) if end == -1 else end
             elif char in "<>":
                 self._redirect()
-            else:
-                self._part(char)
-        self._finish_command(separator="\n")
-        return self.found
-
-    def _part(self, char: str) -> None:
-        """A character, a quoted part or an expansion of the current word."""
-        text = self.text
-        if char == "\\":
-            if text[self.at + 1 : self.at + 2] not in ("\n", ""):
-                self._add([(text[self.at + 1], self.at + 1)], self.at + 2)
-            else:  # the line goes on
-                self.at += 2
-        elif char == "'":
-            end = text.find("'", self.at + 1)
-            end = len(text) if end == -1 else end
-            self._add([(text[place], place) for place in range(self.at + 1, end)], end + 1)
-        elif char == '"':
-            self._double_quoted()
-        elif char in "$`":
-            self._expansion(quoted=False)
-        else:
-            self._add([(char, self.at)], self.at + 1)
-
-    def _add(self, chars: list[Char], end: int) -> None:
-        if len(self.chars) < _LONGEST_VALUE:
-            self.chars += chars
-        self.in_word, self.at = True, end
-
-    def _double_quoted(self) -> None:
-        text = self.text
-        self.at, self.in_word = self.at + 1, True
-        while self.at < len(text) and text[self.at] != '"':
-            char, following = text[self.at], text[self.at + 1 : self.at + 2]
-            if char == "\\" and following == "\n":
-                self.at += 2
-            elif char == "\\" and following in ('"', "\\", "$", "`"):
-                self._add([(following, self.at + 1)], self.at + 2)
-            elif char in "$`":
-                self._expansion(quoted=True)
+            elif char in "()" or char.isspace() or char in ";&|":
+                self._separate(char)
             else:
                 self._add([(char, self.at)], self.at + 1)
+        self._finish_command("\n")
+        return self.found
+
+    def _add(self, chars: list[Char], end: int) -> None:
+        """Characters of the current word, which is read up to `end`."""
+        if len(self.chars) < _LONGEST_VALUE:
+            self.chars += chars
+        self.in_word = True
+        self.at = end
+
+    def _add_text(self, shown: str, end: int) -> None:
+        self._add([(char, -1) for char in shown], end)
+
+    def _escape(self) -> None:
+        following = self.text[self.at + 1 : self.at + 2]
+        if following in ("\n", ""):  # the line goes on
+            self.at += 2
+        elif self.in_quotes and following not in '"\\$`':
+            self._add([("\\", self.at)], self.at + 1)
+        else:
+            self._add([(following, self.at + 1)], self.at + 2)
+
+    def _separate(self, char: str) -> None:
+        """A character that ends a word, a command, or begins or ends an array."""
+        match = _ASSIGNMENT.fullmatch("".join(char for char, _ in self.chars))
+        if char == "(" and match is not None:
+            self.array = match, self.words
+            self.words = []
+            self.chars = []
+            self.in_word = False
+        elif char == ")" and self.array is not None:
+            self._finish_word()
+            match, before = self.array
+            items, self.words, self.array = self.words, before, None
+            self._assign(match[1], [*(self.values.get(match[1], []) if match[2] else []), *items])
+        elif char in " \t\r" or self.array is not None:
+            self._finish_word()
+        else:
+            self._finish_command(self.text[self.at : self.at + 2])
         self.at += 1
 
-    def _expansion(self, *, quoted: bool) -> None:
+    def _expand(self) -> None:
         text, start = self.text, self.at
         if text.startswith("$((", start):
             end = text.find("))", start)
             end = len(text) if end == -1 else end + 2
-            self._literal(self._arithmetic(text[start + 3 : end - 2]) or text[start:end], end)
-            return
-        if text.startswith("$(", start) or text[start] == "`":
-            self._literal("$(...)", _closing(text, start))
-            return
-        match = _VARIABLE.match(text, start)
-        if match is None:
-            special = re.compile(r"\$(?:\{[^}\n]*\}|[\d@*#?$!-])?").match(text, start)
-            assert special is not None
-            self._literal(special[0], special.end())
-            return
-        self._variable(match, quoted=quoted)
+            self._add_text(self._arithmetic(text[start + 3 : end - 2]) or text[start:end], end)
+        elif text.startswith("$(", start) or text[start] == "`":
+            self._add_text("$(...)", _closing(text, start))
+        elif match := _VARIABLE.match(text, start):
+            self._variable(match)
+        else:
+            other = _OTHER_EXPANSION.match(text, start)
+            assert other is not None
+            self._add_text(other[0], other.end())
 
-    def _variable(self, match: re.Match[str], *, quoted: bool) -> None:
+    def _variable(self, match: re.Match[str]) -> None:
         name, default = match[1] or match[2], match[4]
         words = self.values.get(name)
         if words is None and default is not None and "$" not in default:
@@ -179,96 +187,67 @@ class _Reader:
             begin = match.start(4) + default.find(bare)
             words = [Word(tuple((char, begin + offset) for offset, char in enumerate(bare)))]
         if words is None:
-            self._literal(match[0], match.end())
+            self._add_text(match[0], match.end())
             return
         self.at = match.end()
         for number, word in enumerate(words if match[3] else words[:1]):
             if number:
                 self._finish_word()
-            if quoted:
-                self._add(list(word.chars), self.at)
-                continue
             for char in word.chars:
-                if char[0].isspace():
+                if char[0].isspace() and not self.in_quotes:
                     self._finish_word()
                 else:
                     self._add([char], self.at)
 
-    def _literal(self, shown: str, end: int) -> None:
-        self._add([(char, -1) for char in shown], end)
-
     def _arithmetic(self, inner: str) -> str | None:
-        """The value of whole numbers and variables with + - * /, None for anything else."""
-        names = re.compile(rf"\$?\{{?({_NAME})\}}?")
+        """The value of two whole numbers or variables with + - * /, None for anything else."""
 
         def number(match: re.Match[str]) -> str:
             words = self.values.get(match[1])
             return words[0].text if words else "?"
 
-        try:
-            return str(_result(ast.parse(names.sub(number, inner).strip(), mode="eval").body))
-        except (ArithmeticError, SyntaxError, ValueError, RecursionError):
+        match = _ARITHMETIC.fullmatch(re.sub(rf"\$?\{{?({_NAME})\}}?", number, inner))
+        if match is None or (match[2] == "/" and not int(match[3])):
             return None
+        return str(_OPERATORS[match[2]](int(match[1]), int(match[3])))
 
     def _redirect(self) -> None:
-        """What is read from and written to is no word of the command."""
-        heredoc = _HEREDOC.match(self.text, self.at)
-        if heredoc is not None:
-            self._finish_word()
+        """A redirection: its file is no word of the command, and a here-document is skipped."""
+        if all(char.isdigit() for char, _ in self.chars):
+            self.chars = []
+            self.in_word = False
+        self._finish_word()
+        if heredoc := _HEREDOC.match(self.text, self.at):
             end = re.compile(rf"^\s*{re.escape(heredoc[2])}\s*$", re.MULTILINE).search(self.text, heredoc.end())
             self.at = len(self.text) if end is None else end.end()
             return
-        if all(char.isdigit() for char, _ in self.chars):
-            self.chars, self.in_word = [], False
-        self._finish_word()
-        match = re.compile(r"[<>]+[&|]?[ \t]*").match(self.text, self.at)
+        match = _REDIRECTION.match(self.text, self.at)
         assert match is not None
-        self.at, self.dropping = match.end(), True
-
-    def _opens_array(self) -> bool:
-        """Whether the bracket here is that of `NAME=(`."""
-        return _ASSIGNMENT.fullmatch("".join(char for char, _ in self.chars)) is not None
-
-    def _array(self) -> None:
-        """Takes the words of `NAME=(...)`, from its bracket to its end."""
-        match = _ASSIGNMENT.fullmatch("".join(char for char, _ in self.chars))
-        assert match is not None
-        close = _closing(self.text, self.at)
-        outer, self.words, self.chars, self.in_word = self.words, [], [], False
-        self.at += 1
-        while self.at < close - 1:
-            char = self.text[self.at]
-            if char in " \t\r\n":
-                self._finish_word()
-                self.at += 1
-            elif char == "#" and not self.in_word:
-                self.at = min(_line_end(self.text, self.at), close - 1)
-            else:
-                self._part(char)
-        self._finish_word()
-        items, self.words = self.words, outer
-        self._assign(match[1], [*(self.values.get(match[1], []) if match[2] else []), *items])
-        self.at = close
+        self.at = match.end()
+        self.is_redirection = True
 
     def _finish_word(self) -> None:
         if self.in_word:
-            if not self.dropping:
+            if not self.is_redirection:
                 self.words.append(Word(tuple(self.chars)))
                 self.end = self.at
-            self.dropping = False
-        self.chars, self.in_word = [], False
+            self.is_redirection = False
+        self.chars = []
+        self.in_word = False
 
-    def _finish_command(self, *, separator: str) -> None:
+    def _finish_command(self, separator: str) -> None:
         self._finish_word()
-        words, self.words, self.dropping = self.words, [], False
+        words, self.words = self.words, []
+        self.is_redirection = False
+        is_test = bool(words) and words[0].text in _TESTS
         self._command(words)
         if separator in ("&&", "||"):
-            self.after_test = self.after_test or (bool(words) and words[0].text in _TESTS)
+            self.after_test = self.after_test or is_test
         elif separator[0] in "\n;":
             self.after_test = False
 
     def _command(self, words: list[Word]) -> None:
-        """Runs what can be run of a command: assignments."""
+        """Keeps a command with its environment; assignments are carried out."""
         while words and words[0].text in _KEYWORDS:
             keyword = words.pop(0).text
             self.depth += (keyword in _OPENING) - (keyword in _CLOSING)
@@ -277,15 +256,15 @@ class _Reader:
                 return
             if keyword in ("case", "function"):
                 return
-        declares = bool(words) and words[0].text in _DECLARING
-        set_here: dict[str, list[Word]] = {}
-        while words and (match := _ASSIGNMENT.match(words[0].text if not declares else "")):
-            set_here[match[1]] = self._value(match, words.pop(0))
-        if declares:
+        if words and words[0].text in _DECLARING:
             for word in words[1:]:
                 if match := _ASSIGNMENT.match(word.text):
                     self._assign(match[1], self._value(match, word))
-        elif words:
+            return
+        set_here: dict[str, list[Word]] = {}
+        while words and (match := _ASSIGNMENT.match(words[0].text)):
+            set_here[match[1]] = self._value(match, words.pop(0))
+        if words:
             environment = {name: value[0].text for name, value in (self.values | set_here).items() if value}
             self.found.append(Command(words=tuple(words), end=self.end, environment=environment))
             self._in_another_shell(words, environment)
@@ -294,24 +273,21 @@ class _Reader:
                 self._assign(name, value)
 
     def _in_another_shell(self, words: list[Word], environment: Mapping[str, str]) -> None:
-        """The commands of the text that `bash -c` is handed, behind the command itself, with their places here."""
+        """The commands in the argument of `bash -c`, after the command itself, with their places in this text."""
         texts = [word.text for word in words]
         start = next((index for index, text in enumerate(texts) if PurePath(text).name in _SHELLS), len(texts))
-        options = next(
-            (index for index in range(start + 1, len(texts)) if not texts[index].startswith("-")), len(texts)
-        )
-        if self.shells >= _DEEPEST or not any(map(_COMMANDS_FOLLOW.fullmatch, texts[start + 1 : options])):
+        script = start + 1
+        while script < len(texts) and texts[script].startswith("-"):
+            script += 1
+        if self.shells >= _DEEPEST or not any(map(_COMMAND_OPTION.fullmatch, texts[start + 1 : script])):
             return
-        for handed in words[options : options + 1]:
-            for command in _Reader(handed.text, environment, self.shells + 1).commands():
-                placed = tuple(
-                    Word(tuple((char, handed.chars[at][1] if at >= 0 else -1) for char, at in word.chars))
-                    for word in command.words
-                )
-                last = handed.chars[command.end - 1][1] if command.end > 0 else -1
-                self.found.append(
-                    Command(words=placed, end=last + 1 if last >= 0 else -1, environment=command.environment)
-                )
+        for argument in words[script : script + 1]:
+            places = [*(place for _, place in argument.chars), -1]  # -1 stays -1
+            for command in _Reader(argument.text, environment, self.shells + 1).commands():
+                placed = (Word(tuple((char, places[at]) for char, at in word.chars)) for word in command.words)
+                last = places[command.end - 1] if command.end > 0 else -1
+                end = last + 1 if last >= 0 else -1
+                self.found.append(Command(words=tuple(placed), end=end, environment=command.environment))
 
     def _value(self, match: re.Match[str], word: Word) -> list[Word]:
         new = Word(word.chars[match.end() :])
@@ -321,7 +297,7 @@ class _Reader:
         return [Word(old[0].chars + new.chars), *old[1:]]
 
     def _assign(self, name: str, value: list[Word] | None) -> None:
-        """Under a condition, or in a loop, nobody knows whether or with which value it happens."""
+        """Under a condition or in a loop the value is unknown, unless it is the one before."""
         known = [word.text for word in self.values.get(name, [])]
         uncertain = self.depth > 0 or self.after_test
         if value is None or (uncertain and known != [word.text for word in value]):
@@ -330,22 +306,8 @@ class _Reader:
             self.values[name] = value
 
 
-def _result(node: ast.expr) -> int:
-    """The value of whole numbers with + - * /. Raises ValueError for anything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 10**9:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_result(node.left), _result(node.right))
-    raise ValueError("no arithmetic of whole numbers")
-
-
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    return len(text) if end == -1 else end
-
-
 def _closing(text: str, at: int) -> int:
-    """Behind the bracket or backtick that closes what opens at `at`."""
+    """The place after the bracket or backtick that closes the one at `at`."""
     if text[at] == "`":
         end = text.find("`", at + 1)
         return len(text) if end == -1 else end + 1
