@@ -17,7 +17,7 @@ from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import SURE
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.advisor.text.units import times
-from ds_advise.estimators.errors import DsAdviseError, WorkloadError
+from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpus
 from ds_advise.estimators.json_form import to_json
@@ -234,37 +234,27 @@ def test_sentences_for_programs_hold_no_private_characters() -> None:
     assert all(text.isprintable() and "\ue000" not in text for text in texts)
 
 
-def test_an_image_has_one_length() -> None:
-    """ViT's tokens follow from the image, so they are counted and no sequence length is taken."""
-    assert ask("vit-base-patch16-224", "T4").question.workload.seq_len == 197
-    with pytest.raises(WorkloadError, match="197 tokens"):
-        ask("vit-base-patch16-224", "T4", seq_len=512)
-
-
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])
 def test_every_optimizer_can_be_asked_for(name: str) -> None:
     """By its key, and with other dashes and capitals."""
     assert ask("gpt2", "T4", optimizer=name).question.workload.optimizer in OPTIMIZERS
 
 
-def test_the_sequence_defaults_to_the_learned_positions_if_fewer() -> None:
-    assert ask("gpt2-xl", "A40").question.workload.seq_len == 1024
-    assert ask("Qwen2.5-0.5B", "A40").question.workload.seq_len == 2048
-    with pytest.raises(WorkloadError, match="1024 learned positions"):
-        ask("gpt2-xl", "A40", seq_len=2048)
-
-
-def test_precision_follows_the_gpu() -> None:
-    """Volta and Turing have no bf16 units: auto takes fp16 there, and asking for bf16 is refused."""
-    assert ask("gpt2", "V100-32GB").question.workload.precision == "fp16"
-    assert ask("gpt2", "A100-80GB").question.workload.precision == "bf16"
-    with pytest.raises(WorkloadError, match="no bf16"):
-        ask("gpt2", "T4", precision="bf16")
+def test_defaults_follow_the_model_and_the_gpu() -> None:
+    """The sequence: an image's tokens, or the learned positions where they are fewer than 2048; Volta has no bf16 units."""
+    bf16 units."""
+    lengths = {"vit-base-patch16-224": 197, "gpt2-xl": 1024, "Qwen2.5-0.5B": 2048}
+    assert {model: ask(model, "A40").question.workload.seq_len for model in lengths} == lengths
+    precisions = {"V100-32GB": "fp16", "A100-80GB": "bf16"}
+    assert {gpu: ask("gpt2", gpu).question.workload.precision for gpu in precisions} == precisions
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"model": "vit-base-patch16-224", "seq_len": 512}, "197 tokens"),
+        ({"model": "gpt2-xl", "seq_len": 2048}, "1024 learned positions"),
+        ({"gpus": "T4", "precision": "bf16"}, "no bf16"),
         ({"global_batch": 7}, "does not divide over 2 GPUs"),
         ({"global_batch": 12, "micro_batch": 4}, "do not divide"),
         ({"seq_len": 0}, "seq_len is 0"),
@@ -279,7 +269,7 @@ def test_precision_follows_the_gpu() -> None:
 )
 def test_contradictory_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DsAdviseError, match=message):
-        ask("Qwen2.5-0.5B", "2x24GB", **settings)
+        ds_advise.advise(**{"model": "Qwen2.5-0.5B", "gpus": "2x24GB", "deepspeed_estimate": False, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)

@@ -100,20 +100,23 @@ def test_what_cannot_share_samples_is_told(model: str, question: dict[str, Any],
 
 
 PUBLISHED = [
-    (32_000, {"loss": "standard", "kernels": "torch"}),
-    (160_000, {}),
-    (1_100_000, {"sequence_parallel_size": 8}),
-    (2_400_000, {"sequence_parallel_size": 8, "gradient_checkpointing": "offload"}),
+    ("Llama-3.1-8B", 32_000, {"loss": "standard", "kernels": "torch"}),
+    ("Llama-3.1-8B", 160_000, {}),
+    ("Llama-3.1-8B", 1_100_000, {"sequence_parallel_size": 8}),
+    ("Llama-3.1-8B", 2_400_000, {"sequence_parallel_size": 8, "gradient_checkpointing": "offload"}),
+    ("Llama-3.1-70B", 200_000, {"sequence_parallel_size": 8, "mlp": "tiled"}),
 ]
-"""Longest sequences of Llama-3.1-8B on eight H100 with the optimizer on the host, FlashAttention-2 and, but for the
-first, Liger (ALST, arXiv:2506.13996 table 1; those with a tiled feed-forward left out)."""
+"""Longest sequences on eight H100 with the optimizer on the host, FlashAttention-2 and, but for the
+first, Liger (ALST, arXiv:2506.13996 table 1; of those with a tiled feed-forward one)."""
 
 
-@pytest.mark.parametrize(("seq_len", "settings"), PUBLISHED)
-def test_published_longest_sequences_fit_and_twice_those_do_not(seq_len: int, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "seq_len", "settings"), PUBLISHED)
+def test_published_longest_sequences_fit_and_twice_those_do_not(
+    model: str, seq_len: int, settings: dict[str, Any]
+) -> None:
     settings = {"gradient_checkpointing": "on", "sequence_parallel_size": 1, **settings}
-    assert published("Llama-3.1-8B", "8xH100", seq_len, **settings).fits
-    assert not published("Llama-3.1-8B", "8xH100", 2 * seq_len, **settings).fits
+    assert published(model, "8xH100", seq_len, **settings).fits
+    assert not published(model, "8xH100", 2 * seq_len, **settings).fits
 
 
 def published(model: str, gpus: str, seq_len: int, **settings: Any) -> Fit:
@@ -174,12 +177,6 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable
     assert started in " ".join(shown.getvalue().split())
 
 
-def test_the_longest_whole_sample_of_70b_on_eight_gpus() -> None:
-    settings = {"gradient_checkpointing": "on", "sequence_parallel_size": 8, "mlp": "tiled"}
-    assert published("Llama-3.1-70B", "8xH100", 200_000, **settings).fits
-    assert not published("Llama-3.1-70B", "8xH100", 400_000, **settings).fits
-
-
 def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() -> None:
     long = {"gpus": "1xH100", "ram": "1900GB", "seq_len": 400_000, "attention": "flash"}
     assert "--loss tiled --mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]
@@ -217,15 +214,8 @@ def test_the_longest_sequence_fits_and_a_longer_one_does_not(model: str, gpus: s
     assert ask(model, gpus=gpus, seq_len=longer).recommended is None
 
 
-SMALL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "vocab_size": 32000,
-}
+SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
+SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 32000}
 
 
 @pytest.mark.parametrize("pinned", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
@@ -65,11 +66,6 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return lines
 
 
-def _line(capsys: pytest.CaptureFixture[str], start: str) -> str:
-    (line,) = [line for line in _lines(capsys) if line.split()[:1] == [start]]
-    return line
-
-
 def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No table, no file; where it would be and what fills it."""
     assert run(["history"]) == 0
@@ -81,37 +77,30 @@ def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture
     assert not own_store.exists()
 
 
-def test_a_training_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its speed, and the memory of the fullest GPU."""
-    peaks = {"device_bytes": 3 * 2**30, "host_bytes": 2**40}
-    Store().add(replace(PROBE, kind="training", result={"tokens_per_s": 1234.0, "failure": None, "peaks": peaks}))
+PEAKS = {"device_bytes": 3 * 2**30, "host_bytes": 2**40}
+FAILED = {"ranks": [], "failure": {"kind": "out_of_memory", "rank": 1}}
+ON_CPU = {**RANK, "device_bytes": None, "reserved_bytes": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "words"),
+    [
+        ("training", {"tokens_per_s": 1234.0, "failure": None, "peaks": PEAKS}, ["1,230", "3.0"]),
+        ("probe", PROBE.result, ["a-model-with-a-~", "zero2-offload", "4x2", "500", "5.0"]),
+        ("probe", FAILED, ["out", "of", "memory"]),
+        ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, ["500", "2.0"]),
+    ],
+    ids=["training", "probe", "failed", "on the CPU"],
+)
+def test_a_record_is_one_line(
+    kind: Any, result: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its kind, age, model, rung and batch; tokens per second of the slowest rank and the highest rank's memory (on the
+    CPU less what the libraries take), or how it failed."""
+    Store().add(replace(PROBE, kind=kind, result=result))
     run(["history"])
-    assert _line(capsys, "1").split()[-2:] == ["1,230", "3.0"]
-
-
-def test_a_probe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Number, kind, model, rung with its batch, tokens per second of the slowest rank, its memory."""
-    Store().add(PROBE)
-    run(["history"])
-    words = _line(capsys, "1").split()
-    assert words[-5:] == ["a-model-with-a-~", "zero2-offload", "4x2", "500", "5.0"]
-    assert "probe" in words
-    assert "days" in words
-
-
-def test_a_failed_probe_says_how_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    """In place of its figures."""
-    Store().add(replace(PROBE, result={"ranks": [], "failure": {"kind": "out_of_memory", "rank": 1}}))
-    run(["history"])
-    assert _line(capsys, "1").endswith("out of memory")
-
-
-def test_on_the_cpu_the_memory_is_that_of_the_tensors(capsys: pytest.CaptureFixture[str]) -> None:
-    """There is no device counter: the peak of resident memory less what the libraries took."""
-    rank = {**RANK, "device_bytes": None, "reserved_bytes": None}
-    Store().add(replace(PROBE, result={"tokens_per_step": 1000, "ranks": [rank], "failure": None}))
-    run(["history"])
-    assert _line(capsys, "1").split()[-1] == "2.0"
+    (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
+    assert line.split()[-len(words) :] == words and kind in line and " days" in line
 
 
 def test_what_is_unknown_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

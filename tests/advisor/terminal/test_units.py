@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,69 +18,24 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "text"),
+    ("write", "values"),
     [
-        (0, "0.00"),
-        (2**29, "0.50"),
-        (2**30, "1.0"),
-        (22 * 2**30 + 2**28, "22.2"),
-        (1204 * 2**30, "1,204"),
-        (999 * 2**30 + 2**29 - 1, "999.5"),
-        (1000 * 2**30, "1,000"),
+        (gib, {0: "0.00", 2**29: "0.50", 2**30: "1.0", 22 * 2**30 + 2**28: "22.2", 1204 * 2**30: "1,204"}),
+        (gib, {999 * 2**30 + 2**29 - 1: "999.5", 1000 * 2**30: "1,000"}),
+        (count, {315_722: "315,722", 124_439_808: "124.4 M", 14_770_033_664: "14.77 B", 671_026_404_352: "671 B"}),
+        (count, {1_557_611_200: "1.558 B"}),
+        (rate, {0.4567: "0.46", 46.2: "46", 688.4: "688", 1214.0: "1,210", 29649: "29,600"}),
+        (rate, {9_994_999: "9,990,000", 43_412_000: "43.4 M", 1.2e9: "1,200 M"}),
+        (seconds, {0.0012: "1.2 ms", 0.861: "861 ms", 0.9951: "1.0 s", 1.14: "1.1 s", 14.2: "14 s"}),
+        (seconds, {99.4: "99 s", 119.7: "2 min 0 s", 125.2: "2 min 5 s"}),
+        (lambda number: counted_noun(number, "row"), {0: "0 rows", 1: "1 row", 1204: "1,204 rows"}),
     ],
 )
-def test_gib(size_bytes: int, text: str) -> None:
-    """Binary gigabytes, no more digits than the prediction is worth."""
-    assert gib(size_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (315_722, "315,722"),
-        (124_439_808, "124.4 M"),
-        (14_770_033_664, "14.77 B"),
-        (671_026_404_352, "671 B"),
-        (1_557_611_200, "1.558 B"),
-    ],
-)
-def test_count(number: int, text: str) -> None:
-    assert count(number) == text
-
-
-@pytest.mark.parametrize(
-    ("per_s", "text"),
-    [
-        (0.4567, "0.46"),
-        (46.2, "46"),
-        (688.4, "688"),
-        (1214.0, "1,210"),
-        (29649, "29,600"),
-        (9_994_999, "9,990,000"),
-        (43_412_000, "43.4 M"),
-        (1.2e9, "1,200 M"),
-    ],
-)
-def test_rate(per_s: float, text: str) -> None:
-    assert rate(per_s) == text
-
-
-@pytest.mark.parametrize(
-    ("duration_s", "text"),
-    [
-        (0.0012, "1.2 ms"),
-        (0.861, "861 ms"),
-        (0.9951, "1.0 s"),
-        (1.14, "1.1 s"),
-        (14.2, "14 s"),
-        (99.4, "99 s"),
-        (119.7, "2 min 0 s"),
-        (125.2, "2 min 5 s"),
-    ],
-)
-def test_seconds(duration_s: float, text: str) -> None:
-    """No exponent, no 60 seconds in a minute's remainder."""
-    assert seconds(duration_s) == text
+def test_figures_have_no_more_digits_than_the_prediction_is_worth(
+    write: Callable[[Any], str], values: dict[float, str]
+) -> None:
+    """Nor exponents, nor 60 seconds in a minute's remainder."""
+    assert {value: write(value) for value in values} == values
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=12))
@@ -89,11 +45,6 @@ def test_whole_percents_add_up(parts: list[int]) -> None:
     percents = whole_percents(shares)
     assert sum(percents) == 100
     assert all(abs(whole - 100 * share) < 1 for whole, share in zip(percents, shares, strict=True))
-
-
-@pytest.mark.parametrize(("number", "words"), [(0, "0 rows"), (1, "1 row"), (1204, "1,204 rows")])
-def test_one_is_no_plural(number: int, words: str) -> None:
-    assert counted_noun(number, "row") == words
 
 
 def test_a_sentence_ends_once() -> None:
