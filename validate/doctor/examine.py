@@ -70,7 +70,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         building.async_io,
         building.ops_folder,
     ),
-    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.mig, gpus.bf16, gpus.memory_errors, gpus.throttling),
+    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.mig, gpus.bf16),
     "links": (gpus.pcie, gpus.nvlink, gpus.peer_to_peer),
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores, host.numa),
@@ -84,7 +84,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         environment.allocator,
     ),
     "network": (host.open_files, host.own_name, host.port),
-    "nodes": (nodes.names, nodes.ssh, nodes.pdsh, nodes.slots, nodes.drivers, nodes.rendezvous),
+    "nodes": (nodes.names, nodes.ssh, nodes.pdsh, nodes.slots, nodes.rendezvous),
 }
 """Every check, by area, in the order of the report."""
 

@@ -6,7 +6,6 @@ Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...estimators.phrase import gib
-from ...probes.kernel_files import read_number, read_text
-from .findings import Findings, note, ok, problem, warning
+from ...probes.kernel_files import read_text
+from .findings import Findings, note, ok, warning
 
 _Answer = TypeVar("_Answer")
 
@@ -28,24 +27,10 @@ _DISPLAY_OR_ACCELERATOR = ("0x03", "0x12")
 _P2P_WRITE = 1
 """NVML_P2P_CAPS_INDEX_WRITE. (pynvml's ..._READ is a tuple by a stray comma.)"""
 
-_THROTTLE_REASONS = ((0x20, "heat"), (0x40, "heat"), (0x80, "power brake"), (0x08, "hardware"))
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons that no user setting causes."""
-
 _MAX_NVLINKS = 18
 
 _IDLE_SHARE = 0.05
 """Share of a GPU's memory that the driver may keep: 0.5 to 1 GiB of 80."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pcie:
-    """A GPU's host link as negotiated now. The maximum generation is that of GPU and slot together, the maximum width
-    that of the GPU. The generation falls while a GPU is idle."""
-
-    generation: int
-    width: int
-    max_generation: int
-    max_width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +46,10 @@ class GpuState:
     processes: tuple[tuple[str, int], ...] = ()
     """(name, bytes) of the processes that compute on it."""
     mig: bool = False
-    uncorrected_errors: int | None = None
-    """Since the driver was loaded."""
-    remapping_failed: bool = False
-    temperature_c: int | None = None
-    throttled_by: tuple[str, ...] = ()
-    pcie: Pcie | None = None
-    nvlinks: tuple[int, int] = (0, 0)
-    """(active, inactive) links."""
+    pcie_lanes: tuple[int, int] | None = None
+    """(lanes in use, maximum of card and slot)."""
+    nvlinks: int = 0
+    """Number of active links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +139,9 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
 
     memory = ask("nvmlDeviceGetMemoryInfo")
     mig = ask("nvmlDeviceGetMigMode")
-    link = [
-        ask(f"nvmlDeviceGet{what}")
-        for what in ("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth")
-    ]
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+    lanes = ask("nvmlDeviceGetCurrPcieLinkWidth")
+    max_lanes = ask("nvmlDeviceGetMaxPcieLinkWidth")
     links = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MAX_NVLINKS)]
-    rows = ask("nvmlDeviceGetRemappedRows")
     return GpuState(
         index=index,
         name=str(ask("nvmlDeviceGetName") or "GPU"),
@@ -174,19 +150,8 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
         capability=ask("nvmlDeviceGetCudaComputeCapability"),
         processes=_processes(ask, root),
         mig=bool(mig and mig[0]),
-        uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", 1, 0),
-        remapping_failed=bool(rows and rows[3]),
-        temperature_c=ask("nvmlDeviceGetTemperature", 0),
-        throttled_by=tuple(dict.fromkeys(name for bit, name in _THROTTLE_REASONS if reasons and reasons & bit)),
-        pcie=None
-        if None in link
-        else Pcie(
-            generation=link[0],
-            width=link[1],
-            max_generation=link[2],
-            max_width=max(link[3], _card_width(ask("nvmlDeviceGetPciInfo"), root)),
-        ),
-        nvlinks=(links.count(1), links.count(0)),
+        pcie_lanes=None if lanes is None or max_lanes is None else (lanes, max_lanes),
+        nvlinks=links.count(1),
     )
 
 
@@ -198,18 +163,6 @@ def _processes(ask: Callable[..., Any], root: Path) -> tuple[tuple[str, int], ..
         name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
         found.append((name, int(process.usedGpuMemory or 0)))
     return tuple(sorted(found, key=lambda process: -process[1]))
-
-
-def _card_width(pci: Any, root: Path) -> int:
-    """Number of lanes of the card itself; NVML reports the maximum of card and slot. 0 where it is unknown (virtual
-    machines show impossible widths)."""
-    if pci is None:
-        return 0
-    bus = pci.busId.decode() if isinstance(pci.busId, bytes) else str(pci.busId)
-    # NVML writes the PCI domain with eight digits, the kernel with four.
-    device = re.sub(r"^0{4}(?=[0-9a-f]{4}:)", "", bus.lower())
-    width = read_number(root / "sys/bus/pci/devices" / device / "max_link_width")
-    return width if width in (1, 2, 4, 8, 12, 16, 32) else 0
 
 
 def _named(gpus: Sequence[GpuState]) -> str:
@@ -272,84 +225,32 @@ def bf16(graphics: Graphics) -> Findings:
         yield ok("bf16 units exist")
 
 
-def memory_errors(graphics: Graphics) -> Findings:
-    """No uncorrected memory errors."""
-    worn = [gpu for gpu in graphics.gpus if gpu.remapping_failed]
-    failing = [gpu for gpu in graphics.gpus if gpu.uncorrected_errors and not gpu.remapping_failed]
-    if worn:
-        yield problem(
-            f"{_named(worn)}: a defective memory row could not be remapped",
-            "training stops with CUDA errors or computes wrong numbers",
-            "replace the GPU",
-        )
-    if failing:
-        yield warning(
-            f"{_named(failing)}: {sum(gpu.uncorrected_errors or 0 for gpu in failing)} uncorrected memory errors since "
-            "the driver was loaded",
-            "each one ends the process that reads the memory",
-            "sudo nvidia-smi --gpu-reset, or reboot; replace the GPU if errors recur",
-        )
-    if not worn and not failing and any(gpu.uncorrected_errors == 0 for gpu in graphics.gpus):
-        yield ok("no uncorrected memory errors")
-
-
-def throttling(graphics: Graphics) -> Findings:
-    """No clock is lowered by heat or hardware right now."""
-    if hot := [gpu for gpu in graphics.gpus if gpu.throttled_by]:
-        reasons = sorted({reason for gpu in hot for reason in gpu.throttled_by})
-        degrees = max((gpu.temperature_c or 0 for gpu in hot), default=0)
-        yield warning(
-            f"{_named(hot)}: clocks lowered by {', '.join(reasons)}{f' at {degrees} degrees' if degrees else ''}",
-            "all ranks wait for the slowest GPU",
-            "check the cooling and the power supply of the GPU",
-        )
-    elif graphics.gpus:
-        yield ok("no clock is lowered by heat or hardware")
-
-
 def pcie(graphics: Graphics) -> Findings:
-    """Host links use all lanes. The generation is compared only while a GPU is busy: idle links slow down."""
-    links = [(gpu, gpu.pcie) for gpu in graphics.gpus if gpu.pcie is not None]
-    narrow = [(gpu, link) for gpu, link in links if link.width < link.max_width]
-    slow = [(gpu, link) for gpu, link in links if gpu.processes and link.generation < link.max_generation]
-    why = "offload, and communication between GPUs without NVLink, is slower by that factor"
+    """Host links use all lanes."""
+    links = [(gpu, *gpu.pcie_lanes) for gpu in graphics.gpus if gpu.pcie_lanes is not None]
+    narrow = [(gpu, lanes, max_lanes) for gpu, lanes, max_lanes in links if lanes < max_lanes]
     if narrow:
         yield warning(
-            f"{_named([gpu for gpu, _ in narrow])}: PCIe x{narrow[0][1].width} of x{narrow[0][1].max_width}",
-            why,
+            f"{_named([gpu for gpu, _, _ in narrow])}: PCIe x{narrow[0][1]} of x{narrow[0][2]}",
+            "offload, and communication between GPUs without NVLink, is slower by that factor",
             "reseat the card, use a slot with all lanes, check the riser and the board's lane sharing",
         )
-    if slow:
-        yield warning(
-            f"{_named([gpu for gpu, _ in slow])}: PCIe generation {slow[0][1].generation} of "
-            f"{slow[0][1].max_generation} under load",
-            why,
-            "check the slot and the BIOS setting",
-        )
-    if links and not narrow and not slow:
-        yield ok(f"x{links[0][1].width}, up to generation {links[0][1].max_generation}")
+    elif links:
+        yield ok(f"x{links[0][1]}")
 
 
 def nvlink(graphics: Graphics) -> Findings:
-    """All NVLinks are active."""
-    linked = [gpu for gpu in graphics.gpus if gpu.nvlinks[0]]
-    bare = [gpu for gpu in graphics.gpus if not gpu.nvlinks[0]]
-    partial = [gpu for gpu in linked if gpu.nvlinks[1]]
+    """All GPUs have NVLink, or none."""
+    linked = [gpu for gpu in graphics.gpus if gpu.nvlinks]
+    bare = [gpu for gpu in graphics.gpus if not gpu.nvlinks]
     if linked and bare:
         yield warning(
             f"{_named(bare)}: no NVLink, unlike the other GPUs",
             "the slowest link determines the speed of every collective",
             "train on the GPUs with NVLink: CUDA_VISIBLE_DEVICES",
         )
-    elif partial:
-        active, inactive = partial[0].nvlinks
-        yield note(
-            f"{_named(partial)}: {active} NVLinks active, {inactive} inactive",
-            "some boards connect fewer links than the GPU has; otherwise collectives are slower",
-            "nvidia-smi nvlink --status; on HGX and DGX: systemctl status nvidia-fabricmanager",
-        )
     elif linked:
-        yield ok(f"{linked[0].nvlinks[0]} links active on every GPU")
+        yield ok(f"{linked[0].nvlinks} links active on every GPU")
 
 
 def peer_to_peer(graphics: Graphics) -> Findings:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from .findings import Findings, Runner, counted, ok, problem, unknown, warning
+from .findings import Findings, Runner, counted, ok, problem, unknown
 from .host import Host
 
 PARALLEL_NODES = 64
@@ -27,7 +27,7 @@ PortAnswer = Literal["", "free", "in use", "no answer"]
 _LOOK_UP_S = 1.0
 _CONNECT_S = 2
 _SSH_S = 2.8
-_LIST_GPUS = "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null; true"
+_LIST_GPUS = "nvidia-smi --list-gpus 2>/dev/null; true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,7 @@ class HostfileNode:
     ssh_error: str = ""
     """Why a command cannot be run there without a password, "" where it can."""
     gpus: int | None = None
-    """Number of GPUs by its nvidia-smi; None (and "" for the driver) where it does not answer."""
-    driver: str = ""
+    """Number of GPUs by its nvidia-smi; None where it does not answer."""
     port_answer: PortAnswer = ""
 
 
@@ -63,14 +62,12 @@ def read_nodes(
             ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "--", name, _LIST_GPUS], "", _SSH_S
         )
         errors = [line.strip() for line in ssh_run.err.splitlines() if line.strip()]
-        drivers = ssh_run.out.split() if ssh_run.code == 0 else []
         return HostfileNode(
             name=name,
             slots=slots[name],
             addresses=addresses,
             ssh_error="" if ssh_run.code == 0 else errors[-1] if errors else "no answer",
-            gpus=len(drivers) or None,
-            driver=drivers[0] if drivers else "",
+            gpus=ssh_run.out.count("GPU ") or None if ssh_run.code == 0 else None,
             port_answer=(try_port or port_state)(addresses[0], port) if name == first else "",
         )
 
@@ -159,17 +156,6 @@ def slots(nodes: Sequence[HostfileNode]) -> Findings:
         )
     elif any(node.gpus is not None for node in nodes):
         yield ok("every node has a GPU for each slot")
-
-
-def drivers(nodes: Sequence[HostfileNode]) -> Findings:
-    """All nodes have the same driver."""
-    versions = sorted({node.driver for node in nodes if node.driver})
-    if len(versions) > 1:
-        yield warning(
-            f"the nodes have different drivers: {', '.join(versions)}",
-            "a job may work on one node and fail on another",
-            "install the same driver on all",
-        )
 
 
 def rendezvous(nodes: Sequence[HostfileNode], host: Host) -> Findings:
