@@ -241,8 +241,7 @@ def test_every_optimizer_can_be_asked_for(name: str) -> None:
 
 
 def test_defaults_follow_the_model_and_the_gpu() -> None:
-    """The sequence: an image's tokens, or the learned positions where they are fewer than 2048; Volta has no bf16 units."""
-    bf16 units."""
+    """The sequence is the image, or the learned positions where they are fewer than 2048; Volta has no bf16 units."""
     lengths = {"vit-base-patch16-224": 197, "gpt2-xl": 1024, "Qwen2.5-0.5B": 2048}
     assert {model: ask(model, "A40").question.workload.seq_len for model in lengths} == lengths
     precisions = {"V100-32GB": "fp16", "A100-80GB": "bf16"}
@@ -254,7 +253,7 @@ def test_defaults_follow_the_model_and_the_gpu() -> None:
     [
         ({"model": "vit-base-patch16-224", "seq_len": 512}, "197 tokens"),
         ({"model": "gpt2-xl", "seq_len": 2048}, "1024 learned positions"),
-        ({"gpus": "T4", "precision": "bf16"}, "no bf16"),
+        ({"spec": "T4", "precision": "bf16"}, "no bf16"),
         ({"global_batch": 7}, "does not divide over 2 GPUs"),
         ({"global_batch": 12, "micro_batch": 4}, "do not divide"),
         ({"seq_len": 0}, "seq_len is 0"),
@@ -269,7 +268,7 @@ def test_defaults_follow_the_model_and_the_gpu() -> None:
 )
 def test_contradictory_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DsAdviseError, match=message):
-        ds_advise.advise(**{"model": "Qwen2.5-0.5B", "gpus": "2x24GB", "deepspeed_estimate": False, **settings})  # type: ignore[arg-type]
+        ask(**{"model": "Qwen2.5-0.5B", "spec": "2x24GB", **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
