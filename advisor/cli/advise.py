@@ -46,7 +46,7 @@ from .options import (
     "--sharding",
     type=click.Choice(["zero", "fsdp"]),
     default="zero",
-    help="fsdp: also predict plain PyTorch (FSDP, on one GPU torch alone) for comparison.",
+    help="Sharding; fsdp: also predict plain PyTorch for comparison (on one GPU without FSDP).",
 )
 @click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only the best of each rung.")
 @click.option(

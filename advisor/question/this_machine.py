@@ -93,23 +93,13 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
     bf16, fp16, fp32 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16", "fp32"))
     up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
     memory, links, attention = known.memory_bytes_per_s, known.links_bytes_per_s, _attention_speeds(known)
-    changes: dict[str, Any] = {}
-    names = list[Phrase]()
-    if bf16 or fp16:
-        changes |= {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}
-        names.append(phrase("matrix products"))
-    if attention:
-        changes["attention"] = attention
-        names.append(phrase("attention"))
-    if memory:
-        changes["memory_bytes_per_s"] = memory / STREAM_SHARE
-        names.append(phrase("device memory"))
-    if up and down:
-        changes["pcie_bytes_per_s"] = min(up, down) / PINNED_SHARE
-        names.append(phrase("PCIe"))
-    if links:
-        changes["peer_bytes_per_s"] = links / link_share(gpu)
-        names.append(phrase("collectives"))
+    changes, names = _known(
+        (phrase("matrix products"), bf16 or fp16, {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}),
+        (phrase("attention"), attention, {"attention": attention}),
+        (phrase("device memory"), memory, {"memory_bytes_per_s": (memory or 0) / STREAM_SHARE}),
+        (phrase("PCIe"), up and down, {"pcie_bytes_per_s": min(up or 0, down or 0) / PINNED_SHARE}),
+        (phrase("collectives"), links, {"peer_bytes_per_s": (links or 0) / link_share(gpu)}),
+    )
     if gpu.assumed and fp16 and memory:
         changes |= {
             "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,
@@ -122,25 +112,31 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
 
 def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
     """(fields of a cluster besides its GPUs, their names)."""
-    changes: dict[str, Any] = {
+    score, memory, adam = known.host_score_s, known.best("host_memory"), known.best("cpu_adam")
+    read, write = known.best("nvme_read"), known.best("nvme_write")
+    same_drive = not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount
+    drive = {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
+    changes, names = _known(
+        (phrase("a core's speed"), score, {"host_score_s": score}),
+        (phrase("host memory"), memory, {"dram_bytes_per_s_per_node": (memory or 0) / HOST_STREAM_SHARE}),
+        (phrase("CPU Adam"), adam, {"cpu_adam_parameters_per_s_per_node": adam}),
+        (phrase("NVMe"), read and write and same_drive, drive),
+    )
+    changes |= {
         "collective_call_s": known.collective_call_s,
         "all_reduce_bytes_per_s": known.best("all_reduce"),
     }
-    names = list[Phrase]()
-    memory, adam = known.best("host_memory"), known.best("cpu_adam")
-    read, write = known.best("nvme_read"), known.best("nvme_write")
-    if known.host_score_s:
-        changes["host_score_s"] = known.host_score_s
-        names.append(phrase("a core's speed"))
-    if memory:
-        changes["dram_bytes_per_s_per_node"] = memory / HOST_STREAM_SHARE
-        names.append(phrase("host memory"))
-    if adam:
-        changes["cpu_adam_parameters_per_s_per_node"] = adam
-        names.append(phrase("CPU Adam"))
-    if read and write and (not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount):
-        changes |= {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
-        names.append(phrase("NVMe"))
+    return changes, names
+
+
+def _known(*rows: tuple[Phrase, Any, dict[str, Any]]) -> tuple[dict[str, Any], list[Phrase]]:
+    """(fields, names) of the rows (name, whether it was measured, fields) that were measured."""
+    changes: dict[str, Any] = {}
+    names: list[Phrase] = []
+    for name, measured, fields in rows:
+        if measured:
+            changes |= fields
+            names.append(name)
     return changes, names
 
 

@@ -1,4 +1,4 @@
-"""The command line against anything that can be typed: an answer or one line, never a traceback."""
+"""The command line with arbitrary input: an answer or one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.question.options import OPTIONS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -31,43 +32,23 @@ def mutated(*samples: str) -> st.SearchStrategy[str]:
     )
 
 
-OPTIONS = {
-    "--gpus": mutated("2x32GB", "8xA100-80GB", "4x8xH100", "RTX4090", "T4", "auto", "1024x16xH100", "0x24GB", "1x1GB"),
-    "--ram": mutated("256GB", "0.5TB", "64GiB", "1e3GB", "99999999999GB"),
-    "--nvme": mutated("/nvme:2TB", "2TB", "C:\\x:1TB", ":::", "/x:0TB"),
-    "--interconnect": mutated("200Gb/s", "25GB/s", "100GbE", "8xib-ndr", "ib-hdr"),
-    "--lora-targets": mutated("q_proj,v_proj", "c_attn", "all", "q_proj,,", ","),
-    "--lora-rank": mutated("8", "0", "-1", "999999999", "1e9", "\u0663"),
-    "--lora-dropout": mutated("0.05", "0", "1", "-0.1", "nan", "1e-400"),
-    "--seq-len": mutated("2048", "1", "0", "1024", "999999999", "\u00b2"),
-    "--global-batch": mutated("8", "7", "96", "999999999", "735134400"),
-    "--micro-batch": mutated("1", "3", "999999999", "-2"),
-    "--method": mutated("full", "lora", "qlora"),
-    "--precision": mutated("auto", "bf16", "fp16", "fp32"),
-    "--optimizer": mutated("adamw", "AdamW_8bit", "adafactor", "muon", "lamb", "sgd_momentum"),
-    "--gradient-checkpointing": mutated("auto", "on", "off"),
-    "--attention": mutated("flash", "sdpa", "eager"),
-    "--loss": mutated("standard", "fused"),
-    "--framework": mutated("hf", "deepspeed"),
-    "-o": mutated("ds_config.json", "-", "/", "no/such/folder/x", "\x00", "folder"),
-}
-MODELS = mutated(
-    "gpt2",
-    "Qwen2.5-0.5B",
-    "llama3.1-8b",
-    "t5-small",
-    "vit-base",
-    "whisper-tiny",
-    "mixtral-8x7b",
-    "deepseek-v2-lite",
-    "someorg/unknown",
-    "./model",
-    "config.json",
-    "~nobody/x",
-    "\x00",
-    "",
-    "a" * 5000,
-)
+SAMPLES = {
+    "--gpus": "2x32GB 8xA100-80GB 4x8xH100 RTX4090 T4 auto 1024x16xH100 0x24GB 1x1GB",
+    "--ram": "256GB 0.5TB 64GiB 1e3GB 99999999999GB",
+    "--nvme": "/nvme:2TB 2TB C:\\x:1TB ::: /x:0TB",
+    "--interconnect": "200Gb/s 25GB/s 100GbE 8xib-ndr ib-hdr",
+    "--lora-targets": "q_proj,v_proj c_attn all q_proj,, ,",
+    "--lora-rank": "8 0 -1 999999999 1e9 \u0663",
+    "--lora-dropout": "0.05 0 1 -0.1 nan 1e-400",
+    "--seq-len": "2048 1 0 1024 999999999 \u00b2",
+    "--global-batch": "8 7 96 999999999 735134400",
+    "--micro-batch": "1 3 999999999 -2",
+    "--optimizer": "adamw AdamW_8bit adafactor muon lamb sgd_momentum",
+    "-o": "ds_config.json - / no/such/folder/x \x00 folder",
+} | {option.flag: " ".join(option.choices) for option in OPTIONS.values() if option.kind == "choice"}
+TYPED = {flag: mutated(*samples.split(" ")) for flag, samples in SAMPLES.items()}
+KNOWN_MODELS = ("gpt2", "Qwen2.5-0.5B", "llama3.1-8b", "t5-small", "vit-base", "mixtral-8x7b", "deepseek-v2-lite")
+MODELS = mutated(*KNOWN_MODELS, "someorg/unknown", "./model", "config.json", "~nobody/x", "\x00", "", "a" * 5000)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,12 +67,10 @@ def ask(*arguments: str) -> tuple[int, str, str]:
 
 
 @settings(max_examples=80)
-@given(model=MODELS, options=st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.none(), max_size=4), data=st.data())
+@given(model=MODELS, options=st.dictionaries(st.sampled_from(sorted(TYPED)), st.none(), max_size=4), data=st.data())
 def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str, None], data: st.DataObject) -> None:
     """Exit code 0 or 1 with an answer, or 2 with one line that is no traceback and no fault of the program."""
-    typed = [
-        part for name in ("--gpus", *(set(options) - {"--gpus"})) for part in (name, data.draw(OPTIONS[name], name))
-    ]
+    typed = [part for name in ("--gpus", *(set(options) - {"--gpus"})) for part in (name, data.draw(TYPED[name], name))]
     code, out, err = ask(model, *typed, "--force")
     assert code in (0, 1, 2)
     assert "error of ds-advise itself" not in err and "Traceback" not in err
@@ -108,38 +87,18 @@ JSON = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=5,
 )
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
 CONFIGS = {
-    "llama": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 100,
-    },
-    "gpt2": {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": 64,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 128,
-        "vocab_size": 100,
-    },
-    "mixtral": {
-        "model_type": "mixtral",
-        "architectures": ["MixtralForCausalLM"],
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 100,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES},
+    "mixtral": {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100},
 }
 
 

@@ -16,6 +16,12 @@ MODEL, GPUS = "Qwen2.5-1.5B", "2xA100-80GB"
 ONE: dict[str, Any] = {"gpus": GPUS, "micro_batch": 2, "global_batch": 8, "gradient_checkpointing": "on"}
 
 
+def phases(**options: Any) -> dict[str, int]:
+    """Bytes by phase of an estimate."""
+    made = ds_advise.estimate(MODEL, **{**ONE, **options})
+    return {phase.name: phase.allocated_bytes for phase in made.memory.phases}
+
+
 def test_an_estimate_is_the_tables_row_of_that_plan() -> None:
     """With the shape fixed, the rung's best plan in the advice and the estimate are one."""
     answer = ds_advise.advise(MODEL, **ONE, deepspeed_estimate=False)
@@ -26,25 +32,20 @@ def test_an_estimate_is_the_tables_row_of_that_plan() -> None:
 
 def test_settings_change_the_plan_and_nothing_else() -> None:
     """As text and as a mapping; a smaller bucket takes less memory."""
-    preset = ds_advise.estimate(MODEL, rung="zero2", **ONE)
     text = ds_advise.estimate(MODEL, rung="zero2", settings="reduce_bucket_size=2e6,overlap_comm=no", **ONE)
     settings = {"reduce_bucket_size": 2_000_000, "overlap_comm": False}
     assert text == ds_advise.estimate(MODEL, rung="zero2", settings=settings, **ONE)
     assert (text.plan.reduce_bucket_size, text.plan.overlap_comm) == (2_000_000, False)
-    buckets = [
-        next(phase.allocated_bytes for phase in made.memory.phases if phase.name == "gradient_reduction")
-        for made in (text, preset)
-    ]
-    assert buckets[0] < buckets[1]
+    smaller = phases(rung="zero2", settings=settings)["gradient_reduction"]
+    assert smaller < phases(rung="zero2")["gradient_reduction"]
 
 
 def test_fsdp_shards_what_a_single_gpu_holds_whole() -> None:
     """Weights, gradients and states are 8 bytes a parameter in bf16, without masters; two GPUs hold half of them each,
     and gather a layer at a time."""
-    alone = ds_advise.estimate(MODEL, rung="torch", **{**ONE, "gpus": "1xA100-80GB", "global_batch": 4})
+    step = phases(rung="torch", gpus="1xA100-80GB", global_batch=4)["step"]
+    halved = phases(rung="fsdp")["step"]
     sharded = ds_advise.estimate(MODEL, rung="fsdp", **ONE)
-    step = {phase.name: phase.allocated_bytes for phase in alone.memory.phases}["step"]
-    halved = {phase.name: phase.allocated_bytes for phase in sharded.memory.phases}["step"]
     assert step == pytest.approx(10 * 1_543_714_304, rel=0.01)  # and 2 for the roots that the step takes
     assert halved == pytest.approx(step / 2, rel=0.01)
     with_fp32 = ds_advise.estimate(MODEL, rung="fsdp", software="autocast", **ONE)
@@ -93,12 +94,6 @@ def test_what_cannot_be_asked_is_told_in_a_line(changed: dict[str, Any], words: 
 def test_older_software_holds_more_of_the_logits() -> None:
     """transformers 4.46 makes the largest copies; DeepSpeed before 0.19 flattens on the host, so ZeRO-1 starts with
     less."""
-    peaks = [
-        {
-            phase.name: phase.allocated_bytes
-            for phase in ds_advise.estimate(MODEL, rung="zero1", software=how, **ONE).memory.phases
-        }
-        for how in (None, "transformers=4.46", "deepspeed=0.18")
-    ]
+    peaks = [phases(rung="zero1", software=how) for how in (None, "transformers=4.46", "deepspeed=0.18")]
     assert peaks[1]["forward_backward_top"] > peaks[0]["forward_backward_top"]
     assert "initialize" in peaks[0] and "initialize" not in peaks[2]

@@ -14,8 +14,6 @@ from ds_advise.advisor.question.cluster import cluster_here, cluster_of, parse_c
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .conftest import Driver
 
@@ -140,24 +138,6 @@ def test_a_count_in_another_place_is_corrected(text: str) -> None:
     with pytest.raises(ClusterError) as error:
         parse_cluster(text)
     assert error.value.fix == "write --gpus 8xH100"
-
-
-@given(st.text(max_size=30), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))
-def test_any_text_is_a_cluster_or_a_cluster_error(gpus: str, ram: str, nvme: str, interconnect: str) -> None:
-    if gpus.strip().lower() == "auto":
-        return
-    for options in (
-        {"gpus": gpus},
-        {"gpus": f"2x{gpus}"},
-        {"gpus": "2x32GB", "ram": ram},
-        {"gpus": "2x32GB", "nvme": nvme},
-        {"gpus": "2x8xH100", "interconnect": interconnect},
-    ):
-        try:
-            cluster = parse_cluster(**options)
-        except ClusterError:
-            continue
-        assert cluster.world_size >= 1
 
 
 def test_auto_asks_the_driver(driver: Driver) -> None:

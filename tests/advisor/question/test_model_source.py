@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a file, the catalogue, the hub; and what is said when it comes from nowhere."""
+"""Sources of a model: a folder, a file, the catalogue, the hub; and the errors without one."""
 
 from __future__ import annotations
 
@@ -54,18 +54,12 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_folder_comes_before_the_catalogue(tmp_path: Path) -> None:
-    """What stands here under a known name is what is meant."""
-    write(tmp_path / "here" / "gpt2" / "config.json", TINY)
-    assert load_model("gpt2").model_type == "llama"
-
-
-def test_a_folder_without_a_config_does_not_hide_the_catalogue(tmp_path: Path) -> None:
+    """If it has a config.json; spaces around a name are dropped."""
+    assert load_model(" Qwen2.5-14B\n").parameters == 14_770_033_664
     (tmp_path / "here" / "gpt2").mkdir()
     assert load_model("gpt2").parameters == catalogue.find("gpt2").parameters
-
-
-def test_spaces_around_a_name_do_not_matter() -> None:
-    assert load_model(" Qwen2.5-14B\n").parameters == 14_770_033_664
+    write(tmp_path / "here" / "gpt2" / "config.json", TINY)
+    assert load_model("gpt2").model_type == "llama"
 
 
 @pytest.mark.parametrize(
@@ -78,12 +72,9 @@ def test_a_folder_of_adapters_names_their_model(tmp_path: Path, text: str, words
 
 
 def test_nothing_of_the_folder_is_executed(tmp_path: Path) -> None:
-    """Remote code and pickles beside the config.json stay unread."""
-    marker = tmp_path / "executed"
-    write(
-        tmp_path / "model" / "config.json",
-        TINY | {"auto_map": {"AutoConfig": "evil.Config"}, "trust_remote_code": True},
-    )
+    """Remote code and pickles next to the config.json are not read."""
+    marker, remote = tmp_path / "executed", {"auto_map": {"AutoConfig": "evil.Config"}, "trust_remote_code": True}
+    write(tmp_path / "model" / "config.json", TINY | remote)
     (tmp_path / "model" / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Config: ...\n")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {marker}'\ntR.".encode())
     assert load_model(str(tmp_path / "model")).parameters > 0
@@ -123,22 +114,22 @@ def test_a_byte_order_mark_and_a_repeated_field_do_no_harm(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "name", ["./nothing", "/nowhere/at/all", "~/no such folder", "../x", "some/folder/deep", "missing.json", "."]
 )
-def test_a_path_that_does_not_exist_is_not_looked_up_elsewhere(name: str) -> None:
+def test_a_missing_path_is_not_looked_up_elsewhere(name: str) -> None:
     with pytest.raises(UnknownModelError, match=r"no such file or folder|no config\.json in this folder"):
         load_model(name)
 
 
+@pytest.mark.parametrize("name", ["Qwen2.5-15B", "", "a b/c", "gpt5"])
+def test_a_name_that_is_no_hub_id_never_reaches_the_network(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="nearest names"):
+        load_model(name)
+
+
 def test_a_named_pipe_is_not_read(tmp_path: Path) -> None:
-    """It would block for ever."""
+    """Reading it would block."""
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(DsAdviseError):
         load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["Qwen2.5-15B", "", "a b/c", "gpt5"])
-def test_a_name_that_can_be_no_hub_id_never_reaches_the_network(name: str) -> None:
-    with pytest.raises(UnknownModelError, match="nearest names"):
-        load_model(name)
 
 
 def test_offline_forbids_the_network_but_not_the_cache(no_network: Path) -> None:
