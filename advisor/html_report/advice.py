@@ -12,28 +12,9 @@ from ..answer.view import AnswerView, LadderRow, view_of
 from ..render.answer import print_answer
 from ..text.labels import device_label, phase_title
 from ..text.units import seconds
+from . import document as doc
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
-from .document import (
-    NOTHING,
-    Cell,
-    Figure,
-    Report,
-    Section,
-    as_printed,
-    bullets,
-    configuration,
-    copyable,
-    duration,
-    figure,
-    folded,
-    note,
-    parts_table,
-    size,
-    table,
-    terms_table,
-    write_outputs,
-)
 from .line_charts import draw_scatter
 from .plans import memory_bars, speed_against_memory, time_bars
 
@@ -45,15 +26,15 @@ def write_advice_report(
 
     config_path: the path of the configuration in the commands.
     """
-    write_outputs(advice_report(answer, config_path), html, plot, say, lambda: draw_stacked_bars(_memory(answer)))
+    doc.write_outputs(advice_report(answer, config_path), html, plot, say, lambda: draw_stacked_bars(_memory(answer)))
 
 
-def advice_report(answer: Recommendation, config_path: str) -> Report:
+def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
     """The report."""
     view = view_of(answer, config_path=config_path, details=True)
     changes = [[change.flags, change.outcome] for change in view.change_rows]
-    start = [part for block in view.steps for part in (note(block.text), _code(block.code))]
-    return Report(
+    start = [part for block in view.steps for part in (doc.note(block.text), _code(block.code))]
+    return doc.Report(
         subject=" · ".join(view.subject),
         verdict=view.verdict.headline,
         tone="warn" if view.verdict.tone == "unsure" else view.verdict.tone,
@@ -61,20 +42,22 @@ def advice_report(answer: Recommendation, config_path: str) -> Report:
         tiles=[(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures],
         sections=(
             *_charts(answer),
-            Section("ladder", "The ladder", _ladder(view)),
+            doc.Section("ladder", "The ladder", _ladder(view)),
             _terms(answer),
-            Section("changes", view.changes, table(["ask with", "and the answer is"], changes)) if changes else None,
-            Section("job", "The whole job", bullets(view.job)) if view.job else None,
-            None if view.config is None else configuration(view.config, config_path),
-            Section("start", "Start it", joined(*start)) if start else None,
-            Section("evidence", "Why, and how it is known", _evidence(answer, view)),
+            doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], changes))
+            if changes
+            else None,
+            doc.Section("job", "The whole job", doc.bullets(view.job)) if view.job else None,
+            None if view.config is None else doc.configuration(view.config, config_path),
+            doc.Section("start", "Start it", joined(*start)) if start else None,
+            doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),
     )
 
 
 def _code(lines: Sequence[str]) -> Markup | None:
-    return copyable("\n".join(lines)) if lines else None
+    return doc.copyable("\n".join(lines)) if lines else None
 
 
 def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBars:
@@ -85,57 +68,59 @@ def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBar
     return memory_bars(plans, limit, chosen=answer.recommended, device=device, with_sources=with_sources)
 
 
-def _charts(answer: Recommendation) -> list[Section]:
+def _charts(answer: Recommendation) -> list[doc.Section]:
     """Memory, time, and speed against memory."""
     plans = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
     if not plans:
         return []
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
+    memory_parts = [(name, plan.memory.components) for name, plan in plans.items()]
+    time_parts = [(name, plan.time.components) for name, plan in plans.items()]
     memory = joined(
-        note(
+        doc.note(
             "The best plan of every rung; the dashed line is the card's memory. Bars that leave the picture are cut. "
             "Rest on a part for its bytes, formula and source."
         ),
-        figure(
+        doc.figure(
             _memory(answer, with_sources=True),
             draw_stacked_bars,
-            parts_table([(name, plan.memory.components) for name, plan in plans.items()], size, "GiB"),
+            doc.parts_table(memory_parts, doc.size, "GiB"),
         ),
     )
     time = joined(
-        note("For every 1,000 tokens, so that plans of different batches compare."),
-        figure(
+        doc.note("For every 1,000 tokens, so that plans of different batches compare."),
+        doc.figure(
             time_bars(plans, chosen=answer.recommended, with_sources=True),
             draw_stacked_bars,
-            parts_table([(name, plan.time.components) for name, plan in plans.items()], duration, "of one step"),
+            doc.parts_table(time_parts, doc.duration, "of one step"),
         ),
     )
     every = view_of(answer, all_candidates=True)
     speeds = joined(
-        note(
+        doc.note(
             "Every plan that was predicted. The line joins those that no other beats in both; hollow points do not "
             "fit, the green one is recommended."
         ),
-        figure(
+        doc.figure(
             speed_against_memory(answer.candidates, limit, chosen=answer.recommended, device=device),
             draw_scatter,
-            folded("Figures as a table", _plans_table(every)),
+            doc.folded("Figures as a table", _plans_table(every)),
         ),
     )
     return [
-        Section("memory", f"Memory per {device}", memory),
-        Section("time", "Time of a step", time),
-        Section("speed", "Speed against memory", speeds),
+        doc.Section("memory", f"Memory per {device}", memory),
+        doc.Section("time", "Time of a step", time),
+        doc.Section("speed", "Speed against memory", speeds),
     ]
 
 
 def _ladder(view: AnswerView) -> Markup:
     """The rungs in their order, and plain PyTorch's plan."""
     return joined(
-        note("From every GPU holding all to states on a drive. All were predicted; the fastest that fits is taken."),
+        doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
         _plans_table(view),
-        *(note(line) for line in (*view.ladder_notes, view.pytorch_baseline) if line),
-        bullets(view.reasons) if view.reasons else None,
+        *(doc.note(line) for line in (*view.ladder_notes, view.pytorch_baseline) if line),
+        doc.bullets(view.reasons) if view.reasons else None,
     )
 
 
@@ -143,26 +128,26 @@ def _plans_table(view: AnswerView) -> Markup:
     """A row for every plan; a rung without a plan has its reason alone."""
     rows = [[_cell(row, name, getattr(row, name)) for name in view.columns] + [row.verdict] for row in view.ladder]
     classes = ["chosen" if row.is_chosen else "" if row.fits else "faded" for row in view.ladder]
-    return table([*view.columns.values(), "verdict"], rows, classes=classes)
+    return doc.table([*view.columns.values(), "verdict"], rows, classes=classes)
 
 
-def _cell(row: LadderRow, column: str, text: str) -> Cell:
+def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
     """A cell's text, with the exact figure of a plan."""
     plan = row.candidate
     if column not in ("gpu_gib", "ram_gib", "nvme_gib", "tokens_per_s"):
         return text
     if plan is None:
-        return Figure(NOTHING, None)
+        return doc.Figure(doc.NOTHING, None)
     exact = {
         "gpu_gib": plan.device_bytes,
         "ram_gib": plan.memory.host_bytes_per_node,
         "nvme_gib": plan.memory.nvme_bytes_per_node,
         "tokens_per_s": plan.tokens_per_s,
     }
-    return Figure(text or NOTHING, exact[column])
+    return doc.Figure(text or doc.NOTHING, exact[column])
 
 
-def _terms(answer: Recommendation) -> Section | None:
+def _terms(answer: Recommendation) -> doc.Section | None:
     """Formula, numbers and source of every part of the shown plan."""
     shown = answer.recommended or closest(answer.ladder)
     if shown is None:
@@ -177,17 +162,17 @@ def _terms(answer: Recommendation) -> Section | None:
     }
     parts = []
     for section in explain_plan(shown).sections:
-        total = seconds(section.total) if section.name == "time" else f"{size(int(section.total)).text} GiB"
-        parts.append(folded(f"{titles[section.name]}: {total}", terms_table(section.terms)))
-    body = joined(note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
-    return Section("figures", "Where the figures come from", body)
+        total = seconds(section.total) if section.name == "time" else f"{doc.size(int(section.total)).text} GiB"
+        parts.append(doc.folded(f"{titles[section.name]}: {total}", doc.terms_table(section.terms)))
+    body = joined(doc.note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
+    return doc.Section("figures", "Where the figures come from", body)
 
 
 def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
     """The sources of the answer, the assumptions, and the answer as it is printed."""
     return joined(
-        *(note(line) for line in view.evidence),
-        joined(element("h3", "Assumed"), bullets(view.assumptions)) if view.assumptions else None,
-        note(view.deepspeed_estimate) if view.deepspeed_estimate else None,
-        as_printed(lambda console: print_answer(answer, console, details=True)),
+        *(doc.note(line) for line in view.evidence),
+        joined(element("h3", "Assumed"), doc.bullets(view.assumptions)) if view.assumptions else None,
+        doc.note(view.deepspeed_estimate) if view.deepspeed_estimate else None,
+        doc.as_printed(lambda console: print_answer(answer, console, details=True)),
     )

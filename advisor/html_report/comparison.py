@@ -12,24 +12,9 @@ from ..render.comparison import verdict
 from ..search.candidate import Candidate
 from ..text.job import hours, money
 from ..text.labels import cluster_title, method_title
+from . import document as doc
 from .bar_charts import StackedBars, draw_stacked_bars
-from .canvas import Markup, element, joined
-from .document import (
-    Cell,
-    Figure,
-    Report,
-    Section,
-    duration,
-    figure,
-    key_and_meaning,
-    note,
-    parts_table,
-    size,
-    speed,
-    table,
-    value_words,
-    write_outputs,
-)
+from .canvas import Markup, joined
 from .plans import memory_bars, time_bars
 
 _SIZES = {
@@ -43,24 +28,24 @@ def write_comparison_report(
     comparison: Comparison, html: Path | None, plot: Path | None, say: Callable[[str], None]
 ) -> None:
     """Write the report, and the chart of both sides' memory where model and GPUs are known."""
-    write_outputs(comparison_report(comparison), html, plot, say, lambda: draw_stacked_bars(_memory(comparison)))
+    doc.write_outputs(comparison_report(comparison), html, plot, say, lambda: draw_stacked_bars(_memory(comparison)))
 
 
-def comparison_report(comparison: Comparison) -> Report:
+def comparison_report(comparison: Comparison) -> doc.Report:
     """The report."""
     form, known = to_json(comparison.figures()), comparison.context
     subject = f"A: {comparison.first.name} · B: {comparison.second.name}"
     if known is not None:
         subject += f" · {known.model.name} · {method_title(known.workload)} · {cluster_title(known.cluster)}"
     first, *more = (str(line) for line in verdict(comparison))
-    return Report(
+    return doc.Report(
         subject=subject,
         verdict=first,
         tone="warn" if first.startswith(("Only", "Neither")) else "good",
         lead=more,
         sections=(
             *(_charts(comparison, form) if len(_plans(comparison)) == 2 else ()),
-            Section("differences", "What differs", _differences(comparison, form)),
+            doc.Section("differences", "What differs", _differences(comparison, form)),
         ),
         data=form,
     )
@@ -77,44 +62,48 @@ def _memory(comparison: Comparison) -> StackedBars:
     return memory_bars(_plans(comparison), comparison.context.cluster.gpu.memory_bytes, with_sources=True)
 
 
-def _charts(comparison: Comparison, form: Mapping[str, Any]) -> list[Section]:
+def _charts(comparison: Comparison, form: Mapping[str, Any]) -> list[doc.Section]:
     plans, shown = _plans(comparison), [side["plan"] for side in form["sides"]]
-    rows: list[list[Cell]] = [["tokens/s", *(speed(plan["tokens_per_second"]) for plan in shown)]]
-    rows += [[title, *(size(plan[name]) for plan in shown)] for title, name in _SIZES.items()]
+    rows: list[list[doc.Cell]] = [["tokens/s", *(doc.speed(plan["tokens_per_second"]) for plan in shown)]]
+    rows += [[title, *(doc.size(plan[name]) for plan in shown)] for title, name in _SIZES.items()]
     jobs = [plan["job"] for plan in shown if plan["job"] is not None]
     if jobs:
-        rows.append(["the whole job", *(Figure(hours(job["duration_s"]), job["duration_s"]) for job in jobs)])
+        rows.append(["the whole job", *(doc.Figure(hours(job["duration_s"]), job["duration_s"]) for job in jobs)])
     if jobs and jobs[0]["cost"] is not None:
-        rows.append(["its cost", *(Figure(money(job["cost"], job["currency"]), job["cost"]) for job in jobs)])
-    rows.append(["verdict", *(Figure(plan["reason"], None) for plan in shown)])
-    memory_table = parts_table([(name, plan.memory.components) for name, plan in plans.items()], size, "GiB")
-    time_table = parts_table([(name, plan.time.components) for name, plan in plans.items()], duration, "of one step")
+        rows.append(["its cost", *(doc.Figure(money(job["cost"], job["currency"]), job["cost"]) for job in jobs)])
+    rows.append(["verdict", *(doc.Figure(plan["reason"], None) for plan in shown)])
+    memory_table = doc.parts_table([(name, plan.memory.components) for name, plan in plans.items()], doc.size, "GiB")
+    time_parts = [(name, plan.time.components) for name, plan in plans.items()]
     time = joined(
-        note("For every 1,000 tokens, so that plans of different batches compare."),
-        figure(time_bars(plans, with_sources=True), draw_stacked_bars, time_table),
+        doc.note("For every 1,000 tokens, so that plans of different batches compare."),
+        doc.figure(
+            time_bars(plans, with_sources=True),
+            draw_stacked_bars,
+            doc.parts_table(time_parts, doc.duration, "of one step"),
+        ),
     )
     return [
-        Section("figures", "Side by side", table(["", "A", "B"], rows)),
-        Section("memory", "Memory per GPU", figure(_memory(comparison), draw_stacked_bars, memory_table)),
-        Section("time", "Time of a step", time),
+        doc.Section("figures", "Side by side", doc.table(["", "A", "B"], rows)),
+        doc.Section("memory", "Memory per GPU", doc.figure(_memory(comparison), draw_stacked_bars, memory_table)),
+        doc.Section("time", "Time of a step", time),
     ]
 
 
 def _differences(comparison: Comparison, form: Mapping[str, Any]) -> Markup:
     rows = [
-        [key_and_meaning(found["key"], found["meaning"]), _value(found["first"]), _value(found["second"])]
+        [doc.key_and_meaning(found["key"], found["meaning"]), _value(found["first"]), _value(found["second"])]
         for found in form["differences"]
         if found["acts"]
     ]
     idle = [found["key"] for found in form["differences"] if not found["acts"]]
     return joined(
-        note(f"* DeepSpeed {comparison.deepspeed}'s default."),
-        table(["key, and what it decides", "A", "B"], rows) if rows else element("p", "No setting that does anything."),
-        note(f"Without effect at these ZeRO stages: {', '.join(idle)}.") if idle else None,
+        doc.note(f"* DeepSpeed {comparison.deepspeed}'s default."),
+        doc.table(["key, and what it decides", "A", "B"], rows) if rows else doc.note("No setting with an effect."),
+        doc.note(f"Without effect at these ZeRO stages: {', '.join(idle)}.") if idle else None,
     )
 
 
 def _value(setting: Mapping[str, Any]) -> str:
     if setting["origin"] == "unset":
         return "not set"
-    return value_words(setting["value"]) + (" *" if setting["origin"] == "default" else "")
+    return doc.value_words(setting["value"]) + (" *" if setting["origin"] == "default" else "")

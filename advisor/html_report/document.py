@@ -160,13 +160,18 @@ NOTHING = "\N{EN DASH}"
 """A figure that is not known, or zero."""
 
 
+def figure_of(value: float | None, unit: Callable[[Any], str]) -> Figure:
+    """A number as its unit writes it."""
+    return Figure(NOTHING if value is None else unit(value), value)
+
+
 def size(size_bytes: int | None) -> Figure:
     """GiB."""
     return Figure(gib(size_bytes) if size_bytes else NOTHING, size_bytes)
 
 
 def speed(tokens_per_s: float | None) -> Figure:
-    return Figure(NOTHING if tokens_per_s is None else rate(tokens_per_s), tokens_per_s)
+    return figure_of(tokens_per_s, rate)
 
 
 def duration(taken_s: float | None) -> Figure:

@@ -11,23 +11,9 @@ from ..answer.recommendation import DryRunAnswer
 from ..render.dry_run import summary, verdict
 from ..text.labels import cluster_title
 from ..text.units import gib, rate, seconds
+from . import document as doc
 from .bar_charts import Bar, Lane, Lanes, LaneSpan, Part, StackedBars, draw_lanes, draw_stacked_bars
 from .canvas import Markup, joined, time_unit
-from .document import (
-    Cell,
-    Report,
-    Section,
-    configuration,
-    duration,
-    figure,
-    figures_table,
-    folded,
-    note,
-    parts_table,
-    size,
-    table,
-    write_outputs,
-)
 from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
 from .palette import memory_family, time_family
 from .plans import MEMORY_ORDER, memory_parts
@@ -44,34 +30,34 @@ def write_dry_run_report(
     def chart() -> Markup:
         return draw_stacked_area(_over_time(answer)) if answer.result.timeline else draw_stacked_bars(_by_phase(answer))
 
-    write_outputs(dry_run_report(answer, config_path), html, plot, say, chart)
+    doc.write_outputs(dry_run_report(answer, config_path), html, plot, say, chart)
 
 
-def dry_run_report(answer: DryRunAnswer, config_path: Path) -> Report:
+def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
     """The report."""
     result, run, timeline = answer.result, answer.run, None
     if result.timeline:
         words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
-        timeline = joined(note(words), figure(_over_time(answer), draw_stacked_area))
+        timeline = joined(doc.note(words), doc.figure(_over_time(answer), draw_stacked_area))
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     evidence = (
         f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
         f"{seconds(result.seconds)}: every tensor is fake, the code is real."
     )
-    return Report(
+    return doc.Report(
         subject=f"Dry run of {run.model_name or 'a module'} · {cluster_title(run.cluster)}",
         verdict=str(verdict(answer.fit)),
         tone="good" if answer.fit.fits else "bad" if answer.fit.verdict == "does not fit" else "warn",
         lead=summary(answer, shares=False),
         tiles=_tiles(answer),
         sections=(
-            None if timeline is None else Section("memory", "Memory over the run", timeline),
-            Section("peak", "What memory consists of", _peak(answer)),
+            None if timeline is None else doc.Section("memory", "Memory over the run", timeline),
+            doc.Section("peak", "What memory consists of", _peak(answer)),
             _time(answer),
             _lanes(answer),
-            Section("phases", "Phase by phase", _phases(answer)),
-            configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
-            Section("evidence", "How it is known", note(evidence)),
+            doc.Section("phases", "Phase by phase", _phases(answer)),
+            doc.configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
+            doc.Section("evidence", "How it is known", doc.note(evidence)),
         ),
         data=answer.to_json(),
     )
@@ -142,24 +128,24 @@ def _peak(answer: DryRunAnswer) -> Markup:
     result, peak = answer.result, answer.result.peak
     phases = [(phase, result.peak_by_phase[phase]) for phase in _PHASES if phase in result.peak_by_phase]
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
-    module_rows: list[list[Cell]] = [[name or "(no module)", size(bytes_)] for name, bytes_ in modules]
-    tensor_rows: list[list[Cell]] = [
-        [tensor.module, size(tensor.size_bytes), tensor.category, " x ".join(map(str, tensor.shape)), tensor.dtype]
+    module_rows: list[list[doc.Cell]] = [[name or "(no module)", doc.size(bytes_)] for name, bytes_ in modules]
+    tensor_rows: list[list[doc.Cell]] = [
+        [tensor.module, doc.size(tensor.size_bytes), tensor.category, " x ".join(map(str, tensor.shape)), tensor.dtype]
         for tensor in peak.largest[:_TENSORS]
     ]
     tensor_head = ["module", "GiB", "what", "shape", "type"]
     return joined(
-        note(
+        doc.note(
             "Tensors when each phase is highest; the highest phase is marked. cuBLAS's workspaces of "
             f"{gib(result.library_workspace_bytes)} GiB come in addition."
         ),
-        figure(_by_phase(answer), draw_stacked_bars, parts_table(phases, size, "GiB")),
-        folded("Largest modules at the peak", table(["module", "GiB"], module_rows)) if module_rows else None,
-        folded("Largest tensors at the peak", table(tensor_head, tensor_rows)) if tensor_rows else None,
+        doc.figure(_by_phase(answer), draw_stacked_bars, doc.parts_table(phases, doc.size, "GiB")),
+        doc.folded("Largest modules at the peak", doc.table(["module", "GiB"], module_rows)) if module_rows else None,
+        doc.folded("Largest tensors at the peak", doc.table(tensor_head, tensor_rows)) if tensor_rows else None,
     )
 
 
-def _time(answer: DryRunAnswer) -> Section | None:
+def _time(answer: DryRunAnswer) -> doc.Section | None:
     """The parts of the critical path, by phase."""
     if answer.step is None:
         return None
@@ -184,12 +170,12 @@ def _time(answer: DryRunAnswer) -> Section | None:
         unit=time_unit(max(bar.value for bar in bars)),
     )
     parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
-    rows: list[list[Cell]] = [[name, duration(taken)] for name, taken in parts]
-    body = figure(chart, draw_stacked_bars, figures_table(["what", "time"], rows))
-    return Section("time", "Time of a step", body)
+    rows: list[list[doc.Cell]] = [[name, doc.duration(taken)] for name, taken in parts]
+    body = doc.figure(chart, draw_stacked_bars, doc.figures_table(["what", "time"], rows))
+    return doc.Section("time", "Time of a step", body)
 
 
-def _lanes(answer: DryRunAnswer) -> Section | None:
+def _lanes(answer: DryRunAnswer) -> doc.Section | None:
     """The host, and every stream with what it keeps busy."""
     step = answer.step
     if step is None:
@@ -212,12 +198,12 @@ def _lanes(answer: DryRunAnswer) -> Section | None:
         ends_at=max((span.ends for lane in drawn for span in lane.spans), default=1.0),
         write=lambda taken_s: seconds(taken_s) if taken_s else "0",
     )
-    rows: list[list[Cell]] = [[lane.name, duration(lane.busy)] for lane in drawn]
+    rows: list[list[doc.Cell]] = [[lane.name, doc.duration(lane.busy)] for lane in drawn]
     body = joined(
-        note("The recorded schedule as it plays out; each pixel has the colour of what ran the longest in it."),
-        figure(chart, draw_lanes, figures_table(["lane", "busy"], rows)),
+        doc.note("The recorded schedule as it plays out; each pixel has the colour of what ran the longest in it."),
+        doc.figure(chart, draw_lanes, doc.figures_table(["lane", "busy"], rows)),
     )
-    return Section("lanes", "What runs when", body)
+    return doc.Section("lanes", "What runs when", body)
 
 
 _PHASE_COLUMNS = {
@@ -231,11 +217,11 @@ _PHASE_COLUMNS = {
 
 
 def _phases(answer: DryRunAnswer) -> Markup:
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             f"{phase.phase} {phase.iteration}" if phase.iteration else phase.phase,
-            *(size(getattr(phase, name)) for name in _PHASE_COLUMNS.values()),
+            *(doc.size(getattr(phase, name)) for name in _PHASE_COLUMNS.values()),
         ]
         for phase in answer.result.phases
     ]
-    return table(["GiB", *_PHASE_COLUMNS], rows)
+    return doc.table(["GiB", *_PHASE_COLUMNS], rows)

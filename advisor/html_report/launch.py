@@ -20,49 +20,36 @@ from ..render.launch import (
     render_session,
 )
 from ..text.units import gib, rate, seconds
+from . import document as doc
 from .canvas import Markup, element, joined
-from .document import (
-    NOTHING,
-    Cell,
-    Figure,
-    Report,
-    Section,
-    Tone,
-    as_printed,
-    bullets,
-    configuration,
-    copyable,
-    figure,
-    folded,
-    table,
-    write_outputs,
-)
 from .line_charts import Curve, draw_curve
 
-_TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
+_TONES: Mapping[LaunchStatus, doc.Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
 
 
 def write_launch_report(session: Session, html: Path | None, say: Callable[[str], None]) -> None:
     """Write the report where it has a path."""
-    write_outputs(launch_report_of(session), html, None, say)
+    doc.write_outputs(launch_report_of(session), html, None, say)
 
 
-def launch_report_of(session: Session) -> Report:
+def launch_report_of(session: Session) -> doc.Report:
     """The report of the last attempt."""
     form, attempts = launch_report(session), session.attempts
-    evidence = Section("evidence", "How it is known", as_printed(lambda console: render_session(session, console)))
+    evidence = doc.Section(
+        "evidence", "How it is known", doc.as_printed(lambda console: render_session(session, console))
+    )
     if not attempts:
-        objections = bullets([f"{each.what}: {each.fix}" for each in session.objections])
-        return Report(
+        objections = doc.bullets([f"{each.what}: {each.fix}" for each in session.objections])
+        return doc.Report(
             subject="Launch",
             verdict="It was not started.",
             tone="bad",
             lead=(),
-            sections=(Section("why", "Why", objections), evidence),
+            sections=(doc.Section("why", "Why", objections), evidence),
             data=form,
         )
     request, outcome = attempts[-1].request, attempts[-1].outcome
-    return Report(
+    return doc.Report(
         subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
         verdict=_verdict(outcome),
         tone=_TONES[outcome.status],
@@ -71,16 +58,16 @@ def launch_report_of(session: Session) -> Report:
         sections=(
             _figures(measured_and_predicted(attempts[-1])),
             _loss(outcome),
-            Section("attempts", "Attempts", _attempts(form)),
+            doc.Section("attempts", "Attempts", _attempts(form)),
             _next(form),
-            configuration(request.run.config, request.config_path.name),
+            doc.configuration(request.run.config, request.config_path.name),
             evidence,
         ),
         data=form,
     )
 
 
-def record_report(record: Record) -> Report:
+def record_report(record: Record) -> doc.Report:
     """The report of a training that was kept; its losses and the ranks' output were not.
 
     Raises WorkloadError for a record of another kind.
@@ -94,11 +81,11 @@ def record_report(record: Record) -> Report:
     outcome = _outcome(record.result)
     libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {libraries}"
-    text = as_printed(
+    text = doc.as_printed(
         lambda console: render_history([record], console, path=Path("results.sqlite"), more=False),
         "The record as it is printed",
     )
-    return Report(
+    return doc.Report(
         subject=f"Training of {record.model_name} · record {record.id}",
         verdict=_verdict(outcome),
         tone=_TONES[outcome.status],
@@ -106,8 +93,8 @@ def record_report(record: Record) -> Report:
         tiles=_tiles(outcome),
         sections=(
             _figures(_kept_figures(outcome, record.result.get("predicted") or {})),
-            configuration(dict(record.plan), "ds_config.json"),
-            Section("evidence", "How it is known", text),
+            doc.configuration(dict(record.plan), "ds_config.json"),
+            doc.Section("evidence", "How it is known", text),
         ),
         data=history_of([record]),
     )
@@ -163,44 +150,48 @@ def _tiles(outcome: LaunchOutcome) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _figures(figures: Sequence[MeasuredAndPredicted]) -> Section | None:
-    rows: list[list[Cell]] = [
-        [name, Figure(unit(measured), measured), Figure(NOTHING if predicted is None else unit(predicted), predicted)]
+def _figures(figures: Sequence[MeasuredAndPredicted]) -> doc.Section | None:
+    rows: list[list[doc.Cell]] = [
+        [name, doc.figure_of(measured, unit), doc.figure_of(predicted, unit)]
         for name, measured, predicted, unit in figures
         if measured is not None
     ]
-    return Section("figures", "Measured and predicted", table(["", "measured", "predicted"], rows)) if rows else None
+    return (
+        doc.Section("figures", "Measured and predicted", doc.table(["", "measured", "predicted"], rows))
+        if rows
+        else None
+    )
 
 
-def _loss(outcome: LaunchOutcome) -> Section | None:
+def _loss(outcome: LaunchOutcome) -> doc.Section | None:
     points = tuple((float(step), loss) for step, loss in outcome.losses if loss is not None)
     if len(points) < 2:
         return None
     chart = Curve(title="Loss by step", points=points, x_title="step", y_title="loss", write_y=lambda v: f"{v:g}")
-    rows: list[list[Cell]] = [
-        [f"{step}", Figure(NOTHING if loss is None else f"{loss:.4g}", loss)] for step, loss in outcome.losses[-20:]
+    rows: list[list[doc.Cell]] = [
+        [f"{step}", doc.figure_of(loss, "{:.4g}".format)] for step, loss in outcome.losses[-20:]
     ]
-    body = figure(chart, draw_curve, folded("The last steps as a table", table(["step", "loss"], rows)))
-    return Section("loss", "Loss", body)
+    body = doc.figure(chart, draw_curve, doc.folded("The last steps as a table", doc.table(["step", "loss"], rows)))
+    return doc.Section("loss", "Loss", body)
 
 
 def _attempts(form: LaunchReport) -> Markup:
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             str(attempt.config),
             attempt.launcher,
             attempt.status,
-            Figure(str(attempt.last_step), attempt.last_step),
+            doc.Figure(str(attempt.last_step), attempt.last_step),
             attempt.failure.message if attempt.failure else "",
             str(attempt.folder),
         ]
         for attempt in form.attempts
     ]
-    return table(["configuration", "launcher", "how it ended", "last step", "", "output"], rows)
+    return doc.table(["configuration", "launcher", "how it ended", "last step", "", "output"], rows)
 
 
-def _next(form: LaunchReport) -> Section | None:
+def _next(form: LaunchReport) -> doc.Section | None:
     if form.next is None:
         return None
-    command = copyable(form.next.command) if form.next.command else None
-    return Section("next", "To go on", joined(element("p", form.next.what, class_="lead"), command))
+    command = doc.copyable(form.next.command) if form.next.command else None
+    return doc.Section("next", "To go on", joined(element("p", form.next.what, class_="lead"), command))

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..render.probe import ended, render_probe, where
 from ..text.units import gib, percent, rate, seconds
-from ..verification.probe import ProbeAnswer, ProbeFigure
+from ..verification.probe import ProbeAnswer
+from . import document as doc
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
 from .canvas import Markup, joined
-from .document import (
-    NOTHING,
-    Cell,
-    Figure,
-    Report,
-    Section,
-    as_printed,
-    configuration,
-    duration,
-    figure,
-    note,
-    table,
-    write_outputs,
-)
 
 _SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_run"}
 """Attributes of a `ProbeFigure` by their title."""
@@ -31,10 +19,10 @@ _SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_r
 
 def write_probe_report(answer: ProbeAnswer, config_path: Path, html: Path | None, say: Callable[[str], None]) -> None:
     """Write the report where it has a path."""
-    write_outputs(probe_report(answer, config_path), html, None, say)
+    doc.write_outputs(probe_report(answer, config_path), html, None, say)
 
 
-def probe_report(answer: ProbeAnswer, config_path: Path) -> Report:
+def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
     """The report."""
     result, failure = answer.result, answer.result.failure
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
@@ -48,15 +36,15 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> Report:
             ("steps", str(len(result.ranks[0].losses)), f"{len(result.ranks)} ranks"),
         ]
         figures = [
-            Section("figures", "Measured and predicted", _figures(answer)),
-            Section("ranks", "Rank by rank", _ranks(answer)),
+            doc.Section("figures", "Measured and predicted", _figures(answer)),
+            doc.Section("ranks", "Rank by rank", _ranks(answer)),
         ]
     evidence = joined(
-        note(f"A real run ({versions}) in {seconds(result.seconds)}."),
-        as_printed(lambda console: render_probe(answer, console)),
+        doc.note(f"A real run ({versions}) in {seconds(result.seconds)}."),
+        doc.as_printed(lambda console: render_probe(answer, console)),
     )
     title = "The configuration, as DeepSpeed got it"
-    return Report(
+    return doc.Report(
         subject=f"Probe of {answer.run.model_name or 'a module'}",
         verdict="It runs." if failure is None else ended(failure),
         tone="good" if failure is None else "bad",
@@ -64,8 +52,8 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> Report:
         tiles=tiles,
         sections=(
             *figures,
-            configuration(result.config, config_path.name, title) if result.config else None,
-            Section("evidence", "How it is known", evidence),
+            doc.configuration(result.config, config_path.name, title) if result.config else None,
+            doc.Section("evidence", "How it is known", evidence),
         ),
         data=answer.to_json(),
     )
@@ -93,29 +81,29 @@ def _figures(answer: ProbeAnswer) -> Markup:
                 )
             )
     chart = StackedBars(title="Memory, measured and predicted, in GiB", bars=tuple(bars))
-    rows: list[list[Cell]] = [
-        [found.name, *(_cell(found, getattr(found, attribute)) for attribute in _SOURCES.values())]
+    rows: list[list[doc.Cell]] = [
+        [found.name, *(doc.figure_of(getattr(found, attribute), _UNITS[found.unit]) for attribute in _SOURCES.values())]
         for found in answer.figures
     ]
-    return joined(figure(chart, draw_stacked_bars) if bars else None, table(["", *_SOURCES], rows))
+    return joined(doc.figure(chart, draw_stacked_bars) if bars else None, doc.table(["", *_SOURCES], rows))
 
 
-def _cell(found: ProbeFigure, value: float | None) -> Figure:
-    if value is None:
-        return Figure(NOTHING, None)
-    text = {"bytes": lambda v: f"{gib(int(v))} GiB", "s": seconds, "tokens/s": rate}[found.unit](value)
-    return Figure(text, value)
+_UNITS: Mapping[str, Callable[[Any], str]] = {
+    "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
+    "s": seconds,
+    "tokens/s": rate,
+}
 
 
 def _ranks(answer: ProbeAnswer) -> Markup:
     """Mean time of each rank's steps by the engine's calls."""
     names = ("forward_s", "backward_s", "optimizer_s", "total_s")
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             f"rank {report.rank}",
-            *(duration(sum(getattr(step, name) for step in report.steps) / len(report.steps)) for name in names),
+            *(doc.duration(sum(getattr(step, name) for step in report.steps) / len(report.steps)) for name in names),
         ]
         for report in answer.result.ranks
         if report.steps
     ]
-    return table(["", "forward", "backward", "optimizer", "a step"], rows)
+    return doc.table(["", "forward", "backward", "optimizer", "a step"], rows)
