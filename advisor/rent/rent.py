@@ -185,17 +185,6 @@ class RentAdvice:
             return min(possible, key=lambda offer: offer.figures.duration_s, default=None)
         return next(iter(possible), None)
 
-    @property
-    def sure(self) -> Offer | None:
-        """The cheapest within the limits at the slow end of its interval; None without a deadline."""
-        possible = (offer for offer in self.offers if offer.figures.meets_limits and not self.may_be_late(offer))
-        return None if self.deadline_s is None else next(possible, None)
-
-    def may_be_late(self, offer: Offer) -> bool:
-        """Whether the slow end of its interval is after the deadline."""
-        latest_s = offer.figures.duration_s_high
-        return self.deadline_s is not None and (latest_s is None or latest_s > self.deadline_s)
-
     def figures(self) -> RentFigures:
         """The advice as JSON."""
         oldest, newest = self.table.dates or ("", "")

@@ -60,7 +60,6 @@ def _verdict(advice: RentAdvice) -> list[str | Text]:
         f"{cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(chosen.candidate.tokens_per_s)} tokens/s; a million cost {tokens_cost}.",
         *_interruptions(chosen, sign),
-        *_surer(advice, chosen),
         f"Plan: {plan_title(plan)}, micro batch {batch_label(plan)}, {checkpointing_title(plan)}; it needs "
         f"{gib(chosen.candidate.device_bytes)} GiB per GPU and "
         f"{gib(chosen.candidate.memory.host_bytes_per_node)} GiB of RAM{_ram(chosen)}.",
@@ -86,16 +85,6 @@ def _limits(advice: RentAdvice) -> str:
     limits = [] if advice.deadline_s is None else [f"ends within {hours(advice.deadline_s)}"]
     limits += [] if advice.budget is None else [f"costs at most {money(advice.budget, advice.table.sign)}"]
     return " and ".join(limits)
-
-
-def _surer(advice: RentAdvice, chosen: Offer) -> list[str]:
-    """The cheapest that is in time at the slow end of its interval, where the chosen one is not."""
-    if chosen.figures.duration_s_high is None or not advice.may_be_late(chosen):
-        return []
-    sure, text = advice.sure, "At the slow end of that interval it would be late"
-    if sure is None:
-        return [f"{text}, as would all others."]
-    return [f"{text}; {_named(sure)} would not, for {money(sure.figures.cost, advice.table.sign)}."]
 
 
 def _interruptions(offer: Offer, sign: str) -> list[str]:

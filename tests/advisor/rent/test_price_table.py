@@ -28,7 +28,6 @@ def _table(folder: Path, text: str) -> Path:
 
 
 def test_a_row_of_a_users_table(tmp_path: Path) -> None:
-    """Prices of a GPU are those of a machine times its GPUs; what is not told has its default."""
     header = "provider,gpus,price_per_gpu,spot_per_machine,ram,nodes,interconnect,currency"
     table = read_prices(_table(tmp_path, f"{header}\nMine,8xH100,2.5,12,1800GiB,4,400Gb/s,eur\n"))
     (machine,) = table.machines
@@ -40,7 +39,6 @@ def test_a_row_of_a_users_table(tmp_path: Path) -> None:
 
 
 def test_a_row_of_several_sizes_is_a_machine_of_each(tmp_path: Path) -> None:
-    """And its RAM is that of each GPU."""
     table = read_prices(_table(tmp_path, "gpus,price_per_gpu,ram\n1/2/8xA100-80GB,1.5,100GiB\n"))
     assert [machine.cluster.gpus_per_node for machine in table.machines] == [1, 2, 8]
     assert [machine.price and machine.price.per_hour for machine in table.machines] == [1.5, 3, 12]

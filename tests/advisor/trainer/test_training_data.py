@@ -88,7 +88,6 @@ def shown(tokenizer: Any, sequence: Tokenized) -> list[tuple[str, bool]]:
 def test_every_shape_is_recognised_in_every_kind_of_file(
     tmp_path: Path, tokenizer: Any, shape: str, suffix: str
 ) -> None:
-    """The same rows give the same tokens, whatever the file."""
     data = prepare(write(tmp_path / f"data{suffix}", [ROWS[shape]] * 3), tokenizer, tmp_path / "tokens")
     wanted = prepare(write(tmp_path / "same.jsonl", [ROWS[shape]] * 3), tokenizer, tmp_path / "same")
     assert (data.shape, data.rows) == (shape, 3)
@@ -99,7 +98,6 @@ def test_every_shape_is_recognised_in_every_kind_of_file(
 
 
 def test_json_files_of_the_other_kinds(tmp_path: Path) -> None:
-    """One object a line in a `.json` file, and a list inside an object."""
     lines = tmp_path / "train.json"
     lines.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in (NER, NER)), encoding="utf-8")
     assert [row.place for row in read_rows(lines)] == ["train.json, line 1", "train.json, line 2"]
@@ -140,7 +138,6 @@ GOOD = json.dumps(INSTRUCTION)
     ],
 )
 def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, content: str, message: str) -> None:
-    """The error says which file, which line, and what is wrong with it."""
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as error:
         prepare(tmp_path / name, tokenizer, tmp_path / "tokens")
@@ -149,22 +146,13 @@ def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, conten
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, tokenizer: Any) -> None:
-    """Of every kind."""
     for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"):
         with pytest.raises(DataError, match="cannot be read"):
             prepare(tmp_path / name, tokenizer, tmp_path / "tokens")
 
 
-def test_not_utf8(tmp_path: Path, tokenizer: Any) -> None:
-    """Text in another encoding is refused and not guessed."""
-    (tmp_path / "a.jsonl").write_bytes(json.dumps(INSTRUCTION).replace("5=", "f\u00fcnf").encode("latin-1"))
-    with pytest.raises(DataError, match="not UTF-8"):
-        prepare(tmp_path / "a.jsonl", tokenizer, tmp_path / "tokens")
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
 def test_the_line_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
-    """Also far behind what is read at once."""
     (tmp_path / f"a{suffix}").write_bytes(b'{"text": "x"}\n' * 20_000 + b'{"text": "f\xfcnf"}\n')
     if suffix == ".txt":
         (tmp_path / "a.txt").write_bytes(b"x\n" * 20_000 + b"f\xfcnf\n")
@@ -173,7 +161,6 @@ def test_the_line_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None
 
 
 def test_empty_rows_and_answers_are_counted_and_left_out(tmp_path: Path, tokenizer: Any) -> None:
-    """With the places of the first five; a call of a tool is an answer without text."""
     empty = [
         {},
         {"instruction": "", "output": ""},
@@ -195,7 +182,6 @@ def test_empty_rows_and_answers_are_counted_and_left_out(tmp_path: Path, tokeniz
 
 
 def test_a_text_file_is_one_text(tmp_path: Path, tokenizer: Any) -> None:
-    """Read in pieces that end with a line, and ended once."""
     (tmp_path / "corpus.txt").write_text("Once upon a time.\n" * 10_000)
     data = prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / "tokens")
     assert data.shape == "text" and data.divisible and data.rows == 3
@@ -210,7 +196,6 @@ def test_a_text_file_is_one_text(tmp_path: Path, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_header_tells_what_separates_fields(tmp_path: Path, separator: str) -> None:
-    """A comma in the header is one; semicolons are usual where commas stand in numbers."""
     (tmp_path / "a.csv").write_text(f'instruction{separator}output\n"5, or 6"{separator}x\n')
     [row] = read_rows(tmp_path / "a.csv")
     assert row.fields == {"instruction": "5, or 6", "output": "x"}
@@ -228,13 +213,11 @@ def test_the_header_tells_what_separates_fields(tmp_path: Path, separator: str) 
     ],
 )
 def test_the_loss_counts_the_answers_and_their_ends(tokenizer: Any, row: dict[str, Any], trained: list[str]) -> None:
-    """Every answer with the token that ends it, and nothing of the questions."""
     [sequence] = _tokenized(tokenizer, [row])
     assert [text for text, is_trained in shown(tokenizer, sequence) if is_trained] == trained
 
 
 def test_what_is_trained_follows_what_inference_gives(tokenizer: Any) -> None:
-    """The tokens before the answer are the prompt as `apply_chat_template` makes it for generation."""
     [sequence] = _tokenized(tokenizer, [INSTRUCTION])
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "5="}], add_generation_prompt=True)["input_ids"]
     assert sequence.ids[: len(prompt)] == prompt
@@ -271,7 +254,6 @@ def test_sentencepiece_puts_no_space_before_an_answer() -> None:
 
 
 def test_a_tokenizer_without_a_template_gets_the_documented_one(tokenizer: Any) -> None:
-    """Headings for the speakers, end-of-text after every answer; generation stops where the answer stopped."""
     plain = _copy(tokenizer, chat_template=None)
     [sequence] = _tokenized(plain, [CHAT])
     assert shown(plain, sequence) == [
@@ -284,7 +266,6 @@ def test_a_tokenizer_without_a_template_gets_the_documented_one(tokenizer: Any) 
 
 
 def test_end_of_text_is_learned_after_another_end_of_a_turn(tokenizer: Any) -> None:
-    """A base model with ChatML: `<|im_end|>` ends the turn, but generation stops at the tokenizer's own end."""
     base = _copy(tokenizer, eos_token="<|endoftext|>")
     [sequence] = _tokenized(base, [INSTRUCTION])
     assert shown(base, sequence)[-1] == ("1 + 4<|im_end|><|endoftext|>", True)
@@ -324,14 +305,12 @@ def test_an_answer_that_the_template_opens_otherwise(tokenizer: Any) -> None:
 
 
 def test_a_template_that_refuses_a_row(tokenizer: Any) -> None:
-    """The template's own words and the row's place are in the error."""
     strict = _copy(tokenizer, chat_template="{{ raise_exception('System role not supported') }}")
     with pytest.raises(DataError, match=r"row 1: .*System role not supported"):
         _tokenized(strict, [CHAT])
 
 
 def test_a_system_message_for_chats_without_one(tokenizer: Any) -> None:
-    """The chat's own one wins."""
     renderer = Renderer(tokenizer, system="Be brief.")
     own, none = (Chat(messages=tuple(row["messages"])) for row in (CHAT, {"messages": CHAT["messages"][1:3]}))
     assert "Be brief." not in renderer.parts(own, "")[0].text
@@ -351,7 +330,6 @@ def test_plain_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
 
 
 def test_the_shape_can_be_said(tmp_path: Path, tokenizer: Any) -> None:
-    """Text and label are also plain text, if somebody says so."""
     file = write(tmp_path / "data.jsonl", [NER])
     assert prepare(file, tokenizer, tmp_path / "a").shape == "text-label"
     data = prepare(file, tokenizer, tmp_path / "b", shape="text")
@@ -376,7 +354,6 @@ def test_tool_calls_reach_the_template(tokenizer: Any) -> None:
 
 
 def test_samples_are_cut_and_those_without_an_answer_dropped(tmp_path: Path) -> None:
-    """The end is lost; a sequence whose answer lies beyond is no sample, and both are counted."""
     tokens = _tokens(tmp_path, [([1, 2, 3, 4], [0, 1, 1, 1]), ([5, 6, 7, 8], [0, 0, 0, 1]), ([9, 10], [0, 1])])
     index, cuts = index_of(tokens, np.arange(3), seq_len=3, divisible=False, packing=False)
     assert _samples(tokens, index) == [[[1, 2, 3]], [[9, 10]]]
@@ -384,7 +361,6 @@ def test_samples_are_cut_and_those_without_an_answer_dropped(tmp_path: Path) -> 
 
 
 def test_plain_text_goes_on_in_the_next_sample(tmp_path: Path) -> None:
-    """Nothing is lost but a single token at the end, which has nothing to be predicted from."""
     tokens = _tokens(tmp_path, [([1, 2, 3, 4, 5, 6, 7], [1] * 7), ([8, 9], [1, 1])])
     index, cuts = index_of(tokens, np.arange(2), seq_len=3, divisible=True, packing=False)
     assert _samples(tokens, index) == [[[1, 2, 3]], [[4, 5, 6]], [[8, 9]]]
@@ -393,7 +369,6 @@ def test_plain_text_goes_on_in_the_next_sample(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=60), st.integers(2, 24))
 def test_packing_keeps_every_piece_once_and_whole(lengths: list[int], seq_len: int) -> None:
-    """Within the sequence length, and with no two samples that would fit in one."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
     tokens = Tokens(ids=np.arange(starts[-1], dtype=np.int32), is_trained=np.ones(starts[-1], np.bool_), starts=starts)
     index, _ = index_of(tokens, np.arange(len(lengths)), seq_len=seq_len, divisible=False, packing=True)
@@ -407,7 +382,6 @@ def test_packing_keeps_every_piece_once_and_whole(lengths: list[int], seq_len: i
 
 @given(st.integers(2, 500), st.floats(0.001, 0.99), st.integers(0, 10))
 def test_the_split_takes_the_share_and_is_the_same_again(rows: int, share: float, seed: int) -> None:
-    """Each row on one side, both sides in the file's order and never empty."""
     trained, evaluated = evaluation_split(rows, share, seed)
     assert sorted([*trained, *evaluated]) == list(range(rows))
     assert len(trained)
@@ -416,7 +390,6 @@ def test_the_split_takes_the_share_and_is_the_same_again(rows: int, share: float
 
 
 def test_batches_are_padded_and_masked(tmp_path: Path, tokenizer: Any) -> None:
-    """Labels are the tokens of the answers; padding has none and is not attended to."""
     data = prepare(write(tmp_path / "data.jsonl", [SHORT_CHAT, CHAT]), tokenizer, tmp_path / "tokens")
     samples = cut(data, tmp_path, seq_len=256, packing=False, evaluation_share=0, seed=0)
     dataset = TokenDataset(data.folder, samples.train)
@@ -434,7 +407,6 @@ def test_batches_are_padded_and_masked(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_packed_samples_do_not_see_each_other(tmp_path: Path, tokenizer: Any) -> None:
-    """The model's answer to a piece in a packed and padded batch is the one that it gives to the piece alone."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -470,7 +442,6 @@ def test_packed_samples_do_not_see_each_other(tmp_path: Path, tokenizer: Any) ->
 def test_rows_are_taken_in_batches_without_losing_any(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More rows than are tokenized at once keep their number and order."""
     rows = [{"prompt": f"{number}", "completion": "."} for number in range(2001)]
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     said: list[str] = []
@@ -483,7 +454,6 @@ def test_rows_are_taken_in_batches_without_losing_any(
 
 
 def test_an_evaluation_file_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
-    """Then no row of the training file is held out."""
     train, evaluation = (
         prepare(write(tmp_path / f"{name}.jsonl", [INSTRUCTION] * count), tokenizer, tmp_path / name)
         for name, count in (("train", 5), ("evaluation", 2))
@@ -493,7 +463,6 @@ def test_an_evaluation_file_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_no_sample_left(tmp_path: Path, tokenizer: Any) -> None:
-    """A sequence length that no answer reaches is an error with its mending."""
     data = prepare(write(tmp_path / "data.jsonl", [INSTRUCTION]), tokenizer, tmp_path / "tokens")
     with pytest.raises(DataError, match="no sample keeps an answer within 4 tokens"):
         cut(data, tmp_path, seq_len=4, packing=False, evaluation_share=0, seed=0)

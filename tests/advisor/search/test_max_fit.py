@@ -102,7 +102,6 @@ def test_a_sequence_shorter_than_a_thousand_is_found_where_no_longer_fits() -> N
 
 
 def test_the_longest_sequence_of_five_gpus_is_shared_by_all() -> None:
-    """40 heads divide by 5, and so do multiples of 5 x 1024 tokens."""
     alone, shared = (found("llama-2-13b", gpus, seq_len="max").value for gpus in ("1x40GB", "5x40GB"))
     assert isinstance(alone, int)
     assert isinstance(shared, int)

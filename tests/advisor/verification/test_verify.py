@@ -41,7 +41,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
-    """The recommended plan's own configuration went through the engine; its figure stands beside the prediction."""
     done = run("config.json", *ON, "--verify", "--json", "--no-deepspeed-estimate", cwd=folder)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -56,24 +55,9 @@ def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
     ), "the processes' own memory is in both"
 
 
-@pytest.mark.slow  # the default run has this command with another configuration in test_dry_run_command.py
-def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> None:
-    """The documented JSON, from the file that the advice wrote."""
-    assert run("config.json", *ON, "--no-deepspeed-estimate", cwd=folder).returncode == 0
-    done = run("dry-run", "ds_config.json", "--model", "config.json", *ON, "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert [phase["phase"] for phase in answer["phases"]][:5] == ["load", "initialize", "forward", "backward", "step"]
-    peak = answer["peak"]
-    assert sum(peak["by_category"].values()) == peak["allocated_bytes_per_gpu"] <= peak["required_bytes_per_gpu"]
-    assert peak["required_bytes_per_gpu"] <= peak["reserved_bytes_per_gpu"] < peak["device_bytes_per_gpu"]
-    assert answer["world_size"] == 2 and set(answer["versions"]) == {"torch", "deepspeed", "transformers"}
-
-
 def test_a_dry_run_that_fails_is_one_line_of_what_why_and_fix(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the process of the run reports; the two tests below have real reports."""
 
     def rejected(*_: object, **__: object) -> None:
         raise DryRunError("no_such_key is unknown", phase="initialize", why="DeepSpeed rejects it", fix="leave it out")
@@ -99,7 +83,6 @@ def test_a_configuration_that_deepspeed_rejects_is_told(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_needs_code_of_its_own_is_refused(folder: Path) -> None:
-    """With a way out: transformers has no class for it, and code that comes with a model is not run."""
     (folder / "remote").mkdir()
     (folder / "remote" / "config.json").write_text(
         json.dumps({"model_type": "chatglm", "hidden_size": 64, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}})

@@ -92,7 +92,6 @@ def first(answer: Recommendation) -> Candidate:
 
 
 def test_a_plan_that_ran_has_its_speed_and_corrects_the_others(model: str) -> None:
-    """The evidence of the one is a probe; the others are slower by as much, in the same order."""
     before = ask(model)
     keep(before, first(before), ran(first(before), slower=3.0))
     after = ask(model)
@@ -105,7 +104,6 @@ def test_a_plan_that_ran_has_its_speed_and_corrects_the_others(model: str) -> No
 
 
 def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> None:
-    """Whatever was predicted; the answer is then another plan."""
     before = ask(model)
     out = first(before)
     keep(before, out, failed("out_of_memory"))
@@ -122,7 +120,6 @@ def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> No
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "timeout", "killed", "stopped"])
 def test_other_failures_say_nothing_of_the_plan(model: str, kind: str) -> None:
-    """Their reason may be gone."""
     before = ask(model)
     keep(before, first(before), failed(kind))
     assert ask(model).past_probes == () and first(ask(model)) == first(before)
@@ -139,7 +136,6 @@ ELSEWHERE: dict[str, Callable[[str], Recommendation]] = {
 
 @pytest.mark.parametrize("other", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_another_question_is_not_answered_by_it(model: str, other: Callable[[str], Recommendation]) -> None:
-    """Only equal plans and workloads are the same run; what ran with more memory might not run with less."""
     before = ask(model)
     for candidate in runnable(before):
         keep(before, candidate, ran(candidate))
@@ -147,7 +143,6 @@ def test_another_question_is_not_answered_by_it(model: str, other: Callable[[str
 
 
 def test_a_limit_answers_for_the_limits_that_it_decides(model: str) -> None:
-    """What ran with less runs with more; what did not run with more does not run with less."""
     before = ask(model)
     keep(before, first(before), ran(first(before)))
     assert ask(model, limit=2 * LIMIT).past_probes
@@ -158,7 +153,6 @@ def test_a_limit_answers_for_the_limits_that_it_decides(model: str) -> None:
 
 
 def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new DeepSpeed may be faster, and another ds-advise may write results in another form."""
     before = ask(model)
     keep(before, first(before), ran(first(before)))
     with monkeypatch.context() as patched:
@@ -174,7 +168,6 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
 
 
 def test_a_plan_that_swaps_to_an_unnamed_folder_never_ran(model: str) -> None:
-    """It is a candidate that does not fit, and looking for its probe is no error."""
     answer = ask(model)
     keep(answer, first(answer), ran(first(answer)))
     plan = replace(first(answer).estimate.plan, zero_stage=3, offload_optimizer="nvme", offload_param="nvme")
@@ -184,7 +177,6 @@ def test_a_plan_that_swaps_to_an_unnamed_folder_never_ran(model: str) -> None:
 
 
 def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
-    """Their results count as its own, without its bound, and the fastest of all is the answer."""
     before = ask(model)
     runs: list[Candidate] = []
 
@@ -205,31 +197,18 @@ def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
 
 
 def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:
-    """Not even where the memory is too small for them as well."""
     tiny = ask(model, limit=10**8)
     assert any(candidate.rung == "zero3-nvme" and candidate.fit.limit == "gpu" for candidate in tiny.candidates)
     assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}
 
 
-QUESTION = [
-    "--device",
-    "cpu",
-    "--ranks",
-    "2",
-    "--memory",
-    "2GB",
-    "--seq-len",
-    "128",
-    "--global-batch",
-    "4",
-    "--offline",
-    "--no-write",
-    "--no-deepspeed-estimate",
-]
+WORDS = (
+    "--device cpu --ranks 2 --memory 2GB --seq-len 128 --global-batch 4 --offline --no-write"
+)
+QUESTION = [*WORDS.split(), "--no-deepspeed-estimate"]
 
 
 def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In words, and as JSON."""
     before = ask(model)
     keep(before, first(before), ran(first(before), slower=2.0))
     assert run([model, *QUESTION]) == 0
@@ -242,7 +221,6 @@ def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And its commands are for the CPU, where DeepSpeed and the Trainer must be told so."""
     assert run([model, *QUESTION, "--details"]) == run([model, *QUESTION[:5], "10MB", *QUESTION[6:]]) - 1 == 0
     text = capsys.readouterr().out
     assert "per rank" in text and "2 ranks on the CPU" in text and "x the limit" in text
@@ -268,7 +246,6 @@ def test_a_rank_on_the_cpu_is_its_tensors_heap_and_process(model: str) -> None:
 
 
 def test_an_unusable_store_costs_one_line(model: str, own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Although two parts of the answer ask it; the answer is the prediction."""
     own_store.parent.mkdir(exist_ok=True)
     own_store.write_bytes(b"no database" * 100)
     assert run([model, *QUESTION, "--json"]) == 0

@@ -1,4 +1,4 @@
-"""The climb: few runs, and the plan that running everything would have found."""
+"""A series of probes: few runs, and the plan that running everything would have found."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
 from ds_advise.advisor.question.job import parse_duration
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
-from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict
+from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict, calibration
 from ds_advise.advisor.verification.verify import after_series, run_series, settle
 from ds_advise.estimators.errors import ClusterError, WorkloadError
+from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from rich.console import Console
 
@@ -76,7 +77,6 @@ def run_to_the_end(machine: Machine) -> ProbeOrder:
 
 @pytest.mark.parametrize("machines", [60, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_climb_finds_the_best_plan_in_a_fraction_of_the_runs(answer: Recommendation, machines: int) -> None:
-    """On machines unlike the prediction: the regret is within 3 % in nineteen of twenty."""
     regrets, runs = [], []
     for seed in range(machines):
         machine = Machine(answer, seed)
@@ -89,7 +89,6 @@ def test_a_climb_finds_the_best_plan_in_a_fraction_of_the_runs(answer: Recommend
 
 
 def test_a_true_prediction_is_confirmed_by_the_fastest_first(answer: Recommendation) -> None:
-    """The first run is the best plan; the others only rule out what might be better than predicted."""
     machine = Machine(answer, 0, speed=0, memory=0)
     state = ProbeOrder(machine.candidates, MEMORY)
     first = state.choose()
@@ -97,7 +96,6 @@ def test_a_true_prediction_is_confirmed_by_the_fastest_first(answer: Recommendat
 
 
 def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> None:
-    """No larger micro batch of the same series is run after one that did not fit."""
     machine = Machine(answer, 0)
     state = ProbeOrder(machine.candidates, MEMORY)
     first = state.choose()
@@ -118,19 +116,6 @@ def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> N
         )
         assert not (same and choice.candidate.device_bytes >= failed.device_bytes)
         state.learn(choice.candidate, machine.outcome(choice.candidate))
-
-
-def test_a_crash_strikes_out_its_series_but_no_other_one(answer: Recommendation) -> None:
-    """An error that is not about memory says nothing of other rungs."""
-    machine = Machine(answer, 0)
-    state = ProbeOrder(machine.candidates, MEMORY)
-    first = state.choose()
-    assert first is not None
-    state.learn(first.candidate, ProbeVerdict(tokens_per_s=None))
-    second = state.choose()
-    assert second is not None
-    plans = (first.candidate.estimate.plan, second.candidate.estimate.plan)
-    assert (plans[0].rung, plans[0].gradient_checkpointing) != (plans[1].rung, plans[1].gradient_checkpointing)
 
 
 def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
@@ -157,7 +142,6 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
 
 
 def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendation) -> None:
-    """At its measured speed, as measured evidence; the question and the other predictions stay."""
     machine = Machine(answer, 3, whole=0.3)
     series, order = run_series(answer, lambda candidate, _left_s: result_of(machine, candidate), budget_s=1e6)
     final = after_series(answer, series, order)
@@ -180,7 +164,6 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
 
 
 def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> None:
-    """However good the prediction was."""
     failure = RankFailure(kind="crash", rank=0, phase="import", message="no such library")
     broken = ProbeResult(
         world_size=4, device="cuda", solo=False, tokens_per_step=0, ranks=(), failure=failure, versions={}
@@ -199,7 +182,6 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
 
 
 def test_a_climb_stopped_before_any_run_leaves_the_prediction(answer: Recommendation) -> None:
-    """Which the answer says."""
 
     def interrupt(*_: object) -> ProbeResult:
         raise KeyboardInterrupt
@@ -213,7 +195,6 @@ def test_a_climb_stopped_before_any_run_leaves_the_prediction(answer: Recommenda
 
 
 def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendation) -> None:
-    """What was measured before is the answer."""
     machine = Machine(answer, 5)
     runs = 0
 
@@ -238,7 +219,6 @@ def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendatio
 def test_no_probe_is_started_that_may_outlast_the_budget(
     answer: Recommendation, monkeypatch: pytest.MonkeyPatch, budget_s: float, whole: float
 ) -> None:
-    """Whatever is measured is measured in time; and where the quickest fits in, there is something."""
     machine, now, begun = Machine(answer, 5, whole=whole), [0.0], []
     monkeypatch.setattr("ds_advise.advisor.verification.verify.time.monotonic", lambda: now[0])
 
@@ -259,7 +239,6 @@ def test_no_probe_is_started_that_may_outlast_the_budget(
 
 
 def test_of_plans_as_fast_the_shortest_probe_comes_first(answer: Recommendation) -> None:
-    """A larger batch at the same speed teaches nothing more and takes longer."""
     chosen = ProbeOrder(answer.candidates, MEMORY).choose()
     assert chosen is not None
     fitting = [candidate for candidate in answer.candidates if candidate.fit.fits]
@@ -281,7 +260,61 @@ def test_other_texts_are_not_durations(text: str) -> None:
 
 
 def test_another_machine_is_not_probed(answer: Recommendation) -> None:
-    """The question named GPUs that are not here."""
     with pytest.raises(ClusterError, match="this machine"):
         settle(answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, say=lambda _: None)
     assert ProbeSeries(probes=(), ended="settled", bound=1, candidates=1).best is None
+
+
+OPTIMIZER = ("optimizer", "optimizer on the host")
+
+
+def plan(answer: Recommendation, rung: str) -> Candidate:
+    return next(step.candidate for step in answer.ladder if step.rung == rung and step.candidate is not None)
+
+
+def parts(time: TimeEstimate) -> tuple[float, float, float]:
+    """(device, optimizer, links) seconds."""
+    optimizer = sum(term.seconds for term in time.terms if term.name in OPTIMIZER)
+    links = sum(term.seconds for term in time.terms if term.resource in ("gpu links", "network"))
+    return time.step_s - optimizer - links, optimizer, links
+
+
+def probed(time: TimeEstimate, device: float, optimizer: float, links: float, *, waits: bool = True) -> ProbeResult:
+    """A probe of a machine whose three kinds of work take so many times the prediction."""
+    on_device, in_optimizer, waiting = (
+        part * factor for part, factor in zip(parts(time), (device, optimizer, links), strict=True)
+    )
+    step = StepTime(
+        total_s=on_device + in_optimizer + waiting,
+        forward_s=on_device / 3,
+        backward_s=on_device * 2 / 3 + waiting * 0.7,
+        optimizer_s=in_optimizer + waiting * 0.3,
+        waiting_s=waiting if waits else None,
+        optimizer_waiting_s=waiting * 0.3 if waits else None,
+    )
+    return ran(step, world_size=4, device="cuda", tokens_per_step=time.tokens_per_step, allocated_bytes=1)
+
+
+def test_one_probe_predicts_the_other_rungs_of_an_unlike_machine(answer: Recommendation) -> None:
+    factors = {"device": 1.7, "optimizer": 3.0, "links": 0.4}
+    known = plan(answer, "zero2").estimate.time
+    found = calibration(probed(known, **factors), known)
+    assert (found.device, found.optimizer, found.links) == pytest.approx((1.7, 3.0, 0.4))
+    other = plan(answer, "zero3").estimate.time
+    truth = sum(part * factor for part, factor in zip(parts(other), factors.values(), strict=True))
+    assert found.apply(other).step_s == pytest.approx(truth)
+    assert found.apply(other).step_s != pytest.approx(other.step_s, rel=0.1)
+
+
+def test_a_device_that_waits_by_itself_gives_one_factor(answer: Recommendation) -> None:
+    """On CUDA the step as a whole is known."""
+    known = plan(answer, "zero2").estimate.time
+    found = calibration(probed(known, 2.0, 2.0, 2.0, waits=False), known)
+    assert found.device == found.optimizer == found.links == pytest.approx(2.0)
+
+
+def test_the_probed_plan_itself_is_then_exact(answer: Recommendation) -> None:
+    for rung in ("zero1", "zero3", "zero3-offload"):
+        known = plan(answer, rung).estimate.time
+        result = probed(known, 0.5, 2.0, 5.0)
+        assert calibration(result, known).apply(known).step_s == pytest.approx(result.step_s)

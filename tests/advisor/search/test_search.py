@@ -1,12 +1,14 @@
-"""The quick search finds the plan that the ladder recommends."""
+"""The search finds the recommended plan also without the whole ladder, and computes no more than the choice needs."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 from ds_advise.advisor.ask import ask
+from ds_advise.advisor.gc_pause import gc_paused
 from ds_advise.advisor.search.batch_sweep import RESOLVED
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED, drop_dominated, fastest_that_fits
@@ -41,7 +43,6 @@ def test_the_quick_search_finds_the_plan_of_the_ladder(model: str, said: dict[st
 
 
 def test_no_micro_batch_that_surely_fits_is_faster() -> None:
-    """Held against every number of samples; speeds closer than `SAME_SPEED` are the same."""
     question = ask("Qwen2.5-32B", gpus="2xH100", ram="2TB")
     best = fastest(question)
     assert best is not None
@@ -72,7 +73,6 @@ class Timed(NamedTuple):
 
 
 def test_a_costly_feature_must_gain_a_tenth_over_plans_without_it() -> None:
-    """A dominated plan does not dominate others."""
     plan = Plan(zero_stage=0, micro_batch_size=1, gradient_accumulation_steps=1)
     replicated, sharded, gathered, offloaded = (
         Timed(plan, 94),
@@ -86,3 +86,28 @@ def test_a_costly_feature_must_gain_a_tenth_over_plans_without_it() -> None:
     # Plans with different costly features do not dominate each other.
     offloaded = Timed(replace(plan, zero_stage=2, offload_optimizer="cpu"), 100)
     assert drop_dominated([offloaded, gathered]) == [offloaded, gathered]
+
+
+def test_the_time_of_a_plan_that_does_not_fit_is_worked_out_when_it_is_asked_for() -> None:
+    question = ask("Llama-3.1-8B", gpus="8xH100", seq_len=131_072, ram="2TB", offline=True)
+    _, candidates = predict_all(question)
+    failing = [each for each in candidates if each.fit.limit == "gpu" and not each.fit.gpu_likely_suffices]
+    timed = [each for each in failing if "estimate" in vars(each)]
+    assert len(failing) > 40 and len(timed) < len(failing) / 4
+    assert all(each.tokens_per_s > 0 for each in failing)
+
+
+def test_a_search_leaves_the_collector_as_it_was() -> None:
+    question = ask("Qwen2.5-0.5B", gpus="1xH100", offline=True)
+    predict_all(question)
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), gc_paused():
+        assert not gc.isenabled()
+        1 / 0  # noqa: B018
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        predict_all(question)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

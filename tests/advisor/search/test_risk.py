@@ -62,7 +62,6 @@ def test_the_plan_to_try_first_is_likely_and_much_faster(risky: Recommendation) 
 
 
 def test_the_risk_decides_what_is_recommended(risky: Recommendation) -> None:
-    """The more is risked, the faster it is, and the less sure."""
     chosen = [ask(**RISKY, risk=risk).recommended for risk in LEAST]
     assert chosen[0] is not None and risky.recommended is not None and chosen[0].plan == risky.recommended.plan
     speeds = [candidate.tokens_per_s for candidate in chosen if candidate is not None]
@@ -80,7 +79,6 @@ def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
 
 
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An offload more, and an offload less."""
     monkeypatch.chdir(tmp_path)
     question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet"
     question += " --sequence-parallel-size 1 --gradient-checkpointing on"
@@ -98,7 +96,6 @@ def test_dry_runs_and_probes_start_with_the_plan_to_try_first(risky: Recommendat
 
 
 def test_more_memory_is_never_less_sure() -> None:
-    """On the same plan; from nothing to certainty within the error of the prediction."""
     answer = ask(**RISKY)
     candidate = answer.try_first
     assert candidate is not None
@@ -129,7 +126,6 @@ def test_quantiles_go_on_beyond_the_outermost() -> None:
 def test_what_needs_more_than_there_is_is_never_likely_to_fit(
     transient_gib: float, kind: Any, expandable: bool
 ) -> None:
-    """Whatever the tails of the published runs: a need of one byte more than the GPU has is no "likely fits"."""
     cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
     transient = round(transient_gib * 2**30)
     overhead = (

@@ -1,0 +1,179 @@
+"""Earlier dry runs and probes answer for the same run, and for no other one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.verification import past_results
+from ds_advise.advisor.verification.past_results import dry_run_once, keep_probe
+from ds_advise.estimators.json_form import to_json
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run import DryRunResult, Peak, PhaseMemory
+from ds_advise.probes.machine import this_machine
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure
+from ds_advise.probes.recording.result import Reserved
+from ds_advise.probes.run import Run
+from ds_advise.probes.store import Store, model_key
+
+from tests.helpers import h100s
+
+RUN = Run(config={"zero_optimization": {"stage": 2}}, model={"model_type": "llama"}, cluster=h100s(2))
+
+
+def result_of(run: Run) -> DryRunResult:
+    held = Reserved(reserved_bytes_per_gpu=2, required_bytes_per_gpu=2)
+    figures = {name: 1 for name in PhaseMemory.__dataclass_fields__ if name.endswith("_bytes")}
+    nvme = {"nvme_read_bytes": 0, "nvme_written_bytes": 0}
+    return DryRunResult(
+        phases=tuple(PhaseMemory(iteration=1, phase=phase, **figures | nvme) for phase in ("forward", "step")),
+        iterations=1,
+        peak=Peak(
+            iteration=1,
+            phase="step",
+            allocated_bytes_per_gpu=1,
+            reserved_bytes_per_gpu=2,
+            required_bytes_per_gpu=2,
+            with_expandable_segments=held,
+            without_expandable_segments=held,
+            device_bytes_per_gpu=3,
+            host_bytes_per_node=4,
+            by_category={"gradients": 1},
+            by_module={},
+            largest=(),
+        ),
+        peak_loading_gpu_bytes=1,
+        nvme_bytes_per_rank=0,
+        parameters=1,
+        trainable_parameters=1,
+        world_size=2,
+        rank=0,
+        gpus_per_node=2,
+        versions={},
+        config=dict(run.config),
+        seconds=0.5,
+        peak_by_phase={},
+    )
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The dry runs that were executed."""
+    runs: list[Run] = []
+
+    def executed(run: Run, **_: Any) -> DryRunResult:
+        runs.append(run)
+        return result_of(run)
+
+    monkeypatch.setattr(past_results, "dry_run", executed)
+    return runs
+
+
+def test_the_same_dry_run_is_made_once_until_it_is_forgotten(ran: list[Run]) -> None:
+    first, second = (dry_run_once(RUN, rank=None, fast=False) for _ in range(2))
+    assert first[0] == second[0] and len(ran) == 1
+    assert first[1] is None and second[1] is not None
+    (record,) = Store().find(kind="dry-run")
+    assert record.id is not None and Store().forget([record.id]) == [record.id]
+    dry_run_once(RUN, rank=None, fast=False)
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RUN, config={"zero_optimization": {"stage": 1}}),
+        replace(RUN, model={"model_type": "llama", "vocab_size": 7}),
+        replace(RUN, workload=Workload(seq_len=77)),
+        replace(RUN, cluster=h100s(4)),
+        replace(RUN, micro_batch_size=3),
+    ],
+)
+def test_another_dry_run_is_made(ran: list[Run], other: Run) -> None:
+    dry_run_once(RUN, fast=False)
+    dry_run_once(other, fast=False)
+    assert ran == [RUN, other]
+
+
+def test_another_version_or_setting_is_another_dry_run(ran: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    dry_run_once(RUN, fast=False)
+    dry_run_once(RUN, fast=True)
+    monkeypatch.setattr(past_results, "version", lambda _library: "0.0.1")
+    dry_run_once(RUN, fast=True)
+    assert len(ran) == 3
+
+
+def test_a_module_of_the_users_own_is_run_each_time(ran: list[Run]) -> None:
+    """What its file imports may have changed."""
+    own = replace(RUN, model="net.py:build")
+    dry_run_once(own)
+    dry_run_once(own)
+    assert len(ran) == 2 and not Store().find(kind="dry-run")
+
+
+FAILED = ProbeResult(
+    world_size=2,
+    device="cpu",
+    solo=False,
+    tokens_per_step=0,
+    ranks=(),
+    versions={},
+    failure=RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"),
+)
+PROBED = replace(
+    RUN,
+    model={},
+    model_name="gpt2",
+    shape=find("gpt2"),
+    micro_batch_size=4,
+    gradient_accumulation_steps=2,
+    gradient_checkpointing=False,
+)
+
+
+def _keep(result: ProbeResult, **changes: Any) -> int | None:
+    return keep_probe(result, replace(PROBED, **changes), memory_limit_bytes=10**9)
+
+
+def test_a_failed_probe_is_kept_with_its_plan_workload_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    number = _keep(FAILED)
+    (record,) = Store().find(kind="probe", machine=this_machine(), model=model_key(find("gpt2")))
+    assert record.id == number
+    batch = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    assert record.plan == {"zero_optimization": {"stage": 2}, **batch}
+    assert record.workload["seq_len"] == Workload().seq_len
+    assert (record.workload["gradient_checkpointing"], record.workload["memory_limit_bytes"]) == (False, 10**9)
+    assert record.result["failure"]["kind"] == "out_of_memory"
+    assert record.versions["deepspeed"]
+    run(["history"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("gpt2" in line and "zero2" in line and line.endswith("out of memory") for line in lines)
+
+
+def test_a_failure_and_a_success_of_a_plan_are_kept_with_the_same_plan() -> None:
+    given = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}}
+    _keep(FAILED, config=given)
+    _keep(replace(FAILED, failure=None, config={**given, "bf16": {"enabled": True}}), config=given)
+    first, second = Store().find()
+    assert first.plan == second.plan == {**given, "gradient_accumulation_steps": 2}
+    assert first.result["config"]["bf16"] == {"enabled": True}
+
+
+def test_a_local_model_is_kept_without_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    _keep(FAILED, model_name=str(folder), shape=None)
+    (record,) = Store().find()
+    assert (record.model, record.model_name) == ("", "my-model")
+    assert str(tmp_path) not in json.dumps(to_json(record.figures()))
+
+
+def test_an_unusable_store_costs_one_line(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_store.mkdir(parents=True)
+    assert _keep(FAILED) is None
+    assert len(capsys.readouterr().err.splitlines()) == 1
