@@ -170,7 +170,7 @@ def test_a_local_model_is_kept_without_its_path(tmp_path: Path) -> None:
     _keep(FAILED, model_name=str(folder), shape=None)
     (record,) = Store().find()
     assert (record.model, record.model_name) == ("", "my-model")
-    assert str(tmp_path) not in json.dumps(to_json(record.figures()))
+    assert str(tmp_path) not in json.dumps(to_json(record))
 
 
 def test_an_unusable_store_costs_one_line(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
