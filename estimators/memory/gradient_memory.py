@@ -1,11 +1,14 @@
-"""What every ZeRO stage has to say about gradients: a function for each phase of a step.
+"""What all ZeRO stages share of gradients, and stage 0, which keeps all of them, w Pt, until the step.
 
-Not covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few matrices).
+A stage's methods give the terms of one GPU in the phases of a step:
+
+    forward, tiled_loss      a micro batch runs forward; a tiled loss is computed again in the backward pass
+    head, head_reduction     the output head's gradient is made; it is reduced, and the logits are gone
+    layer, reduction         the last layer runs backward; a full bucket is reduced meanwhile
+    end, step                the embedding's gradient is made; the optimizer steps
 """
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Terms
 from ..optimizers import OptimizerSpec
@@ -26,20 +29,26 @@ GRADIENT_SYMBOLS = {
 STEP_NOT_COVERED = "optimizers that bring kernels of their own"
 
 
-class GradientMemory(ABC):
-    """Terms about gradients in the phases of a step, on the GPU where they are largest."""
+class GradientMemory:
+    """Sizes of one plan, in elements, on the GPU where they are largest."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
-        tensors, self.local_ranks = sharded.tensors, local_ranks
-        self.sharded, self.tensors, self.plan, self.optimizer = sharded, tensors, plan, optimizer
-        self.width, self.trainable = tensors.workload.weight_bytes, tensors.trainable_numel
+        tensors = sharded.tensors
+        self.sharded = sharded
+        self.tensors = tensors
+        self.plan = plan
+        self.optimizer = optimizer
+        self.local_ranks = local_ranks
+        self.width = tensors.workload.weight_bytes
+        self.trainable = tensors.trainable_numel
         self.bucket_size = plan.reduce_bucket_size
-        self.offloaded, self.accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
+        self.offloaded = plan.offload_optimizer != "none"
+        self.accumulates = plan.gradient_accumulation_steps > 1
         self.fills = gradient_buckets(tensors, self.bucket_size, stage=plan.zero_stage)
         # A bucket with gradients for several ranks is copied before it is reduced.
         self.copies = sharded.world_size > 1
-        # Elements of single gradients: of the head, the widest of a layer, a tied head's, which waits for the
-        # embedding's through all layers, and the last one; then of all that are alive when the last one is made.
+        # Single gradients: the widest of a layer, the head's, a tied head's (it waits for the embedding's through all
+        # layers) and the last one. at_end: all that are alive when the last one is made.
         self.layer = max(tensors.trainable_layer, default=0)
         self.head = self.tied_head = 0
         self.last = self.at_end = self.layer
@@ -60,42 +69,6 @@ class GradientMemory(ABC):
             return 0
         head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
         return max(0, self.bucket_size - self.layer - head)
-
-    @abstractmethod
-    def forward_terms(self) -> Terms:
-        """While a micro batch runs forward: gradients of earlier ones, permanent buffers."""
-
-    @abstractmethod
-    def tiled_loss_terms(self, tiles: int) -> Terms:
-        """While a tiled loss is computed again in the backward pass: its tiles add to the head's gradient."""
-
-    @abstractmethod
-    def head_terms(self) -> Terms:
-        """When the output head's gradient is made; nothing has been reduced yet."""
-
-    @abstractmethod
-    def head_reduction_terms(self) -> Terms:
-        """When that gradient is reduced, or copied to the bucket; the logits are gone."""
-
-    @abstractmethod
-    def layer_terms(self) -> Terms:
-        """In the backward pass of the last layer."""
-
-    @abstractmethod
-    def reduction_terms(self) -> Terms:
-        """In the backward pass of the last layer, while a full bucket is reduced."""
-
-    def later_reduction_terms(self) -> Terms | None:
-        """The same for the second full bucket, where that may take more; None where it does not."""
-        return None
-
-    @abstractmethod
-    def end_terms(self) -> Terms:
-        """When the embedding's gradient is made."""
-
-    @abstractmethod
-    def step_terms(self) -> Terms:
-        """In the optimizer's step."""
 
 
 ALLREDUCE_BUCKET = 500_000_000

@@ -1,27 +1,36 @@
-"""Stages 1 and 2: gradients are reduced to the ranks whose flat partition they lie in.
+"""Gradients and their buckets on the GPU, phase by phase of a step, at ZeRO stages 1, 2 and 3.
+
+Stages 1 and 2 reduce gradients to the ranks whose flat partition they lie in.
 
 - Stage 1 keeps all of them while micro batches accumulate. At the boundary those that passed through the bucket are
   freed, but a tensor larger than the bucket keeps its gradient until the pass ends.
 - Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), a
   second time while another micro batch is added.
 
-Offloaded gradients leave the GPU tensor by tensor.
+Stage 3 keeps one shard of every gradient, in a buffer that is never freed. Offloaded gradients leave the GPU tensor by
+tensor.
 
 Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `copy_grads_in_partition`, `step`,
-`reduce_independent_p_g_buckets_and_remove_grads`, `independent_gradient_partition_epilogue`). Checked against dry runs
-of that engine.
+`reduce_independent_p_g_buckets_and_remove_grads`, `independent_gradient_partition_epilogue`), stage3.py
+(`_setup_for_real_optimizer`, `partition_grads`, `_prepare_fp32_grad_for_sub_group`). Checked against dry runs of that
+engine. Not covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few
+matrices).
 """
 
 from __future__ import annotations
-
-from abc import abstractmethod
 
 from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory, StageZero
 from .partition import SWAP_MIN_BYTES, shard_numel
-from .trainable import ShardedTensors, groups_on_gpu, held_before_first, optimizer_group_numels, shards_below
+from .trainable import (
+    ShardedTensors,
+    gradients_before_first_reduction,
+    groups_on_gpu,
+    optimizer_group_numels,
+    shards_below,
+)
 
 _SOURCE = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _SYMBOLS = {
@@ -46,29 +55,34 @@ _NORM_OR_CAST = Formula(
 )
 
 
-class _FlatGradients(GradientMemory):
-    """What stages 1 and 2 share."""
-
-    keeps_bucket: bool
-    """Whether the buckets of an earlier micro batch are still there when the next one runs forward."""
-    earlier: int
-    """Elements of gradients that are left from earlier micro batches."""
-    copied_width: int
-    """Bytes of an element that is copied to be reduced."""
-    held: int
-    """Elements of gradients that are alive beside a layer's while it runs backward."""
+class FlatGradients(GradientMemory):
+    """Stages 1 and 2."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
-        # Where ranks share a sample, what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
+        # Under Ulysses what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
         self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
-        # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
-        self.owned, self.owned_last = (0, 0) if self.offloaded else (sharded.touched, sharded.last_load.touched)
+        # Elements of gradients that this rank owns, once reduced: none on the GPU when they are offloaded.
+        self.owned = 0 if self.offloaded else sharded.touched
+        owned_last = 0 if self.offloaded else sharded.last_load.touched
         # The buffer of what a rank owns is made behind the first reduction; with experts it is as large as layers.
         spread = self.tensors.model.autoep_size > 1
         self.waits_for_buffer = spread and not self.accumulates and not self.large_head
         if self.tied_head:
-            self.owned_last = self.large_head = 0  # a tied head is reduced at the end, with the embedding
+            owned_last = self.large_head = 0  # a tied head is reduced at the end, with the embedding
+        self.owned_last = owned_last
+        # earlier: elements left from earlier micro batches; held: alive beside a layer's while it runs backward.
+        if plan.zero_stage == 1:
+            self.earlier = self.trainable if self.accumulates else 0
+            self.held = max(self.earlier, self.large_head + owned_last)
+            self.at_head_reduction = self.head + (self.held if self.accumulates else owned_last)
+        else:
+            self.earlier = self.owned if self.accumulates else 0
+            kept = max(owned_last * (2 if self.accumulates else 1), self.earlier)
+            # What was reduced last is freed at the next reduction, at the end where adapters fill no bucket.
+            waits = plan.overlap_comm and not self.offloaded and not self.fills.flushed
+            self.held = kept + self.large_head * waits
+            self.at_head_reduction = kept + self.head
 
     def _bucket(self, copied: int = 0) -> Terms:
         width, buckets, numel = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
@@ -89,7 +103,8 @@ class _FlatGradients(GradientMemory):
         return _STAGING.term(size, w=width, largest=largest, slice=piece, clone=clone)
 
     def _before_reduction(self, gradients: int) -> Terms:
-        return self._gradients(gradients) + (self._bucket() if self.keeps_bucket else ()) + self._staging(0)
+        keeps_bucket = self.accumulates and self.plan.zero_stage == 1
+        return self._gradients(gradients) + (self._bucket() if keeps_bucket else ()) + self._staging(0)
 
     def forward_terms(self) -> Terms:
         return self._before_reduction(self.earlier)
@@ -111,14 +126,10 @@ class _FlatGradients(GradientMemory):
         pieces = (self.bucket_size // part + 1) * part if part <= self.bucket_size else 0
         return min(numel, pieces) if numel > self.bucket_size else 0
 
-    @abstractmethod
-    def _at_head_reduction(self) -> int:
-        """Elements of gradients when the head's is reduced."""
-
     def head_reduction_terms(self) -> Terms:
         copied = 0 if self.offloaded else max(0, self._flattened(self.large_head) - self.owned_last)
         staged = min(self.large_head, self.sharded.last_load.slice)
-        gradients = self._gradients(self.head if self.waits_for_buffer else self._at_head_reduction())
+        gradients = self._gradients(self.head if self.waits_for_buffer else self.at_head_reduction)
         return gradients + self._bucket(copied) + self._staging(staged, self.large_head)
 
     def _in_layer(self) -> Terms:
@@ -134,25 +145,33 @@ class _FlatGradients(GradientMemory):
         return gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
 
     def later_reduction_terms(self) -> Terms | None:
+        """During the reduction of the second full bucket, where that may take more; None where it does not."""
         if not self.waits_for_buffer or not self.fills.second:
             return None
         return self._in_layer() + self._bucket(self.fills.flushed * self.copies)
 
-    @abstractmethod
     def _around_end(self) -> tuple[int, int]:
         """Elements of gradients when the last one is made, without it, and when it has been reduced."""
+        if self.plan.zero_stage == 2:
+            return self.earlier + self._before_first_reduction(frees=True), self.earlier + self.owned + self.last
+        if not self.plan.overlap_comm:
+            return self.trainable - (0 if self.accumulates else self.last), self.trainable + self.owned
+        large = sum(numel for numel in self.tensors.trainable[self.tensors.idle + 1 :] if numel > self.bucket_size)
+        before = large if self.offloaded else self._before_first_reduction(frees=False)
+        before += self.last * (self.accumulates and self.last > self.bucket_size)
+        return before, before + self.last
 
-    def _held_before_first(self, *, frees: bool, flushed: bool = False) -> int:
+    def _before_first_reduction(self, *, frees: bool, flushed: bool = False) -> int:
         if self.offloaded:
             return 0
-        return max(held_before_first(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
+        return max(gradients_before_first_reduction(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
 
     def end_terms(self) -> Terms:
         """The worst of five: the last gradient is made; the bucket before it is reduced while it waits; the last bucket
         is reduced; the last gradient has been reduced; it is reduced itself, being larger than the bucket."""
         before, after = self._around_end()
         staged = min(self.last, self.sharded.slice) * self.offloaded
-        reduced = self._held_before_first(frees=self.plan.zero_stage == 2, flushed=True)
+        reduced = self._before_first_reduction(frees=self.plan.zero_stage == 2, flushed=True)
         gradients, copied, staged = max(
             (before + self.at_end, 0, 0),
             (before + self.last, self.fills.pending * self.fills.waits * self.copies, 0),
@@ -192,46 +211,6 @@ class _FlatGradients(GradientMemory):
         return self._gradients(load.touched) + formula.term(
             before - width * load.touched, w=width, m=master, slice=load.slice, part=part
         )
-
-
-class StageOne(_FlatGradients):
-    """All gradients stay while micro batches accumulate; until the pass ends, those that did not fit in the bucket."""
-
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
-        super().__init__(sharded, plan, optimizer, local_ranks)
-        self.keeps_bucket = self.accumulates
-        self.earlier = self.trainable if self.accumulates else 0
-        self.held = max(self.earlier, self.large_head + self.owned_last)
-
-    def _at_head_reduction(self) -> int:
-        return self.head + (self.held if self.accumulates else self.owned_last)
-
-    def _around_end(self) -> tuple[int, int]:
-        if not self.plan.overlap_comm:
-            return self.trainable - (0 if self.accumulates else self.last), self.trainable + self.owned
-        large = sum(numel for numel in self.tensors.trainable[self.tensors.idle + 1 :] if numel > self.bucket_size)
-        before = large if self.offloaded else self._held_before_first(frees=False)
-        before += self.last * (self.accumulates and self.last > self.bucket_size)
-        return before, before + self.last
-
-
-class StageTwo(_FlatGradients):
-    """The gradients that the rank owns stay, a second time while another micro batch is added."""
-
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
-        super().__init__(sharded, plan, optimizer, local_ranks)
-        self.keeps_bucket = False
-        self.earlier = self.owned if self.accumulates else 0
-        self.kept = max(self.owned_last * (2 if self.accumulates else 1), self.earlier)
-        # What was reduced last is let go at the next reduction, which comes at the end where adapters fill no bucket.
-        waits = self.plan.overlap_comm and not self.offloaded and not self.fills.flushed
-        self.held = self.kept + self.large_head * waits
-
-    def _at_head_reduction(self) -> int:
-        return self.kept + self.head
-
-    def _around_end(self) -> tuple[int, int]:
-        return self.earlier + self._held_before_first(frees=True), self.earlier + self.owned + self.last
 
 
 NORM_CHUNK = 250_000_000
@@ -375,6 +354,8 @@ class StageThree(GradientMemory):
         )
 
 
-def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> GradientMemory:
+def gradient_memory(
+    sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
+) -> StageZero | FlatGradients | StageThree:
     """Gradients, buckets, staging and step temporaries of one GPU."""
-    return (StageZero, StageOne, StageTwo, StageThree)[plan.zero_stage](sharded, plan, optimizer, local_ranks)
+    return (StageZero, FlatGradients, FlatGradients, StageThree)[plan.zero_stage](sharded, plan, optimizer, local_ranks)

@@ -15,13 +15,12 @@ A training step passes through a few phases, and any of them may be the peak:
 - backward_end: the embedding's gradient is made, few activations are left.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
-Each phase is a sum of terms, which one place each computes: `zero_states` (weights, masters, states),
-`gathered_parameters`, `gradients`, `activations`. All arithmetic on sizes is exact in bytes of live tensors;
-`device_overhead` adds what is only observed. Evidence: analytic, compared with dry runs of the real engine in
-`benchmarks/`.
+Each phase is a sum of terms of `zero_states` (weights, masters, states), `gathered_parameters`, `gradients` and
+`activations`, exact in bytes of live tensors. `device_overhead` adds what is only observed. Compared with dry runs of the
+real engine in `benchmarks/`.
 
-Quick enough for a search: what depends on the model and workload alone is computed once (`trainable.tensor_set`,
-`trainable.shard_tensors`), and what is held beside activations once for all micro batches (`_Frame`).
+For a search, what depends on model and workload alone is computed once (`trainable`), and what does not depend on the
+micro batch once for all of them (`BatchIndependentMemory`).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from .device_overhead import (
     outside_allocator,
 )
 from .gathered_parameters import GatheredParameters, gathered_parameters
-from .gradients import gradient_memory
+from .gradients import FlatGradients, gradient_memory
 from .host_memory import checkpoint_terms, host_terms, loading_bytes, nvme_terms, swap_buffers
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
@@ -82,11 +81,11 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
     workload = _as_cast(workload).of_rank(plan.sequence_parallel_size)
-    frame, whole, model = _frame_of(model, workload, cluster, plan), model, of_rank(model, plan)
-    sharded = frame.sharded
-    phases = frame.initialize + _step(frame, workload, plan)
-
-    peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(frame.resident)
+    memory = _batch_independent(model, workload, cluster, plan)
+    sharded = memory.sharded
+    phases = memory.initialize + _step(memory, workload, plan)
+    peak = max(phase.allocated_bytes for phase in phases)
+    kept = total_bytes(memory.resident)
     transient = max(0, peak - kept)
     cache: Terms = ()
     if cluster.gpu.is_cpu:
@@ -96,12 +95,14 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead, cache = fixed_segments_overhead(transient), fixed_segments_cache(transient)
     else:
         overhead = allocator_overhead(plan, transient)
-    node = frame.node
+    node = memory.node
     # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
-    inputs, pins = checkpoint_terms(model, workload, plan, cluster.gpus_per_node), workload.software.pinned_inputs
+    part = of_rank(model, plan)
+    inputs = checkpoint_terms(part, workload, plan, cluster.gpus_per_node)
+    pins = workload.software.pinned_inputs
     # Each rank loads the whole model before it splits the layers or drops experts.
-    loaded = sharded if model is whole else shard_tensors(tensor_set(whole, workload), sharded.world_size)
+    loaded = sharded if part is model else shard_tensors(tensor_set(model, workload), sharded.world_size)
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
@@ -109,19 +110,17 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
-        host_loading_bytes_per_node=_loading_bytes(loaded, frame.plan, cluster.gpus_per_node) + spread_bytes,
+        host_loading_bytes_per_node=_loading_bytes(loaded, memory.plan, cluster.gpus_per_node) + spread_bytes,
         nvme_terms=node.nvme,
     )
 
 
 def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
-    """What each GPU holds at the largest moment of a step without activations, tiles of a loss left out.
-
-    No plan needs less that differs in the micro batch alone. Raises as `estimate_memory` does.
-    """
+    """A lower bound for all micro batches: the largest phase of a step without activations. Raises as
+    `estimate_memory`."""
     if plan.sharding != "zero":
         return total_bytes(resident_terms(model, workload, cluster, plan))
-    return _frame_of(model, _as_cast(workload), cluster, plan).least_bytes
+    return _batch_independent(model, _as_cast(workload), cluster, plan).least_bytes
 
 
 def _as_cast(workload: Workload) -> Workload:
@@ -131,16 +130,15 @@ def _as_cast(workload: Workload) -> Workload:
     return replace(workload, software=replace(workload.software, fp32_adapters=False, autocast=False))
 
 
-def _frame_of(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> _Frame:
+def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
     tensors = tensor_set(of_rank(model, plan), workload)
     sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
-    return _frame(sharded, _without_batch(plan, cluster), runs, cluster)
+    return _memory_of(sharded, _without_batch(plan, cluster), runs, cluster)
 
 
 def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
-    """The plan as far as it decides what is held beside activations: the micro batch and where layers' inputs wait do
-    not, and of accumulation and of shared samples only that there are any."""
+    """The plan with the fields that decide nothing but activations set to one value."""
     return replace(
         plan,
         micro_batch_size=1,
@@ -164,10 +162,8 @@ _loading_bytes = lru_cache(maxsize=256)(loading_bytes)
 
 
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
-    """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces.
-
-    No plan needs less, whatever its micro batch, and it is quick to know. Raises as `estimate_memory` does.
-    """
+    """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces. Raises
+    as `estimate_memory`."""
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
     tensors, replicas = tensor_set(of_rank(model, plan), workload), cluster.world_size // plan.autotp_size
     gathered = gathered_parameters(tensors, plan, replicas)
@@ -181,11 +177,14 @@ def _resident(
     return parameters(sharded, plan, gathered) + rest
 
 
-class _Frame:
-    """What a plan holds beside activations, whatever the micro batch."""
+class BatchIndependentMemory:
+    """What a plan holds without activations."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster) -> None:
-        self.sharded, self.plan, self.runs, self.cluster = sharded, plan, runs, cluster
+        self.sharded = sharded
+        self.plan = plan
+        self.runs = runs
+        self.cluster = cluster
         self.gathered = gathered_parameters(sharded.tensors, plan, sharded.world_size)
         self.gradients = gradient_memory(sharded, plan, runs, cluster.gpus_per_node)
         self.resident = _resident(sharded, plan, runs, cluster, self.gathered)
@@ -217,12 +216,13 @@ class _Frame:
     def phases(self) -> dict[str, Terms]:
         """Gradients and gathered weights in each phase of a step."""
         gathered, gradients, tensors = self.gathered, self.gradients, self.sharded.tensors
-        # What stays gathered from the forward to the backward pass has not been released yet; then come the elements
-        # that are still on their way.
-        kept, at_loss, in_layer = gathered.loss, gathered.arriving_at_loss, gathered.arriving_in_layer
-        forward, in_reduction = gradients.forward_terms(), min(kept, gathered.reduction)
         whole = self._gathered
+        forward = gradients.forward_terms()
+        # What stays gathered from the forward to the backward pass has not been released yet.
+        kept = gathered.loss
+        in_reduction = min(kept, gathered.reduction)
         left = max(0, kept + tensors.embedding - tensors.numel)
+        at_loss, in_layer = gathered.arriving_at_loss, gathered.arriving_in_layer
         phases = {
             "forward_backward_top": forward + whole(gathered.loss, kept, at_loss),
             "layer_backward": gradients.layer_terms() + whole(gathered.layer, min(kept, gathered.layer), in_layer),
@@ -230,7 +230,7 @@ class _Frame:
             "backward_end": gradients.end_terms() + whole(gathered.end, left),
             "step": gradients.step_terms() + whole(0, 0),
         }
-        later = gradients.later_reduction_terms()
+        later = gradients.later_reduction_terms() if isinstance(gradients, FlatGradients) else None
         if later is not None:
             phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
         if gathered.last_layer > gathered.loss:
@@ -248,7 +248,7 @@ class _Frame:
 
     @cached_property
     def least_bytes(self) -> int:
-        """The largest of them with what is resident, but for the loss's, which tiles change."""
+        """The largest phase, without the loss's, which tiles change."""
         beside = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
         return total_bytes(self.resident) + max(beside)
 
@@ -265,18 +265,18 @@ class _Frame:
         return _GATHERED.term(size, w=width, gathered=size / width) + second_copy(self.sharded, self.plan, unreleased)
 
 
-_frame = lru_cache(maxsize=256)(_Frame)
+_memory_of = lru_cache(maxsize=256)(BatchIndependentMemory)
 
 
-def _step(frame: _Frame, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
-    tensors, model, gradients = frame.sharded.tensors, frame.sharded.tensors.model, frame.gradients
+def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
+    tensors, model, gradients = memory.sharded.tensors, memory.sharded.tensors.model, memory.gradients
     micro_batch_size, width = plan.micro_batch_size, workload.weight_bytes
     activations = activation_memory(
         model,
         workload,
         micro_batch_size,
         plan.gradient_checkpointing,
-        compute_capability=frame.cluster.gpu.compute_capability,
+        compute_capability=memory.cluster.gpu.compute_capability,
         zero_stage=plan.zero_stage,
         cpu_checkpointing=plan.cpu_checkpointing,
     )
@@ -289,10 +289,10 @@ def _step(frame: _Frame, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
 
     tokens, logits = tile_of_logits(model, workload, micro_batch_size), model.vocab_size
     head += _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
-    beside = frame.phases
+    beside = memory.phases
     if workload.loss == "tiled":
         tiles = loss_tiles(model, workload, micro_batch_size)
-        beside = {**beside, "forward_backward_top": frame.tiled_loss(tiles)}
+        beside = {**beside, "forward_backward_top": memory.tiled_loss(tiles)}
         head += tuple(term for term in activations.loss_terms if term.name.startswith("gradient of"))
     alive: dict[str, Terms] = {
         "forward_backward_top": saved + activations.loss_terms,
@@ -305,7 +305,7 @@ def _step(frame: _Frame, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
     }
     if "later_gradient_reduction" in beside:
         alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - tensors.head))
-    before = frame.resident + output_terms(model, workload, micro_batch_size)
+    before = memory.resident + output_terms(model, workload, micro_batch_size)
     return tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in beside.items())
 
 

@@ -286,7 +286,7 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) ->
 
 
 @lru_cache(maxsize=256)
-def held_before_first(
+def gradients_before_first_reduction(
     sharded: ShardedTensors, bucket_size: int, *, frees: bool, flushed: bool = False
 ) -> tuple[int, ...]:
     """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
