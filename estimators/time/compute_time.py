@@ -1,6 +1,8 @@
-"""Seconds that a GPU computes for one micro batch: matrix products, attention, and what is bound by memory.
+"""Seconds of the forward and backward passes: what the GPU computes, and what it waits for the host.
 
-Counts of FLOPs stand in `flops`, of bytes in `memory_bound`; `roofline` turns both into seconds.
+FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` turns both into seconds.
+
+    pass = max(GPU computes, host launches) + the part of the shorter that does not hide
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ class ComputeTime(NamedTuple):
     forward: PassTime
     backward: PassTime
     recompute: PassTime
-    """What checkpointing runs again; nothing without it."""
+    """What checkpointing runs again; 0 without it."""
     after_layers_s: float
-    """Of the forward pass, what follows the last layer: the head and the loss."""
+    """The head and the loss in the forward pass."""
 
     @property
     def forward_s(self) -> float:
@@ -60,7 +62,7 @@ class ComputeTime(NamedTuple):
 
     @property
     def backward_s(self) -> float:
-        """The backward pass with what it recomputes."""
+        """With recomputation."""
         return self.backward.total_s + self.recompute.total_s
 
 
@@ -72,8 +74,7 @@ def compute_time(
     micro_batch: int,
     gradient_checkpointing: bool,
 ) -> ComputeTime:
-    """Seconds of one micro batch; see the module's formulas. Raises ClusterError for a GPU without any published
-    rate."""
+    """Seconds of one micro batch. Raises ClusterError for a GPU without any published rate."""
     passes = _Passes(model, workload, gpu, micro_batch)
     for block in model.blocks:
         for product in block_products(model, block, workload, micro_batch):
@@ -103,7 +104,7 @@ def compute_time(
 
 
 class _Passes:
-    """The passes of one micro batch while its layers are added to them."""
+    """The passes of one micro batch while layers are added."""
 
     def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int) -> None:
         self.model, self.workload, self.gpu = model, workload, gpu
@@ -186,7 +187,7 @@ class Passes:
         forward_s = n * self.compute.forward_s + self.gathered_copies_s[0]
         self.forward_s = _together(forward_s + begins_s, n * forward_host, serial, after_s)
         self.forward_idle_s = max(0.0, n * forward_host + after_s - forward_s - begins_s)
-        """What the GPU waits for the host in forward passes."""
+        """Seconds that the GPU waits for the host in forward passes."""
         if plan.zero_hpz_partition_size > 1 and step.workload.method == "full":
             # The host waits for each tensor's second copy, which the first forward pass after a step makes.
             self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
@@ -195,10 +196,10 @@ class Passes:
         self.backward_s = _together(backward_s, left_host_s, serial)
         # At the end of a pass stages 1 to 3 wait for the last reduction.
         self.host_ahead_s = 0.0 if plan.zero_stage else max(0.0, backward_s - left_host_s)
-        """What the GPU still computes of the backward passes when stage 0's host is through with them."""
+        """Seconds that the GPU still computes when stage 0's host has launched all backward passes."""
 
     def _backward_host_s(self) -> float:
-        """Of one micro batch, on average."""
+        """Average of one micro batch."""
         step = self.step
         plan, n, costs, host, stage = step.plan, step.micro_batches, step.costs, step.host, step.plan.zero_stage
         buckets = sum(step.reduce_calls) if step.zero3 else step.reduce_calls.shared
@@ -210,7 +211,7 @@ class Passes:
         return seconds + (host.recompute_s(costs, stage) if plan.gradient_checkpointing else 0.0)
 
     def _gathered_copies_s(self, together: float, gathers: float) -> float:
-        """Seconds of putting together what was gathered, and of making it 16 bits again."""
+        """Copies that put gathered tensors together, and dequantization."""
         step = self.step
         moved = GATHERED_PASSES * together * step.gathered_bytes
         if step.plan.zero_quantized_weights:
@@ -218,7 +219,6 @@ class Passes:
         return moved / step.values["W"]
 
     def terms(self) -> list[TimeTerm]:
-        """What the GPU computes, and what it waits for launches."""
         step, n, forward, backward = self.step, self.step.micro_batches, self.compute.forward, self.compute.backward
         computing_s = n * (self.compute.forward_s + self.compute.backward_s)
         on_gpu = computing_s + self.gradient_copies_s + sum(self.gathered_copies_s)
@@ -265,13 +265,13 @@ class Passes:
 
 
 def _together(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
-    """The host launches ahead of the GPU, so the slower one counts, and of the other the part that is `serial`. What
-    the GPU does for `after_s` at the end comes after all that the host launched before."""
+    """The slower of GPU and host counts, and the `serial` share of the other. `after_s`: GPU time at the end, after all
+    that the host launched before."""
     return max(gpu_s, host_s + after_s) + serial * min(gpu_s - after_s, host_s)
 
 
 def _serial(step: Step) -> float:
-    """The part of the shorter of host and GPU time that does not hide behind the longer."""
+    """The share of the shorter of host and GPU time that does not hide behind the longer."""
     if step.cluster.gpu.is_cpu:  # it computes what it launches itself
         return 1.0
     if not step.zero3:

@@ -90,7 +90,6 @@ class StepFlops(NamedTuple):
     forward: int
     backward: int
     recompute: int
-    """FLOPs that checkpointing runs a second time; 0 without it."""
 
     @property
     def total(self) -> int:
@@ -167,12 +166,12 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
 
 
 def _runs_again(tensor: Tensor, workload: Workload) -> bool:
-    """Whether the backward pass repeats the product (rule 7)."""
+    """The backward pass repeats the product (rule 7)."""
     return workload.mlp == "tiled" and tensor.role == "feed_forward"
 
 
 def _saves_its_end(block: Block) -> bool:
-    """Whether something after a layer's last product saves a tensor: dropout, a norm, the weights of chosen experts."""
+    """Something after the layer's last product saves a tensor: dropout, a norm, the weights of chosen experts."""
     return bool(
         block.hidden_dropout
         or block.feed_forward.experts_per_token < block.feed_forward.experts
@@ -191,10 +190,7 @@ def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
 
 
 def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
-    """The output layer over the vocabulary; None for a model without one.
-
-    A classification head sees one token per sample and is too small to count.
-    """
+    """The output layer over the vocabulary; None without one. A classification head is too small to count."""
     if model.vocab_size == 0 or model.num_labels:
         return None
     # Of a head that ranks split each computes its part of the columns.
@@ -228,13 +224,13 @@ def block_attention(
 
 
 def attended_len(workload: Workload, stream: int) -> int:
-    """Tokens that attend to each other: those of a document, or of the whole stream."""
+    """Tokens that attend to each other: a document, or the whole stream."""
     whole = attention_len(workload, stream)
     return min(workload.document_len or whole, whole)
 
 
 def attention_len(workload: Workload, stream: int) -> int:
-    """Tokens of a sample that are in one attention: with sequence parallelism those of all ranks that share it."""
+    """Tokens of a sample in one attention: with sequence parallelism those of all its ranks."""
     return stream * workload.sequence_parallel_size
 
 
@@ -249,7 +245,7 @@ def attention_flops(attention: Attention, batch: int, queries: int, keys: int, k
 
 
 def seen_pairs(attention: Attention, queries: int, keys: int) -> int:
-    """Pairs of a query and a key that the mask lets through, for one sequence."""
+    """Pairs of query and key that the mask lets through, for one sequence."""
     if attention.cross:
         return queries * keys
     window = min(attention.window or keys, keys)
@@ -263,20 +259,16 @@ def attention_backward(kernel: AttentionKernel) -> float:
 
 
 _BACKWARD_ATTENTION = 2
-"""Products that attention's backward pass needs for one of the forward pass; what a flash kernel repeats is not the
-model's."""
+"""Backward products of attention for one of the forward pass, without those that a flash kernel repeats."""
 
 
 def model_flops_utilization(
     model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate
 ) -> float | None:
-    """Model FLOPs of a step over what the GPU's peak would do in that time; None for a GPU without a published peak.
+    """MFU = n (forward + backward FLOPs of a micro batch on one GPU) / (step_s x peak); None without a published peak.
 
-        MFU = n (forward + backward FLOPs of a micro batch on one GPU) / (step_s x peak)
-
-    The peak is the dense one at the training's precision. What is computed a second time (checkpointing, tiles, a flash
-    kernel's scores) does not count (PaLM, arXiv:2204.02311 appendix B), nor do gradients of frozen weights, which LoRA
-    does not compute.
+    The peak is the dense one at the training's precision. Recomputation (checkpointing, tiles, a flash kernel's
+    scores) does not count (PaLM, arXiv:2204.02311 appendix B), nor do gradients of frozen weights.
     """
     peak = peak_flops_per_s(cluster.gpu, workload.precision)
     if not peak:
@@ -293,5 +285,5 @@ def model_flops_utilization(
 
 
 def peak_flops_per_s(gpu: Gpu, precision: Precision) -> float | None:
-    """The card's dense peak at a precision; torch computes fp32 without TF32 unless told otherwise."""
+    """The card's dense peak; torch computes fp32 without TF32 by default."""
     return {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s}[precision]

@@ -16,27 +16,26 @@ from ..hardware.cluster import HOST_SCORE_S, Cluster, host_score_s
 
 
 class HostCosts(NamedTuple):
-    """Seconds each. Costs of hooks are beside those of the operations that they dispatch, which are operations too."""
+    """Seconds each. Costs of hooks do not include the operations that they dispatch."""
 
     operation_s: float
-    """A dispatched operation of a forward pass that launches a kernel: Python, dispatch, the node for autograd, the
-    operation's own preparation. The launch itself is `launch_s`."""
+    """A dispatched operation of a forward pass that launches a kernel: Python, dispatch, autograd's node, the
+    operation's preparation; without `launch_s`."""
     view_s: float
-    """A dispatched operation that only describes a tensor anew (view, transpose, detach) or reserves memory."""
+    """A dispatched operation without a kernel (view, transpose, detach) or an allocation."""
     module_call_s: float
     """A call of an `nn.Module` without hooks."""
     backward_operation_s: float
     """An operation of a backward pass, or of DeepSpeed's hooks in any pass, that launches a kernel."""
     backward_view_s: float
     recomputed_operation_s: float
-    """What an operation takes more when checkpointing without reentry runs it again: its saved tensors pass through
-    Python hooks."""
+    """Extra cost of an operation under non-reentrant recomputation: its saved tensors pass through Python hooks."""
     checkpoint_s: float
-    """A layer that is checkpointed and runs again: the states of generators that are kept, the graph that is made."""
+    """A checkpointed layer that runs again: states of generators, the graph."""
     visit_forward_s: float
-    """ZeRO-3's hooks before and after a module that runs forward (or is recomputed), every called module being one."""
+    """ZeRO-3's hooks around a module that runs forward or is recomputed."""
     visit_backward_s: float
-    """The same on the way back."""
+    """The same in the backward pass."""
     gather_s: float
     """A parameter that ZeRO-3 gathers and releases again."""
     bucketed_gradient_s: float

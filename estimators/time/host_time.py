@@ -1,6 +1,8 @@
-"""What the host is asked to do for one layer: operations, views and module calls, counted from its dimensions.
+"""What the host spends on launching work, which is the whole time of a small model.
 
-Counts are those of transformers 5 under a dispatch mode, as torch sees them on a GPU:
+Every operation of eager PyTorch costs the host about as much whatever its size, and the GPU waits when its kernels are
+shorter. Counts follow from the model's dimensions; unit costs are measured (`host_costs`). Counts of one layer are
+those of transformers 5 under a dispatch mode, as torch sees them on a GPU:
 
     forward    operations  1 for each matrix; an RMSNorm 8 (10 as Gemma writes it), a LayerNorm 1; rotary embedding 10,
                            attention 1, activation 1 and its gate 1, residual sums 2, each dropout 1; routing and
@@ -9,7 +11,7 @@ Counts are those of transformers 5 under a dispatch mode, as torch sees them on 
     backward   operations  2 for each matrix, 1 where it is frozen; 1 for each bias; an adapter 5; 1.8 for any other
                views       6 for each matrix, 9 for an adapter, 29
 
-Held against the modules themselves: `benchmarks/probes/host_time.py`.
+Checked against the modules themselves: `benchmarks/probes/host_time.py`.
 """
 
 from __future__ import annotations
@@ -26,29 +28,29 @@ from ..workload import Workload
 from .host_costs import HostCosts
 
 BACKWARD_OF_OTHERS = 1.8
-"""Operations of the backward pass for each of the forward pass that is no product with a weight."""
+"""Backward operations for each forward operation that is no product with a weight."""
 
 _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
 
 
 class LayerOperations(NamedTuple):
-    """Of one layer."""
+    """Counts of one layer."""
 
     operations: int
-    """Those of its forward pass that launch a kernel."""
+    """Forward operations that launch a kernel."""
     views: int
-    """Those that launch none."""
+    """Forward operations without a kernel."""
     backward_operations: int
     backward_views: int
     calls: int
-    """Calls of modules."""
+    """Module calls."""
     hooked: int
-    """Those of them that ZeRO-3 hooks."""
+    """Module calls that ZeRO-3 hooks."""
     adapted: int
-    """Linear layers that have an adapter beside them."""
+    """Linear layers with an adapter."""
     folds: int
-    """Weights W + B A that LoRA computes, where no module can have an adapter beside it."""
+    """Weights W + B A that LoRA computes because no module can hold an adapter."""
 
 
 def layer_operations(
@@ -85,12 +87,11 @@ def layer_operations(
 
 
 def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
-    """Operations of one norm."""
     return 1 if fused or block.norm == "layer" else layer_variant(model, block).norm_operations
 
 
 def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
-    """Operations of the forward pass that are no product with a weight."""
+    """Forward operations that are no product with a weight."""
     attention, feed_forward = block.attention, block.feed_forward
     count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
@@ -101,18 +102,15 @@ def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool)
 
 
 def _calls(block: Block, adapted: int, folds: int) -> int:
-    """Modules with parameters, and layer, attention, feed-forward and activation.
-
-    peft puts four more around an adapted one: base layer, dropout, lora_A and lora_B. Around a tensor that it folds it
-    puts five.
-    """
+    """Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
+    module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds."""
     own = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
     return own + 4 * adapted + _FOLD_CALLS * folds
 
 
 def _unhooked(model: ModelShape, block: Block, chosen: Adapters, folds: int) -> int:
-    """Calls without hooks: what peft puts around a folded tensor comes after DeepSpeed has hung its hooks, and a leaf's
-    own modules and their activation have none."""
+    """Calls without hooks: peft's around a folded tensor, which come after DeepSpeed's hooks, and a leaf's own modules
+    and their activation."""
     if not (block.feed_forward.experts and supports(model, "leaf_experts")):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
@@ -121,53 +119,49 @@ def _unhooked(model: ModelShape, block: Block, chosen: Adapters, folds: int) -> 
 
 
 FSDP_VISIT_S = 700e-6
-"""FSDP's hooks around one visit of a unit, forward or backward. Fitted; no plan of the project uses it."""
+"""FSDP's hooks around one visit of a unit, forward or backward. Fitted."""
 
 FSDP_SERIAL = 0.5
 """As `ZERO3_SERIAL`, for FSDP. Assumed."""
 
 ZERO3_SERIAL = 0.19
-"""Part of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with a fetch of its
-own when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
-`__max_ongoing_fetch_events`), so a module that is slow on one does not hide behind one that is slow on the other.
+"""Share of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with its own fetch
+when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py `__max_ongoing_fetch_events`).
 
-Chosen by hand; `benchmarks/fit_speed.py` does not choose it anew where it leaves a source out. The schedules that dry
-runs record are nearest to 0 (3.6 % off on average). Published runs where nothing is offloaded are too, but with less
-than this stage 3 is predicted faster than stage 2 on GPUs that measured the contrary; those with offload are nearest to
-0.5, on one GPU as on several, so that it is not ranks that wait for each other.
+Chosen by hand, not by `benchmarks/fit_speed.py`. Schedules of dry runs are nearest to 0 (3.6 % off on average). So
+are published runs without offload, but with less than this stage 3 is predicted faster than stage 2 on GPUs that
+measured the contrary; those with offload are nearest to 0.5, on one GPU as on several.
 """
 
 _OUTSIDE = (13, 15, 6)
-"""Operations, views and module calls of a forward pass outside the layers, besides the last norm and the rotary table:
-embedding, positions, mask, head and loss, counted as those of layers are (`layer_operations`)."""
+"""Operations, views and module calls of a forward pass outside the layers, without the last norm and the rotary table:
+embedding, positions, mask, head, loss."""
 
 _OUTSIDE_BACKWARD = 12
-"""Operations of the backward pass outside the layers, besides the last norm's: loss, head and embedding. Positions,
-mask and rotary table have none."""
+"""Backward operations outside the layers, without the last norm's: loss, head, embedding."""
 
 _ROTARY_TABLE = 6
-"""Operations that compute the angles' cosines and sines, once for all layers."""
+"""Operations that compute the cosines and sines, once for all layers."""
 
 
 CHECK_LAUNCHES = 12
-"""Kernels that looking for infinities in a tensor takes: abs, !=, ==, products, extremes (counted as `step_counts`)."""
+"""Kernels that look for infinities in a tensor: abs, !=, ==, products, extremes (counted as `step_counts`)."""
 
 
 class HostWork(NamedTuple):
-    """What the host does in one micro batch, by pass."""
+    """Work of the host in one micro batch."""
 
     operations: int
     """Kernels of the forward pass."""
     views: int
     calls: int
-    """Calls of modules."""
     hooked: int
-    """Those that stage 3 hooks."""
+    """Module calls that stage 3 hooks."""
     layers: int
     reentrant: bool
-    """Layers that are checkpointed run again with reentry."""
+    """Checkpointing is reentrant."""
     folds: int
-    """Weights W + B A that LoRA computes."""
+    """Weights W + B A."""
     backward_operations: int
     backward_views: int
     parameters: int
@@ -175,14 +169,13 @@ class HostWork(NamedTuple):
     gathered: int
     """Tensors that stage 3 does not keep on every rank."""
     kept: int
-    """Those that it does keep."""
+    """Tensors that stage 3 keeps on every rank."""
     units: int
     """Units of FSDP: a layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
     outside: tuple[int, int, int]
-    """Of operations, views and calls those outside the layers, which checkpointing does not repeat."""
+    """Operations, views and calls outside the layers, which checkpointing does not repeat."""
 
     def forward_s(self, costs: HostCosts, zero_stage: int) -> float:
-        """A forward pass."""
         return self._run_s(costs, zero_stage, (0, 0, 0)) + self._gathers_s(costs, zero_stage)
 
     def _run_s(self, costs: HostCosts, zero_stage: int, without: tuple[int, int, int]) -> float:
@@ -192,14 +185,14 @@ class HostWork(NamedTuple):
         return seconds + self._visits_s(costs.forward_visit_s, zero_stage, self.hooked - without[2])
 
     def recompute_s(self, costs: HostCosts, zero_stage: int) -> float:
-        """What checkpointing runs again; the backward pass finds the weights that stage 3 gathers for it."""
+        """Recomputation; it gathers for the backward pass too."""
         seconds = self._run_s(costs, zero_stage, self.outside) + self.layers * costs.checkpoint_s
         again = 0 if self.reentrant else self.operations - self.outside[0]
         return seconds + again * costs.recomputed_operation_s
 
     def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
-        """A backward pass; `buckets` of gradients that stages 1 to 3 reduce in it, 0 where it reduces none; of the
-        tensors that stage 3 gathers forward, the share `gathered_again`, the others are still whole."""
+        """buckets: of gradients that stages 1 to 3 reduce in the pass; 0 for none. gathered_again: share of the tensors
+        gathered forward that are gathered again."""
         seconds = self.backward_operations * costs.backward_launched_s + self.backward_views * costs.backward_view_s
         seconds += self._visits_s(costs.backward_visit_s, zero_stage, self.hooked)
         seconds += gathered_again * self._gathers_s(costs, zero_stage)
@@ -233,7 +226,7 @@ class HostWork(NamedTuple):
         return 18 * touched + 4 * trained + 47, 15 * touched + 41
 
     def step_s(self, costs: HostCosts, plan: Plan, world_size: int) -> float:
-        """Seconds of the host in the engine's step."""
+        """The engine's step."""
         operations, launches = self.step_counts(plan, world_size)
         return costs.engine_step_s + operations * costs.step_operation_s + launches * costs.launch_s
 
@@ -243,7 +236,7 @@ class HostWork(NamedTuple):
         return launches - (0 if plan.zero_stage else CHECK_LAUNCHES * self.parameters)
 
     def checks_s(self, costs: HostCosts, zero_stage: int) -> float:
-        """Seconds of that in which stage 0 looks for infinities: tensor by tensor, and it waits for each answer
+        """The part of `step_s` in which stage 0 looks for infinities tensor by tensor and waits for each answer
         (deepspeed 0.19.8 runtime/utils.py `CheckOverflow`)."""
         if zero_stage:
             return 0.0
@@ -260,10 +253,8 @@ class HostWork(NamedTuple):
 
 
 def host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool = False) -> HostWork:
-    """Counts of a micro batch.
-
-    persistence_threshold: stage 3 keeps tensors of at most so many elements on every rank.
-    """
+    """Counts of a micro batch. persistence_threshold: stage 3 keeps tensors of at most that many elements on every
+    rank."""
     return _host_work(model, workload.of_weights(), persistence_threshold, fsdp=fsdp)
 
 

@@ -1,4 +1,4 @@
-"""How much is trained: samples or tokens, how often, and how long the samples are."""
+"""The amount of training, and how long and how much a plan takes for it: steps, checkpoints, evaluations, costs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..workload import Workload
 from .step_time import estimate_forward_s, estimate_time
 
 PADDED_TO = 8
-"""A batch's length is a multiple of this, in which tensor cores work (NVIDIA, Deep Learning Performance Guide)."""
+"""Batch lengths are padded to a multiple of this, for tensor cores (NVIDIA, Deep Learning Performance Guide)."""
 
 
 class SamplesOfLength(NamedTuple):
-    """So many samples of so many tokens each."""
+    """`samples` samples of `tokens` tokens."""
 
     tokens: int
     samples: int
@@ -28,37 +28,37 @@ class SamplesOfLength(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a user wants trained, whatever the plan: `samples`, each `epochs` times, or `tokens` once."""
+    """The amount of training: `samples`, `epochs` times each, or `tokens` once."""
 
     samples: int | None = None
-    """Samples of one epoch, as the model sees them: after packing and what the sequence length cuts off."""
+    """Samples of one epoch as the model sees them, packed and truncated."""
     tokens: int | None = None
-    """Tokens in all, in samples that fill the sequence length, where `samples` is None."""
+    """Tokens in all, in full samples; used if `samples` is None."""
     epochs: float = 1.0
     lengths: tuple[SamplesOfLength, ...] = ()
-    """How many of `samples` have how many tokens, by rising length; empty: each fills the sequence length."""
+    """Number of samples by rising length; empty: each fills the sequence length."""
     evaluation_samples: int = 0
-    """Samples that are evaluated whenever a checkpoint is written."""
+    """Samples of each evaluation; one evaluation per checkpoint."""
     evaluation_batch: int | None = None
-    """Samples that a GPU evaluates at a time; None: as many as it trains on."""
+    """Evaluation batch size per GPU; None: the training's."""
 
     def __post_init__(self) -> None:
         assert (self.samples is None) != (self.tokens is None), "a job is so many samples or so many tokens"
         assert not self.lengths or sum(each.samples for each in self.lengths) == self.samples
 
     def samples_in_all(self, seq_len: int) -> float:
-        """Samples that the optimizer sees, those of every epoch."""
+        """Samples of all epochs."""
         if self.samples is not None:
             return self.epochs * self.samples
         assert self.tokens is not None
         return self.epochs * self.tokens / seq_len
 
     def tokens_in_all(self, seq_len: int) -> float:
-        """Tokens that the optimizer sees, padding not counted."""
+        """Tokens of all epochs, without padding."""
         return self.samples_in_all(seq_len) * self.mean_len(seq_len)
 
     def mean_len(self, seq_len: int) -> float:
-        """Tokens of the average sample, padding not counted."""
+        """Tokens of the average sample, without padding."""
         if not self.lengths:
             return seq_len
         return sum(tokens * samples for tokens, samples in self.lengths) / sum(each.samples for each in self.lengths)
@@ -72,21 +72,21 @@ class Job:
 
             sum over lengths l of l (F(l)^draws - F(below l)^draws)
 
-        with F the share of samples up to a length, each rounded up to a multiple and at most `seq_len`. The samples of
-        a batch are drawn at random, as Trainer's sampler does; one that groups samples by length pads less.
+        F is the share of samples up to a length, each rounded up to a multiple and at most `seq_len`. Samples are
+        drawn at random, as Trainer's sampler does; grouping by length pads less.
         """
         return self._longest(seq_len, draws, multiple)[0]
 
     def waited_len(self, seq_len: int, plan: Plan, ranks: int) -> float:
-        """The expected length whose time a micro batch takes: of the longest sample that is waited for.
+        """The expected length of the longest sample that a micro batch waits for.
 
-        Where ranks exchange something in each micro batch (stages 2 and 3, or no accumulation) all of them wait for the
-        longest sample of any rank, `padded_len` of all their samples. Otherwise they wait for the rank whose n micro
-        batches are longest together:
+        Where ranks exchange data in each micro batch (stages 2 and 3, or no accumulation) this is `padded_len` of the
+        samples of all ranks. Otherwise they wait for the rank with the longest n micro batches together, at most the
+        former:
 
             mean + deviation / sqrt(n) x z,  z = inverse normal of (N - 3/8) / (N + 1/4)
 
-        of one rank's micro batch, with the expected largest of N normal values (G. Blom, 1958), at most the former.
+        of one rank's micro batch, with the expected largest of N normal values (G. Blom, 1958).
         """
         replicas, multiple = ranks // plan.ranks_per_sample, length_multiple(plan)
         longest = self.padded_len(seq_len, plan.micro_batch_size * replicas, multiple)
@@ -114,7 +114,7 @@ class Job:
 
 
 def length_multiple(plan: Plan) -> int:
-    """What the length of a batch is a multiple of: `PADDED_TO`, and the ranks that share a sample."""
+    """The multiple that batch lengths are padded to: `PADDED_TO`, and the ranks that share a sample."""
     return lcm(PADDED_TO, plan.sequence_parallel_size)
 
 
@@ -122,15 +122,15 @@ HOUR_S = 3600.0
 
 
 class Price(NamedTuple):
-    """So much an hour for each GPU, or each node."""
+    """Price per hour of a GPU or a node."""
 
     per_hour: float
     unit: Literal["gpu", "node"] = "gpu"
     currency: str = ""
-    """The sign before the figure ("$"), "" where none was said."""
+    """The sign before the figure ("$"); may be empty."""
 
     def cost(self, cluster: Cluster, duration_s: float) -> float:
-        """per_hour x hours x GPUs (or nodes), in the price's currency; begun hours count by the second."""
+        """per_hour x hours x GPUs (or nodes); begun hours count by the second."""
         machines = cluster.world_size if self.unit == "gpu" else cluster.nodes
         return self.per_hour * machines * duration_s / HOUR_S
 
@@ -140,16 +140,15 @@ _ADAPTER_BYTES = 4
 """peft writes adapters in fp32."""
 
 _LARGEST_STATES_BYTES = 8.0
-"""An optimizer that is not known is taken for Adam, which has two fp32 states."""
+"""Assumed for an unknown optimizer: Adam's two fp32 states."""
 
 
 def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:
-    """One checkpoint under DeepSpeed, the files of all ranks together.
+    """One checkpoint of the Trainer under DeepSpeed, all ranks together: (2 W + 4 + O) P bytes.
 
-    (2 W + 4 + O) P bytes with W bytes of a weight and O of its optimizer states: the weights in the model's own format
-    and in DeepSpeed's, the fp32 masters, the states. With LoRA (4 + W + 4 + O) Pt, because the Trainer has DeepSpeed
-    leave out the frozen weights (`_save_optimizer_and_scheduler` of transformers 5.23.0). Not counted: scheduler and
-    random states, some kB a rank.
+    W bytes per weight in the model's own format and in DeepSpeed's, fp32 masters, O bytes of states. LoRA: (4 + W +
+    4 + O) Pt; DeepSpeed leaves out frozen weights (transformers 5.23.0 `_save_optimizer_and_scheduler`). Not
+    counted: scheduler and random states, some kB a rank.
     """
     tensors = tensor_set(model, workload)
     trained = tensors.trainable_numel
@@ -165,14 +164,13 @@ GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419
 3.3.4)."""
 
 MOST_LOST_SHARE = 0.1
-"""Share of a run between two checkpoints at most: a whole run is never lost to one mistake. The same as `ds-advise
-train` takes."""
+"""Largest share of a run between two checkpoints; `ds-advise train` takes the same."""
 
 MOST_WRITING_SHARE = 0.03
-"""Share of the time that writing may take to keep to `MOST_LOST_SHARE`."""
+"""Largest share of the time spent on writing to keep to `MOST_LOST_SHARE`."""
 
 LEAST_LOST_S = 600.0
-"""Ten minutes of training are not worth a checkpoint, where failures are not that frequent."""
+"""Shortest training worth a checkpoint, if failures are rare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +178,13 @@ class Saving:
     """The checkpoints of one run."""
 
     size_bytes: int
-    """One checkpoint, the files of all ranks together."""
+    """One checkpoint, all ranks together."""
     write_s: float
-    """Seconds that training stands still for one."""
+    """Seconds that one checkpoint stops training."""
     interval_s: float
     """Seconds of training between two."""
     count: int
-    """Checkpoints that the run writes, the last one included."""
+    """Checkpoints of the run, the last one included."""
 
     @property
     def total_s(self) -> float:
@@ -194,12 +192,12 @@ class Saving:
 
 
 def saving(model: ModelShape, workload: Workload, cluster: Cluster, training_s: float) -> Saving:
-    """The checkpoints of so many seconds of training.
+    """The checkpoints of `training_s` seconds.
 
         write = bytes / nodes / rate of a node's drive
-        interval = `young_interval_s`, but at most a tenth of the run (or ten minutes) where that costs at most 3 %
+        interval = `young_interval_s`, but at most a tenth of the run (or ten minutes) if that costs at most 3 %
 
-    Not covered: a network drive that all nodes share; writing beside the training (asynchronous checkpoints).
+    Not covered: a network drive that all nodes share; asynchronous checkpoints.
     """
     size = checkpoint_bytes(model, workload)
     write = size / cluster.nodes / nvme_write_bytes_per_s(cluster)
@@ -210,41 +208,37 @@ def saving(model: ModelShape, workload: Workload, cluster: Cluster, training_s: 
 
 
 def young_interval_s(write_s: float, between_failures_s: float) -> float:
-    """sqrt(2 write failures): the time between checkpoints at which writing them and what failures undo lose least
-    together (J. W. Young, 1974, doi:10.1145/361147.361115).
-
-    write_s: seconds that one checkpoint takes. between_failures_s: mean seconds between two failures.
-    """
+    """sqrt(2 write failures): the time between checkpoints that minimizes writing and lost work (J. W. Young, 1974,
+    doi:10.1145/361147.361115). between_failures_s: mean seconds between two failures."""
     return sqrt(2 * write_s * between_failures_s)
 
 
 START_UP_S = 20.0
 """Imports of torch, transformers and DeepSpeed (8.5 s measured on a Xeon of 2.5 GHz), CUDA contexts, NCCL's first
-connections and the engine; an assumption that only short runs feel."""
+connections, the engine. Assumed."""
 
 _SAVED_WEIGHT_BYTES = 2
-"""Models are published in bf16 or fp16; 4-bit bases are made of such files while they load."""
+"""Models are published in bf16 or fp16; 4-bit bases are made while they load."""
 
 
 class JobDuration(NamedTuple):
-    """A job under one plan: seconds by part, steps, tokens."""
+    """Duration of a job under one plan."""
 
     cluster: Cluster
     steps: int
     step_s: float
-    """Seconds of the average optimizer step of this job, whose samples may be shorter than the sequence length."""
+    """Seconds of the average step; samples may be shorter than the sequence length."""
     tokens: float
-    """Tokens trained in all, padding not counted."""
+    """Trained tokens, without padding."""
     computed_tokens: float
-    """Tokens computed in all, with padding to the longest sample of each micro batch."""
+    """Computed tokens, with padding to the longest sample of each micro batch."""
     mean_len: float
-    """Tokens of the average sample."""
     timed_len: int
-    """Tokens of a sample whose time every sample of a micro batch takes: of the longest that is waited for."""
+    """Tokens of the sample that each micro batch waits for."""
     loading_s: float
-    """Start of the processes, and the weights from each node's drive."""
+    """Start of the processes, and reading the weights from each node's drive."""
     evaluation_s: float
-    """All evaluations together."""
+    """All evaluations."""
     saving: Saving
     spread: Spread | None = None
     """The 80 % interval of the speed, as factors."""
@@ -259,7 +253,7 @@ class JobDuration(NamedTuple):
 
     @property
     def duration_s_range(self) -> tuple[float, float] | None:
-        """The 80 % interval of `duration_s`: that of the step's time, which evaluation shares."""
+        """80 % interval; the step's spread applies to training and evaluation."""
         return self.spread and (self._duration_s(self.spread.high), self._duration_s(self.spread.low))
 
     def _duration_s(self, speed: float) -> float:
@@ -278,13 +272,13 @@ class JobDuration(NamedTuple):
         return price.cost(self.cluster, self.duration_s)
 
     def cost_range(self, price: Price) -> tuple[float, float] | None:
-        """The 80 % interval of `cost`."""
+        """80 % interval."""
         ends = self.duration_s_range
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 
 
 def evaluation_plan(plan: Plan, job: Job) -> Plan:
-    """The plan with the batches that an evaluation has."""
+    """The plan with an evaluation's batches."""
     if job.evaluation_batch is None:
         return plan
     return replace(plan, micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
@@ -293,13 +287,12 @@ def evaluation_plan(plan: Plan, job: Job) -> Plan:
 def job_duration(
     model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate, job: Job
 ) -> JobDuration:
-    """The whole run of a job under a plan.
+    """Duration of a job under a plan.
 
         duration = loading + steps step(length) + checkpoints x writing + evaluations x forward passes
         step(length) = step of `time` x predicted(length) / predicted(seq_len)
 
-    time: of the plan at the workload's sequence length, predicted or as a probe corrected it. length: the expected
-    longest sample of those that are padded and waited for together (`Job.waited_len`).
+    time: at the workload's sequence length, predicted or corrected by a probe. length: `Job.waited_len`.
 
     Not covered: data that arrive late, queues for machines, failures and what they undo; the first steps, in which
     libraries choose their kernels.

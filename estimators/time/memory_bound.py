@@ -1,6 +1,7 @@
-"""Bytes that a step moves through GPU memory outside its matrix products: those of weights, the loss, gradients and the
-optimizer. What passes from operation to operation within layers is recorded
-(`estimators.memory.activations.moved_bytes`)."""
+"""Bytes that a step moves through GPU memory outside its matrix products: weights, loss, gradients, optimizer.
+
+Bytes between the operations of layers are recorded (`memory.activations.saved_tensors`).
+"""
 
 from __future__ import annotations
 
@@ -24,80 +25,72 @@ with the forward pass again in the backward pass.
 """
 
 UNCAST_LOGIT_BYTES = (8, 16)
-"""The standard loss of GPT-2 before transformers 4.48, in 16 bits: the logits but for the last token copied (2 + 2),
+"""The standard loss of GPT-2 before transformers 4.48, in 16 bits: logits without the last token copied (2 + 2),
 log-softmax (2 + 2); backward softmax gradient (2 + 2 + 2), put back among zeros (2 + 2 + 2), its read by the head's
 products (2 + 2). Source: transformers 4.12 and 4.47 modeling_gpt2.py."""
 
 SOFTCAP_PASSES = (6, 7)
-"""Times that soft-capped logits cross memory, forward and backward: divided, tanh, multiplied, each read and written;
-on the way back the tanh's result is read too (transformers 5.23 modeling_gemma2.py)."""
+"""Passes of soft-capped logits through memory, forward and backward: divided, tanh, multiplied, each read and written;
+backward the tanh's result is read too (transformers 5.23 modeling_gemma2.py)."""
 
 OPTIMIZER_PASSES_BYTES, LOOP_PASSES_BYTES = (50, 60, 60, 56), 36
-"""Bytes per updated parameter of a step on the GPU, beside the optimizer's states (read and written once each): of
+"""Bytes per updated parameter of a step on the GPU, without the optimizer's states (read and written once each): of
 DeepSpeed's engine by stage, and of a loop without it.
 
-Counted in the schedules that dry runs of deepspeed 0.19.8 record, the same for six families: master and gradient of the
-optimizer's kernel 12; the gradient cast, its norm, unscaled, clipped and checked for overflow; the 16-bit weight
-written. A loop casts the gradient 2 + 4, reads its norm 4, clips it 8, steps 12 and writes the weight 6.
+Counted in schedules of dry runs of deepspeed 0.19.8, the same for six families: the optimizer's kernel 12 (master,
+gradient); the gradient cast, normed, unscaled, clipped and checked; the 16-bit weight written. A loop casts the
+gradient 2 + 4, reads its norm 4, clips it 8, steps 12 and writes the weight 6.
 """
 
 STEPPED_BYTES = 26
-"""Those of them that follow the gradient's norm, whose value the host waits for: clipping 8, the optimizer's kernel 12,
-the 16-bit weight 6."""
+"""The part of them after the gradient's norm, for which the host waits: clipping 8, the optimizer's kernel 12, the
+weight 6."""
 
 BF16_MASTERS_SAVE_BYTES = 18
-"""Bytes per updated parameter that a step on the GPU moves less where masters are in bf16, states left out: the
-optimizer's kernel 6, the cast of the gradient 6, clipping 4, the weight that is written 2. Counted as the others."""
+"""Bytes per updated parameter that masters in bf16 save, states left out: the optimizer's kernel 6, the cast 6,
+clipping 4, the weight 2. Counted as the others."""
 
 KEPT_STEP_BYTES = 86
 """Bytes per parameter of a step on the GPU beside an offloaded one, by torch's AdamW (torch 2.13 optim/adam.py
-`_multi_tensor_adam`, one kernel for each line: 12 + 8 + 12 + 8 + 8 + 8 + 16), with the gradient unscaled and clipped
-(8) and the 16-bit weight written (6)."""
+`_multi_tensor_adam`, by kernel: 12 + 8 + 12 + 8 + 8 + 8 + 16), unscaling and clipping 8, the 16-bit weight 6."""
 
 KEPT_BF16_STEP_BYTES = 44
-"""The same where masters and states are in bf16: 36, 4 and 4."""
+"""The same with masters and states in bf16: 36, 4 and 4."""
 
 COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
-"""Times that an element of a gradient crosses memory when it is reduced, or added to the one before.
-
-DeepSpeed (0.19.8) reads and writes it thrice below stage 3: into the bucket, divided by the ranks, and put together
-with those of its rank (stage_1_and_2.py `average_tensor`, `allreduce_bucket`); stage 3 as
-`reduced_passes` has it. FSDP's are parts of one tensor.
-"""
+"""Passes of a gradient's element through memory when it is reduced, or added to the one before. DeepSpeed 0.19.8 below
+stage 3: into the bucket, divided, put together (stage_1_and_2.py `average_tensor`, `allreduce_bucket`), each read and
+written; stage 3: `reduced_passes`. FSDP's gradients are parts of one tensor."""
 
 GATHERED_PASSES = 2
-"""Times that a weight crosses memory which stage 3 has gathered together with others (`put_together`):
-the ranks' parts are put together (partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
+"""Passes of a weight that stage 3 gathers together with others (`put_together`): the ranks' parts are copied together
+(partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
 
 DEQUANTIZED_BYTES, RECAST_BYTES = 1 + 2, 2 + 2
-"""Bytes that cross memory for each gathered element when it comes in 8 bits: read and written in fp16, and again where
-the model is in bf16 (deepspeed 0.19.8 partition_parameters.py `AllGatherCoalescedHandle.wait`). Quantizing, which each
-rank does to its own shard, is left out."""
+"""Bytes per gathered element in 8 bits: read and written in fp16, and again for a model in bf16 (deepspeed 0.19.8
+partition_parameters.py `AllGatherCoalescedHandle.wait`). Quantizing a rank's own shard is left out."""
 
 RECAST_FP32_BYTES = 2 + 4 + 4 + 2
-"""Bytes that cross memory for each element of a 16-bit gradient that is reduced in fp32: cast, and copied back."""
+"""Bytes per element of a 16-bit gradient that is reduced in fp32: cast, and copied back."""
 
 QUANTIZED_GRADIENT_BYTES = 4 + 2.5 + 0.5
-"""Bytes that cross memory for each element of a gradient on its way out in 4 bits: into the bucket, read in fp16 and
-written, read by the ranks of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`,
-coalesced_collectives.py `all_to_all_quant_reduce`). In bf16 `RECAST_BYTES` come before it."""
+"""Bytes per element of a gradient that leaves in 4 bits: into the bucket, read in fp16 and written, read by the ranks
+of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`, coalesced_collectives.py
+`all_to_all_quant_reduce`). bf16 adds `RECAST_BYTES`."""
 
 UNPACK_BYTES = 7
-"""Bytes whose transfer takes as long as unpacking one NF4 weight.
-
-litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1): NF4 adds 79 ms to an iteration of
-Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6.0 and 7.4 ps a weight, in which `memory_rate` moves 7 bytes.
-"""
+"""Bytes whose transfer takes as long as unpacking one NF4 weight. litgpt tutorials/resource-tables.md (A100-40GB, micro
+batch 1): NF4 adds 79 ms to an iteration of Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6.0 and 7.4 ps a
+weight, in which `memory_rate` moves 7 bytes."""
 
 INT8_UNPACK_BYTES = 1 + 2 + 2 + 2
-"""Bytes that cross memory for each int8 weight that becomes one of 16 bits: read, written, read and written by its
-scale (bitsandbytes 0.49 autograd/_functions.py MatMul8bitLt.backward)."""
+"""Bytes per int8 weight that becomes 16 bits: read, written, read and written by its scale (bitsandbytes 0.49
+autograd/_functions.py MatMul8bitLt.backward)."""
 
 
 def exchanged_bytes(attention: Attention, workload: Workload) -> int:
-    """Bytes per token that a rank hands to all-to-alls in a forward pass, and again in a backward pass: queries and
-    results of all heads, keys and values of K heads or, repeated, one for each rank; 0 without sequence parallelism.
-    """
+    """Bytes per token that a rank hands to all-to-alls in one pass: queries and results of all heads, keys and values
+    of K heads or, repeated, one for each rank; 0 without sequence parallelism."""
     ranks = workload.sequence_parallel_size
     if ranks == 1:
         return 0
@@ -106,8 +99,8 @@ def exchanged_bytes(attention: Attention, workload: Workload) -> int:
 
 
 def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
-    """Bytes of one layer's forward and backward pass over its weights, besides matrix products: quantized ones are
-    unpacked, and every tile of a feed-forward but the first adds to their gradients."""
+    """Forward and backward bytes of one layer's weights outside products: quantized ones are unpacked, and every tile
+    of a feed-forward but the first adds to their gradients."""
     if workload.method != "full":
         weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
         if workload.quantization == "int8":  # which products take as it is; their derivative unpacks it
@@ -137,16 +130,16 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
 
 
 FOLLOWED_LAYERS = 32
-"""Layers whose prefetches are followed at most: they repeat."""
+"""Layers whose prefetches are followed; the rest repeats."""
 
 PREFETCHES = 3
 """Prefetches while a tensor is in use: modules without tensors prefetch too."""
 
 
 def put_together(tensors: TensorSet, plan: Plan) -> tuple[float, float]:
-    """The parts of what stage 3 gathers in a forward and a backward pass that arrive together with others, in the order
-    of the ranks, and are put together by a copy. A tensor that travels alone is its own buffer (deepspeed 0.19.8
-    partitioned_param_coordinator.py `_fetch_sub_module_impl`)."""
+    """Shares of what stage 3 gathers in a forward and a backward pass that arrive with others and are put together by a
+    copy. A tensor that travels alone is its own buffer (deepspeed 0.19.8 partitioned_param_coordinator.py
+    `_fetch_sub_module_impl`)."""
     threshold, prefetch = plan.stage3_param_persistence_threshold, plan.stage3_prefetch_bucket_size
     return _put_together(tensors, threshold, plan.stage3_max_live_parameters, prefetch, plan.gradient_checkpointing)
 
@@ -173,11 +166,10 @@ def _put_together(
 
 
 def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: int) -> float:
-    """The part of the elements that is prefetched in groups of several.
+    """The share of the elements that is prefetched in groups of several.
 
-    A prefetch takes tensors until it has as many elements as there is room for, at most a bucket.
-
-    uses: what modules use in turn: the tensor's number, its elements, and whether it is released then.
+    A prefetch takes tensors until it has as many elements as there is room for, at most a bucket. uses: for each use
+    by a module, the tensor's number, its elements, and whether it is released then.
     """
     available: set[int] = set()
     live = ahead = gathered = together = 0
@@ -205,12 +197,10 @@ def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: in
 
 
 def reduced_passes(tensors: TensorSet, plan: Plan, ranks: int) -> float:
-    """Times that an element of a gradient crosses memory on its way into stage 3's reduction.
-
-    Divided by the ranks: 2. Into the bucket: 2, but for a tensor that is larger than it. Put together with others of
-    the bucket, or padded: 2. Source: deepspeed 0.19.8 stage3.py `reduce_independent_p_g_buckets_and_remove_grads`,
-    `__add_grad_to_ipg_bucket`, coalesced_collectives.py `reduce_scatter_coalesced`.
-    """
+    """Passes of a gradient's element through memory on its way into stage 3's reduction: divided by the ranks 2; into
+    the bucket 2, unless it is larger; put together with others of the bucket, or padded, 2. Source: deepspeed 0.19.8
+    stage3.py `reduce_independent_p_g_buckets_and_remove_grads`, `__add_grad_to_ipg_bucket`, coalesced_collectives.py
+    `reduce_scatter_coalesced`."""
     return _reduced_passes(tensors, plan.reduce_bucket_size, ranks)
 
 

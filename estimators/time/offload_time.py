@@ -53,45 +53,36 @@ from .collective_time import PCIE3_BYTES_PER_S
 
 PINNED_SHARE, PAGEABLE_SHARE = 0.85, 0.35
 """Shares of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link; pageable
-memory is copied once more on the host, which is assumed to cost more than half."""
+memory is copied once more on the host (assumed)."""
 
 GPUS_PER_UPLINK = 4
-"""Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
+"""Up to this many GPUs of a node have a host link each; of more, two share one (DGX A100 and similar)."""
 
 DRAM_SHARE = 0.38
-"""The share of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200
-GB/s assumed: 70 GB/s, 0.6 s for 10^9 parameters of a node under Adam.
-
-What is left of published steps without what the GPUs and links do, all on nodes of two sockets, in s for 10^9: 0.54 and
-0.60 with two ranks bound to the cores of a socket each (Qwen2.5 on 2 A100, DeepSpeed blogs/zenflow-corebinding), about
-0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186). Their memory could do three times as much by the data sheet; why the step
-does not, no source says.
-"""
+"""Share of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200
+GB/s assumed: 70 GB/s, 0.6 s for 10^9 parameters of a node under Adam. Published steps without GPU and link time, on
+two-socket nodes, in s for 10^9: 0.54 and 0.60 (Qwen2.5 on 2 A100, DeepSpeed blogs/zenflow-corebinding), about 0.54
+(Qwen3-14B on 8 H200, DeepSpeed #8186)."""
 
 CORE_BYTES_PER_S = 9e9
-"""What one core streams through the step on the host while the cores of other ranks do the same.
-
-From two sources with one thread for each of a node's eight ranks: 8.0 from starcoder with and without offload under
-stage 1 (A800, started with torchrun, seed 002), 8.8 from Llama-3-70B under stage 3 (H100, started with `accelerate
-launch`, DeepSpeed blogs/deepcompile). A core of a Xeon at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone (`python -m
-benchmarks.host_threads`).
-"""
+"""Bytes that one core streams through the step while the cores of other ranks do the same. With one thread for each of
+a node's eight ranks: 8.0 GB/s (starcoder, stage 1, A800, torchrun, seed 002), 8.8 (Llama-3-70B, stage 3, H100,
+`accelerate launch`, DeepSpeed blogs/deepcompile). A Xeon core at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone
+(`python -m benchmarks.host_threads`)."""
 
 CONTENTION_EXPONENT = 0.53
-"""How the step slows down with the threads that there are for each core. Fitted on two ranks that take all cores each,
-1.2 to 1.5 times slower than bound ones (DeepSpeed blogs/zenflow-corebinding and #7474), and on eight, 3.6 times
-(Llama-2-7B on 8 A800, where the launcher is not stated but no other explains 2.3 s for 10^9 parameters)."""
+"""Slowdown of the step by threads per core. Fitted on two ranks that take all cores each, 1.2 to 1.5 times slower than
+bound ones (DeepSpeed blogs/zenflow-corebinding, #7474), and on eight, 3.6 times (Llama-2-7B on 8 A800, launcher not
+stated)."""
 
 ADAM_BYTES = 12 + 2 * 8
-"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Its
-measured rate times this is the memory rate that the whole step on the host is given."""
+"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Turns
+its measured rate into a memory rate."""
 
 
 def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: float = 0.0) -> float:
-    """Seconds for a GPU to move `size_bytes` to or from the host while its neighbours do the same.
-
-    alone: the share of the bytes that it moves while they wait.
-    """
+    """Seconds of a GPU's copy to or from the host while its neighbours copy too. alone: share of the bytes that it
+    copies while they wait."""
     rate = (cluster.gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) * (PINNED_SHARE if pinned else PAGEABLE_SHARE)
     if cluster.gpu.is_cpu:  # a copy in the memory of which each rank was given its part
         return size_bytes / rate * (1 - alone + alone / cluster.gpus_per_node)
@@ -100,7 +91,7 @@ def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: flo
 
 
 def cpu_step_bytes_per_s(cluster: Cluster) -> float:
-    """Rate at which a node's ranks together step, with the threads that they have."""
+    """Rate of all ranks of a node together."""
     cores = cpu_cores(cluster)
     if cluster.cpu_adam_parameters_per_s_per_node is not None:
         together = cluster.cpu_adam_parameters_per_s_per_node * ADAM_BYTES
@@ -114,12 +105,12 @@ def cpu_step_bytes_per_s(cluster: Cluster) -> float:
 
 
 def cpu_step_bytes(states: float, master_bytes: int = 4) -> float:
-    """Bytes per parameter that the step on the host moves through memory."""
+    """Bytes per parameter of the step on the host."""
     return 6 * master_bytes + 2 + 2 * states
 
 
 def nvme_step_s(cluster: Cluster, workload: Workload, trained_per_node: float) -> float:
-    """Seconds of reading and writing the optimizer's states, master weights and gradients."""
+    """Reading and writing states, master weights and gradients."""
     each_way = trained_per_node * (8 + (optimizer(workload.optimizer).cpu_state_bytes or 0.0))
     return nvme_read_s(cluster, each_way) + nvme_write_s(cluster, each_way)
 

@@ -1,4 +1,4 @@
-"""Terms of time, with what their symbols mean and what they leave out."""
+"""One plan's sizes, rings and symbols, from which the terms of a step are made."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def time_term(
     inputs: tuple[tuple[str, float], ...] = (),
     hidden_s: float = 0.0,
 ) -> TimeTerm:
-    """A term that knows its symbols; that of launches is in plain words."""
+    """A term with its symbols."""
     return TimeTerm(
         name=name,
         seconds=seconds,
@@ -110,7 +110,7 @@ _SOURCES = {
     "attention": "estimators/time/roofline.py attention_rate",
     "recomputation": "estimators/time/compute_time.py",
 }
-"""The module with the formula of a term, by the term's name or else by what it keeps busy."""
+"""The module of a term's formula, by the term's name or else by its resource."""
 
 
 class Step:
@@ -164,7 +164,7 @@ class Step:
         self.values = self._symbols()
 
     def _symbols(self) -> dict[str, float]:
-        """The values of the symbols that several formulas share."""
+        """Values of the symbols that several formulas share."""
         plan, cluster = self.plan, self.cluster
         return {
             "n": self.micro_batches,
@@ -187,7 +187,7 @@ class Step:
         }
 
     def term(self, name: str, resource: str, seconds: float, formula: str, symbols: str, **values: float) -> TimeTerm:
-        """One term; `values` are those of its symbols that are its own."""
+        """values: of the symbols that only this term has."""
         shared = self.values
         return time_term(
             name=name,
@@ -212,10 +212,8 @@ class Step:
         among: collective.Ring | None = None,
         **values: float,
     ) -> TimeTerm:
-        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes that go around.
-
-        among: the ring of fewer than all ranks.
-        """
+        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes. among: a ring of fewer
+        ranks."""
         ring, formula = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
         of_ring = {"link": ring.bytes_per_s, "calls": times * calls}
         if among is not None:

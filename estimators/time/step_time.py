@@ -52,12 +52,11 @@ from .transfers import (
 def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:
     """Seconds of one optimizer step of `plan`, by component.
 
-    Formulas and sources stand in `compute_time`, `memory_bound`, `host_time`, `collective_time` and `offload_time`;
-    `step/` puts them together. Expensive parts are kept per (model, workload, GPU, micro batch), so a call in a search
-    takes tens of microseconds.
+    Formulas and sources are in `compute_time`, `memory_bound`, `host_time`, `collective_time` and `offload_time`.
+    Expensive parts are cached per (model, workload, GPU, micro batch); a call in a search takes tens of microseconds.
 
-    Not covered: data loading, evaluation, checkpoints and logging; pipeline parallelism; GPUs that throttle
-    or are shared.
+    Not covered: data loading, evaluation, checkpoints and logging; pipeline parallelism; GPUs that throttle or are
+    shared.
     """
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
     step = Step(of_rank(model, plan), workload, cluster, plan)
@@ -71,8 +70,7 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
 
 
 def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
-    """Seconds of the forward passes alone of one step's samples, as an evaluation has them: no gradients, no step, and
-    layers' inputs stay where they are."""
+    """Seconds of one step's forward passes alone, as in an evaluation."""
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
     step = Step(of_rank(model, plan), workload, cluster, plan)
     passes = Passes(step)
@@ -84,7 +82,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 
 
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
-    """What is carried beside forward passes, and all that is exchanged between layers."""
+    """Transfers beside forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
     transfers.shown += [
         *exchanges(step),
@@ -117,11 +115,11 @@ def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
 
 
 LAUNCHES_MATTER = 0.05
-"""Part of a step that waits for the host, from which on the speed of its cores is told as assumed."""
+"""Share of launches in a step above which the speed of the host's cores is reported as assumed."""
 
 
 def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str, ...]:
-    """What the time rests on besides what was asked, one phrase each; `time` is that of the answer, if there is one."""
+    """Assumptions behind the time, one phrase each."""
     core: tuple[str, ...] = ()
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
@@ -130,12 +128,11 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)
-"""All-reduces of one number in a step, by stage: whether a rank overflowed, and the gradient's norm, which stage 3 puts
-together otherwise."""
+"""All-reduces of one number in a step, by stage: overflow, and the gradient's norm (stage 3 has one of its own)."""
 
 
 def update(step: Step, passes: Passes) -> list[TimeTerm]:
-    """All terms of it."""
+    """Terms of the optimizer's step: on the GPU, on the host, from NVMe; and the updated weights' way back."""
     if step.plan.offload_optimizer == "none":
         on_gpu = _on_gpu(step)
         launches = _launches(step, passes, on_gpu.seconds * (1 - _stepped_share(step)))
@@ -149,7 +146,7 @@ def _state_bytes(step: Step) -> float:
 
 
 def _passes_bytes(step: Step) -> float:
-    """Bytes that cross GPU memory for each trained parameter, its states apart."""
+    """Bytes per trained parameter through GPU memory, without states."""
     passes = OPTIMIZER_PASSES_BYTES[step.plan.zero_stage] if step.engine else LOOP_PASSES_BYTES
     return passes - (BF16_MASTERS_SAVE_BYTES if step.plan.bf16_master_weights_and_grads else 0)
 
@@ -163,19 +160,16 @@ def _on_gpu(step: Step) -> TimeTerm:
 
 
 def _stepped_share(step: Step) -> float:
-    """Of the bytes of a step, those of the optimizer and what follows: until the norm is known, the host has launched
-    nearly all, and waits. Stage 0 waits earlier."""
+    """Share of the step's bytes after the gradient's norm: until then the host has launched nearly all, and waits.
+    Stage 0 waits earlier."""
     states = 2 * _state_bytes(step)
     return (STEPPED_BYTES + states) / (_passes_bytes(step) + states) if step.plan.zero_stage else 0.0
 
 
 def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
-    """What the GPU waits for the host.
-
-    on_gpu_s: what runs on the GPU meanwhile. A CPU computes what it launches itself, and the optimizer on the host
-        waits for its own thread. Stage 0 waits for every check, the others for the norm: what follows has no launches
-        beside it.
-    """
+    """Seconds that the GPU waits for the host. on_gpu_s: what runs on the GPU meanwhile. A CPU computes what it
+    launches; the optimizer on the host waits for its own thread. Stage 0 waits for every check, the others for the
+    norm."""
     host_s = checks_s = 0.0
     if step.engine:
         # Stage 0's host is ahead with the step's bookkeeping while the GPU still computes the backward pass.
@@ -188,7 +182,7 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
 
 
 def _on_host(step: Step) -> list[TimeTerm]:
-    """The step on the host, with the optimizer's states read from and written to NVMe where they are there."""
+    """The step on the host, with states read from and written to NVMe if they are there."""
     cluster, node = step.cluster, step.trained_per_node
     if not step.hosted:
         return []
@@ -209,7 +203,6 @@ def _on_host(step: Step) -> list[TimeTerm]:
 
 
 def _weights_to_gpu(step: Step) -> list[TimeTerm]:
-    """Of an optimizer on the host, where the weights are on the GPU."""
     if step.plan.offload_param != "none":
         return []
     size = step.element * step.trained_per_rank * step.hosted
@@ -219,8 +212,8 @@ def _weights_to_gpu(step: Step) -> list[TimeTerm]:
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:
-    """The sub-groups of an offloaded optimizer that are stepped on the GPU, one after the other and before those on the
-    host; where their weights are on the host, each waits for its copy."""
+    """Sub-groups of an offloaded optimizer that are stepped on the GPU, before those on the host; weights on the host
+    are copied one sub-group at a time."""
     kept = step.kept
     if not kept:
         return []
@@ -234,7 +227,6 @@ def _kept_on_gpu(step: Step) -> list[TimeTerm]:
 
 
 def _weights_moved(step: Step) -> list[TimeTerm]:
-    """Updated weights, to where they are kept between steps."""
     plan, terms = step.plan, list[TimeTerm]()
     if plan.offload_param != "none" and plan.offload_optimizer == "none":
         size = step.element * step.trained_per_rank
@@ -246,7 +238,7 @@ def _weights_moved(step: Step) -> list[TimeTerm]:
 
 
 def _collectives(step: Step) -> list[TimeTerm]:
-    """Checks of all ranks' gradients, and what each rank has updated of what all keep whole."""
+    """Checks of all ranks' gradients, and gathers of updated weights that all keep whole."""
     stage, ring, terms = step.plan.zero_stage, step.ring, list[TimeTerm]()
     if not stage:
         return []
@@ -277,19 +269,22 @@ Kind = Literal["one GPU", "several GPUs", "offload", "ratio", "ratio with offloa
 
 
 def speed_kind(world_size: int, plan: Plan) -> Kind:
-    """The kind of a plan, by what its speed depends on."""
+    """The kind of a plan by the spread of its speed."""
     if plan.offloads:
         return "offload"
     return "several GPUs" if world_size > 1 else "one GPU"
 
 
 def speed_spread(cluster: Cluster, plan: Plan) -> Spread:
-    """The interval of a predicted speed."""
+    """80 % interval of a predicted speed. `data/speed_spread.csv` holds the tenth and ninetieth percentiles of measured
+    over predicted speed of runs whose origin no constant was fitted on (`python -m benchmarks.accuracy --write`,
+    docs/accuracy.md). Machines with measured speeds get the same interval."""
     return _spreads()[speed_kind(cluster.world_size, plan)]
 
 
 def ratio_spread(one: Plan, other: Plan) -> Spread:
-    """The interval of the ratio of two plans' speeds on one machine."""
+    """Interval of the ratio of two plans' speeds on one machine: that of pairs of published runs that differ in their
+    rung."""
     return _spreads()["ratio with offload" if one.offloads or other.offloads else "ratio"]
 
 
@@ -300,7 +295,7 @@ def _spreads() -> dict[str, Spread]:
 
 
 def estimate_plan(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
-    """The closed forms for one plan; raises what `estimate_memory` and `estimate_time` raise."""
+    """Memory and time of one plan; raises what `estimate_memory` and `estimate_time` raise."""
     return Estimate(
         plan=plan,
         memory=estimate_memory(model, workload, cluster, plan),

@@ -1,4 +1,5 @@
-"""What the links carry beside a pass, and how much of it the pass hides."""
+"""Transfers over the links beside a pass: gradients, gathered weights, activations; and how much of them the pass
+hides."""
 
 from __future__ import annotations
 
@@ -21,28 +22,26 @@ from .step import Step
 
 @dataclass(slots=True)
 class Transfers:
-    """What the links carry beside one kind of pass, all micro batches together."""
+    """Transfers beside one kind of pass, all micro batches together."""
 
     shown: list[TimeTerm] = field(default_factory=list)
-    """What nothing hides."""
+    """Transfers that nothing hides."""
     carried: list[TimeTerm] = field(default_factory=list)
-    """What the pass may hide, all of it in `seconds`; each in the same proportion."""
+    """Transfers that the pass may hide, each in the same proportion."""
     alone_s: float = 0.0
-    """Of what is carried, what has no pass beside it: the last reduction, and the first gather."""
+    """The part of `carried` without a pass beside it: the last reduction, the first gather."""
     before: float = 0.0
-    """The share of the pass that is over when the first reduction begins: its bucket fills."""
+    """Share of the pass before the first reduction, while its bucket fills."""
 
     def carry(self, terms: Iterable[TimeTerm], alone: float) -> None:
-        """Adds what the pass may hide but for the share `alone`."""
+        """Add transfers that the pass may hide, without the share `alone`."""
         terms = tuple(terms)
         self.carried += terms
         self.alone_s += alone * sum(term.seconds for term in terms)
 
     def terms(self, pass_s: float, *, hidden_share: float, idle_s: float = 0.0) -> list[TimeTerm]:
-        """Terms of what the pass leaves, which hides `hidden_share` of what runs beside it.
-
-        idle_s: of the pass, what the GPU waits for the host: as much later it may begin.
-        """
+        """Terms of what the pass does not hide; it hides `hidden_share` of what runs beside it. idle_s: seconds of the
+        pass in which the GPU waits for the host."""
         total = sum(term.seconds for term in self.carried)
         if not total or not hidden_share:
             return self.shown + self.carried
@@ -54,7 +53,7 @@ class Transfers:
 
 
 def gradient_copies(step: Step) -> float:
-    """Times that a gradient is read or written on its way to the reduction and back."""
+    """Reads and writes of a gradient on its way to the reduction and back."""
     if step.replicas == 1:
         return 0
     if step.quantized is not None:
@@ -68,7 +67,7 @@ def gradient_copies(step: Step) -> float:
 
 
 def gradient_copies_s(step: Step, copied: float) -> float:
-    """Those, and summing up over micro batches, where from stage 2 on a rank sums up its own part alone."""
+    """With the sums over micro batches; from stage 2 on a rank sums up its own part alone."""
     summed = step.trained_per_rank if step.plan.zero_stage >= 2 else step.trained
     moved = copied * step.reductions * step.trained + SUMMED_PASSES * (step.micro_batches - 1) * summed
     return step.element * moved / step.values["W"]
@@ -81,14 +80,12 @@ def _reduced_element(step: Step) -> int:
 
 
 def reduced_last(step: Step) -> float:
-    """The share of the gradients that is reduced when the backward pass is over: the last bucket, in which the
-    embedding is, whose gradient comes last."""
+    """Share of the gradients that is reduced after the backward pass: the last bucket, with the embedding."""
     embedding = step.tensors.embedding if step.tensors.trains_embedding else 0
     return max(1 / step.reduce_calls.shared, embedding / max(1, step.trained))
 
 
 def gradient_reduction(step: Step) -> TimeTerm:
-    """Of what all ranks keep or share."""
     ring, times, calls = step.ring, step.reductions, step.reduce_calls.shared
     if step.quantized is not None:
         return _quantized_reduction(step, step.quantized)
@@ -147,7 +144,6 @@ def expert_gradient_reduction(step: Step) -> TimeTerm:
 
 
 def gradients_to_host(step: Step) -> TimeTerm:
-    """Gradients of an offloaded optimizer."""
     plan, n, w, master = step.plan, step.micro_batches, step.element, step.plan.master_bytes
     if plan.zero_stage == 3:
         per_rank = (master * step.hosted + 2 * w * n) * step.trained_per_rank
@@ -166,7 +162,7 @@ def gradients_to_host(step: Step) -> TimeTerm:
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
-    """All-to-alls of every layer, in all passes: of heads, or of tokens to their experts."""
+    """All-to-alls of heads or of tokens, in all passes."""
     exchange = collective.Exchange.of(step.model, step.workload, step.cluster, step.plan)
     if exchange is None:
         return []
@@ -189,12 +185,12 @@ def exchanges(step: Step) -> list[TimeTerm]:
 
 
 def split_layers(step: Step) -> list[TimeTerm]:
-    """All-reduces of the activations of split layers, in all passes.
+    """All-reduces of the activations of split layers (AutoTP), in all passes.
 
-    Forward, and again where a layer runs again, the results of attention and feed-forward (the latter's result not
-    again: recomputation ends before it); backward the input's gradient of each layer that is split by columns:
-    queries, keys, values, gate, up. An untied head gathers its logits, and its input's gradient is reduced.
-    Source: deepspeed 0.19.8 module_inject/layers.py RowParallel, ColumnParallel, GatherFromTensorParallelRegion.
+    Forward, and again under recomputation: the results of attention and feed-forward (the latter not again).
+    Backward: the input's gradient of each layer split by columns (queries, keys, values, gate, up). An untied head
+    gathers its logits, and its input's gradient is reduced. Source: deepspeed 0.19.8 module_inject/layers.py
+    RowParallel, ColumnParallel, GatherFromTensorParallelRegion.
     """
     plan, model, n = step.plan, step.model, step.micro_batches
     if plan.autotp_size == 1:
@@ -237,7 +233,7 @@ def split_layers(step: Step) -> list[TimeTerm]:
 
 
 def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
-    """What checkpointing keeps, copied by the stream that computes (transformers, `offload`)."""
+    """Checkpointed layer inputs, copied by the stream that computes (transformers, `offload`)."""
     if not step.plan.cpu_checkpointing:
         return []
     n, model = step.micro_batches, step.model
@@ -252,7 +248,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
 
 
 def gather_forward(step: Step, transfers: Transfers) -> None:
-    """What forward passes gather: the embedding first, beside nothing."""
+    """The embedding is gathered first, beside nothing."""
     n, tensors = step.micro_batches, step.tensors
     trained = step.trained * step.element / collective.gathered_bytes(tensors, step.workload)
     first = tensors.embedding / tensors.numel
@@ -262,23 +258,23 @@ def gather_forward(step: Step, transfers: Transfers) -> None:
 
 
 def gather_backward(step: Step, transfers: Transfers) -> None:
-    """What backward passes gather. What a layer runs again with is in host memory when its backward pass comes."""
+    """What a layer's recomputation gathered is in host memory for its backward pass."""
     passes = step.gathers[1]
     _gather(step, transfers, passes, near=_near_backward(step), reads=min(step.micro_batches, passes))
 
 
 def _near_backward(step: Step) -> float:
-    """The share of what backward passes gather that hpZ's second copy serves. Before 0.13 it served hooks of the
-    backward pass alone; what those of a recomputation launch is as much as is gathered twice (deepspeed 0.10
-    partition_parameters.py `all_gather_coalesced`, `forward`)."""
+    """Share of a backward pass's gathers that hpZ's second copy serves. Before 0.13 it served hooks of the backward
+    pass alone, not those of a recomputation (deepspeed 0.10 partition_parameters.py `all_gather_coalesced`,
+    `forward`)."""
     if step.workload.software.deepspeed >= (0, 13) or not step.gathers[1]:
         return 1.0
     return 1 - step.gathered_twice / step.gathers[1]
 
 
 def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
-    """All weights `passes` times, of which those on NVMe are read `reads` times; with hpZ a share `near` comes from the
-    second copy of the group. At least the share `first` comes before there is anything to compute."""
+    """All weights `passes` times; NVMe is read `reads` times. near: share that hpZ's second copy serves. first: share
+    that comes before there is anything to compute."""
     plan, cluster, tensors = step.plan, step.cluster, step.tensors
     size, (calls, of_experts) = step.gathered_bytes, collective.gather_calls(tensors, plan)
     sent, apart = collective.travelling_bytes(tensors, step.workload, plan), step.spread * step.element
@@ -314,7 +310,6 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
 
 
 def _experts(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
-    """What ranks that keep the same experts gather of them."""
     return step.gather_term(
         "experts gathered",
         passes,
@@ -329,7 +324,6 @@ def _experts(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
 
 
 def _nearby(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
-    """What comes from the second copy that neighbours keep."""
     group = step.plan.zero_hpz_partition_size
     ring = collective.ring_of_neighbours(step.cluster, group)
     return step.term(
