@@ -1,19 +1,15 @@
-"""How likely it is that a plan needs no more of its GPU than there is.
+"""The probability that a plan's need is within the memory of its GPU.
 
     need = S + X T + A + O,        P = P(need <= memory of the GPU)
 
-S, states that stay for the whole training, is arithmetic and certain. T, the bytes that come and go within a step, is
-met up to a ratio X of measured to predicted. A is what the caching allocator holds beyond, O what lies outside of it
-(the CUDA context, NCCL). X is distributed as in published runs (`data/memory_spread.csv`, which
-`python -m benchmarks.accuracy --write` writes), O normally around its prediction.
+S, the states that stay for the whole training, is exact. T are the bytes that come and go within a step; X, measured
+over predicted, is distributed as in published runs (`data/memory_spread.csv`, from `python -m benchmarks.accuracy
+--write`). A, the caching allocator's overhead, is uncertain only without expandable segments. O, outside of it (CUDA
+context, NCCL), is normal around its prediction.
 
-Without expandable segments A is uncertain too: what published runs that ended, and those that ran out of memory, allow
-it to be.
+A plan whose predicted need exceeds the memory is always below one half.
 
-What is printed as a plan's need is the prediction of S + T + A + O; a plan that needs more than there is is never
-likely to fit.
-
-Not covered: what other processes, a desktop above all, hold on the GPU; host RAM and NVMe.
+Not covered: other processes on the GPU, such as a desktop; host RAM and NVMe.
 """
 
 from __future__ import annotations
@@ -38,43 +34,41 @@ STATES = ("parameters", "persistent_parameters", "master_weights", "optimizer_st
 """Components that stay for the whole training."""
 
 WASTE = "fixed segments"
-"""The kind in the data of what the allocator wastes without expandable segments."""
+"""The kind in the data for the allocator's waste without expandable segments."""
 
 _GIB = 2**30
 _COVERED = 1.96
-"""Standard deviations of a normal distribution between which 95 % of it lies."""
+"""95 % of a normal distribution lie within this many standard deviations."""
 
 CONTEXT_SPREAD_BYTES = round((0.92 - 0.25) * _GIB / 2 / _COVERED)
-"""One standard deviation of the CUDA context: 0.25 GiB for a bare one to 0.92 GiB in training are published
-(`device_overhead.CONTEXT_BYTES`)."""
+"""One standard deviation of the CUDA context: published are 0.25 GiB (bare) to 0.92 GiB (training;
+`device_overhead.CONTEXT_BYTES`)."""
 
 NCCL_SPREAD = 0.5 / _COVERED
-"""One standard deviation of NCCL's buffers, as a share of them: half as many and half as many more channels are opened
-on links of the same kind (NVIDIA/nccl issue 864)."""
+"""One standard deviation of NCCL's buffers as a share of them: on links of one kind half as many to half as many more
+channels are opened (NVIDIA/nccl issue 864)."""
 
 DRY_RUN_SPREAD = 0.01
-"""One standard deviation of X for a dry run, which counts every tensor: kernels' scratch memory, which it does not see.
-Assumed; of the published runs none says what its kernels took."""
+"""One standard deviation of X for a dry run, which sees all tensors but no scratch memory of kernels. Assumed."""
 
 CPU_COVERED = 0.26
-"""What 97.5 % of the probes in docs/probe.md measured at most beyond the prediction for a rank on the CPU, whose
-allocator is the process's heap (`benchmarks/probes/cpu_memory.py`)."""
+"""97.5 % of the probes in docs/probe.md measured at most this share above the prediction for a rank on the CPU
+(`benchmarks/probes/cpu_memory.py`)."""
 
 _BELOW_HALF = nextafter(0.5, 0.0)
 
 _THREE_POINTS = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
-"""Standard deviations and weights of the quadrature that is exact for polynomials up to the fifth degree under a normal
-distribution."""
+"""Standard deviations and weights of Gauss-Hermite quadrature with three points."""
 
 
 class Quantiles(NamedTuple):
-    """A distribution by some of its quantiles, straight between them."""
+    """A distribution by some of its quantiles, linear between them."""
 
     values: tuple[float, ...]
     shares: tuple[float, ...]
 
     def share_below(self, value: float) -> float:
-        """The share of the distribution up to a value; beyond the outermost quantiles it goes on at their slope."""
+        """Share of the distribution up to a value; beyond the outermost quantiles linear with their slope."""
         values, shares = self.values, self.shares
         index = min(max(bisect_left(values, value), 1), len(values) - 1)
         width = values[index] - values[index - 1]
@@ -87,10 +81,8 @@ class Quantiles(NamedTuple):
 def fit_probability(
     memory: MemoryEstimate, cluster: Cluster, workload: Workload, ratio: Quantiles | None = None
 ) -> float:
-    """The probability, from 0 to 1, that each GPU of the cluster holds what the closed form says that a plan needs.
-
-    ratio: the distribution of X, instead of that of the published runs of the workload's kind.
-    """
+    """The probability that each GPU holds the predicted need of a plan. ratio: distribution of X instead of the
+    published runs' of the workload's kind."""
     if cluster.gpu.is_cpu:
         from statistics import NormalDist  # here: it takes milliseconds that most answers do not need
 
@@ -109,7 +101,7 @@ def fit_probability(
 
 
 def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:
-    """The same of a dry run that needs so many bytes of each GPU, of which some come and go."""
+    """The same for a dry run."""
     spread = _outside_spread_bytes(outside_allocator(cluster))
     return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, _dry_run())
 
@@ -119,29 +111,26 @@ def kind_of(workload: Workload) -> Kind:
 
 
 def _probability(free_bytes: int, transient_bytes: int, outside_spread_bytes: float, ratio: Quantiles) -> float:
-    """P of bytes that stay free by the prediction; below one half where none do.
-
-    The prediction is the median of the need but for what a few runs make of X's, whose tails are not alike.
-    """
+    """P for the predicted free bytes; below one half if they are negative."""
     room, spread = 1 + free_bytes / transient_bytes, outside_spread_bytes / transient_bytes
     found = sum(weight * ratio.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
     return found if free_bytes >= 0 else min(found, _BELOW_HALF)
 
 
 def _outside_spread_bytes(terms: Terms) -> float:
-    """One standard deviation of what lies outside of PyTorch's allocator."""
+    """One standard deviation of the memory outside PyTorch's allocator."""
     nccl = sum(term.size_bytes for term in terms if term.name == "nccl_buffers")
     return float((CONTEXT_SPREAD_BYTES**2 + (NCCL_SPREAD * nccl) ** 2) ** 0.5)
 
 
 @cache
 def ratios() -> dict[str, Quantiles]:
-    """Measured over predicted bytes that come and go, of the published runs of each kind."""
+    """X of the published runs, by kind."""
     return {kind: Quantiles(*zip(*rows, strict=True)) for kind, rows in _spreads().items() if kind != WASTE}
 
 
 def fixed_segments_waste() -> list[tuple[float, float]]:
-    """What fixed segments waste, as shares of what comes and goes, each with its probability."""
+    """(share of transient bytes wasted by fixed segments, probability) pairs."""
     return _spreads()[WASTE]
 
 

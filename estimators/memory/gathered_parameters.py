@@ -24,11 +24,11 @@ class GatheredParameters(NamedTuple):
     persistent: int = 0
     """Never released, and not part of the others."""
     first_layer: int = 0
-    """In the first layer's forward pass, with everything prefetched and copied from the fullest flat buffer."""
+    """In the first layer's forward pass, everything prefetched and copied from the fullest flat buffer."""
     last_layer: int = 0
     """In the last layer's forward pass, with the head already prefetched."""
     loss: int = 0
-    """When the loss is computed; the others follow in the order of the backward pass."""
+    """At the loss; the following fields are in the order of the backward pass."""
     head: int = 0
     head_reduction: int = 0
     layer: int = 0
@@ -38,11 +38,11 @@ class GatheredParameters(NamedTuple):
     arriving_at_last_layer: int = 0
     arriving_at_loss: int = 0
     arriving_in_layer: int = 0
-    """Of those, the elements that are still on their way in 8 bits."""
+    """The part of the above that is still arriving in 8 bits."""
 
 
 class _Limits(NamedTuple):
-    """The settings of a plan that decide; in elements, unless another unit is given."""
+    """The plan's settings; in elements unless stated."""
 
     threshold: int
     max_live: int
@@ -53,21 +53,21 @@ class _Limits(NamedTuple):
     gathers: bool
     """There is more than one rank."""
     swap_buffers: int
-    """How many tensors can be read from NVMe at a time; 0 where none is."""
+    """Tensors that can be read from NVMe at a time; 0 without NVMe."""
     swap_min: int
     """The smallest tensor whose shard goes to NVMe."""
     bits_8: bool
     """Weights travel in 8 bits."""
     cast: bool
-    """What comes out of 8 bits, in fp16, is cast to the model's type."""
+    """Dequantized weights, in fp16, are cast to the model's type."""
     offloaded_ranks: int
-    """N where shards rest outside the GPU, 0 where they do not."""
+    """N if shards are offloaded, else 0."""
     experts_rest: bool
-    """Every expert is on one rank alone (AutoEP over all ranks): its shard is the tensor, and nothing is copied."""
+    """Every expert is on one rank alone (AutoEP over all ranks): nothing gathers it."""
 
 
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
-    """Elements that stage 3 holds whole under a plan; nothing with one rank, whose shard is the tensor itself."""
+    """Elements that stage 3 holds whole under a plan; none with one rank, whose shard is the tensor itself."""
     if plan.zero_stage < 3 or (world_size == 1 and plan.offload_param == "none"):
         return GatheredParameters()
     in_memory = tensors.trainable_numel if plan.offload_param != "nvme" else plan.param_max_in_cpu * world_size
@@ -128,9 +128,9 @@ class _Gathering:
     def _reused(self) -> int:
         """Rule 2: a tensor is not released if it is needed again within `stage3_max_reuse_distance` elements.
 
-        So the last layers of the forward pass stay for the backward pass. A tensor with T elements of layers after it
-        is used again after the rest of the forward pass and the backward pass down to it: 2 (T + head), or 3 T + 2 head
-        when every layer also runs forward again. Source: partitioned_param_coordinator.py `__params_to_release`.
+        The last layers of the forward pass stay for the backward pass. A tensor with T elements of layers after it
+        is used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. Source:
+        partitioned_param_coordinator.py `__params_to_release`.
         """
         passes, reach = 3 if self.limits.checkpointing else 2, self.limits.max_reuse - 2 * self.head
         reused = min(self.layers, max(0, reach) // passes)
@@ -142,12 +142,11 @@ class _Gathering:
         """Rule 3: every call of a submodule prefetches at least one more tensor while fewer than
         `stage3_max_live_parameters` elements are alive.
 
-        Modules, those without weights too, call more often than there are tensors, so the prefetch runs ahead until
-        that limit stops it (`ahead`), and the tensor that crosses it is gathered whole. With the default of 1e9 a
-        smaller model is gathered as a whole (`everything`). A prefetch of several tensors arrives in one flat buffer,
-        which lives beside the copies made from it until its last tensor is used, as long as there is something left to
-        prefetch. What is read from NVMe is not prefetched further than the swap buffers reach, one for each tensor.
-        Source: partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
+        Modules call more often than there are tensors, so the prefetch runs ahead up to that limit (`ahead`), and
+        the tensor that crosses it is gathered whole. With the default of 1e9 a smaller model is gathered as a whole
+        (`everything`). A prefetch of several tensors arrives in one flat buffer, which lives beside the copies made
+        from it until its last tensor is used. NVMe is prefetched no further than the swap buffers reach. Source:
+        partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
         `AllGatherCoalescedHandle.wait`.
         """
         limits = self.limits
@@ -158,31 +157,29 @@ class _Gathering:
         return limits.prefetch + self.widest if several else 0
 
     def _in_8_bits(self, flat: int, widest: int) -> int:
-        """Elements, of the model's size, of a flat buffer in 8 bits and of what comes out of it in fp16; each tensor is
-        put together in fp16 before it is cast."""
+        """Elements, in the model's type, of a flat buffer in 8 bits and of its dequantized fp16; each tensor is put
+        together in fp16 before it is cast."""
         return flat * 3 // 2 + widest * self.limits.cast
 
     def _viewed(self, reused: int) -> int:
         """Rule 4: autograd keeps what it saved, released or not.
 
         DeepSpeed's linear layer saves no weight (linear.py), but fused experts are read through a transposed view,
-        whose whole tensor stays from the forward to the backward pass. Without checkpointing those are the experts of
-        all layers; what was not released, or is prefetched, need not be there twice.
+        which keeps the whole tensor from the forward to the backward pass: without checkpointing the experts of all
+        layers that are not whole anyway.
         """
         if self.limits.checkpointing or self.everything or not self.layers or self.limits.experts_rest:
             return 0
         return self.tensors.viewed * (self.layers - reused) // self.layers
 
     def _copied(self, numel: int, outside: int = 0) -> int:
-        """Of so many elements that are whole, `outside` of them not in layers, those in copies: experts that one rank
-        has alone are whole where they rest, though they count for every limit. (partition_parameters.py
-        `_no_gather_coalesced`)"""
+        """The whole elements that are copies, `outside` of them not in layers: experts that one rank has alone are not
+        copied, though they count for every limit (partition_parameters.py `_no_gather_coalesced`)."""
         in_layers = min(self.layers, max(0, numel - outside))
         return numel - in_layers * self.resting // self.layers if self.resting else numel
 
     def _reach(self, buffers: int) -> int:
-        """Elements of the layers of which so many tensors are read from NVMe, widest first: whole layers, then tensors
-        of one."""
+        """Elements of layers in `buffers` tensors from NVMe, widest first: whole layers, then tensors of one."""
         swapped = sorted((numel for numel in self.layer_tensors if numel >= self.limits.swap_min), reverse=True)
         if not swapped:
             return self.layer
@@ -190,7 +187,7 @@ class _Gathering:
         return layers * self.layer + sum(swapped[:rest])
 
     def _in_forward(self, flat: int) -> tuple[int, int]:
-        """Elements in the first and in the last layer's forward pass, views left out."""
+        """Elements in the first and in the last layer's forward pass, without views."""
         if not self.prefetches:
             return 0, 0
         last = self._copied(min(self.forward, self.ahead + max(self.head, self.widest)), self.head) + flat
@@ -208,7 +205,6 @@ class _Gathering:
         return last + max(flats[:-1], default=0), last + flats[-1] - self.gone
 
     def gathered_parameters(self) -> GatheredParameters:
-        """The rules put together."""
         limits, head, ahead = self.limits, self.head, self.ahead
         flat, reused = self._flat_buffer(), self._reused()
         first_layer, last_layer = self._in_forward(flat)
@@ -255,11 +251,9 @@ class _Gathering:
 
 
 def _flat_buffers(tensors: Iterable[tuple[int, bool]], prefetch: int, copied: Sequence[bool]) -> list[list[int]]:
-    """Elements of the tensors in the flat buffers of each prefetch when everything is prefetched in the forward pass:
-    one buffer for each kind that is `copied`, since other ranks share the other; none for a tensor that comes alone.
-
-    tensors: elements and kind of each.
-    """
+    """Elements in the flat buffers of each prefetch when everything is prefetched in the forward pass: one buffer per
+    `copied` kind (experts are shared by other ranks); none for a tensor that comes alone. tensors: elements and kind of
+    each."""
     groups: list[list[tuple[int, bool]]] = [[]]
     filled = 0
     for numel, kind in tensors:

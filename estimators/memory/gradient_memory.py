@@ -64,7 +64,7 @@ class GradientMemory:
 
     @property
     def reduced(self) -> int:
-        """Elements of layers that the first bucket surely holds when it is full; it takes the head's first."""
+        """Elements of layers in the first full bucket, at least; it takes the head's first."""
         if not self.plan.zero_stage or not self.fills.flushed:
             return 0
         head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
@@ -87,7 +87,7 @@ _STEP = Formula(
 
 
 class StageZero(GradientMemory):
-    """Nothing is partitioned. Backward adds a new gradient, a temporary, to the one from earlier micro batches."""
+    """Backward adds a new gradient, a temporary, to the one of earlier micro batches."""
 
     def _gradients(self, numel: int) -> Terms:
         return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)

@@ -118,10 +118,8 @@ class FlatGradients(GradientMemory):
         return self._before_reduction(self.earlier + self.head)
 
     def _flattened(self, numel: int) -> int:
-        """Elements of a gradient larger than the bucket that are flattened together.
-
-        It is reduced in pieces, one for each rank that owns some of it, as many as pass the bucket's size at a time.
-        """
+        """Elements of a gradient larger than the bucket that are flattened together: it is reduced in one piece per
+        rank that owns some of it, as many at a time as pass the bucket's size."""
         part = self.sharded.groups[0].partition
         pieces = (self.bucket_size // part + 1) * part if part <= self.bucket_size else 0
         return min(numel, pieces) if numel > self.bucket_size else 0
@@ -151,7 +149,7 @@ class FlatGradients(GradientMemory):
         return self._in_layer() + self._bucket(self.fills.flushed * self.copies)
 
     def _around_end(self) -> tuple[int, int]:
-        """Elements of gradients when the last one is made, without it, and when it has been reduced."""
+        """Elements of gradients when the last one is made, without it, and after its reduction."""
         if self.plan.zero_stage == 2:
             return self.earlier + self._before_first_reduction(frees=True), self.earlier + self.owned + self.last
         if not self.plan.overlap_comm:
@@ -167,8 +165,8 @@ class FlatGradients(GradientMemory):
         return max(gradients_before_first_reduction(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
 
     def end_terms(self) -> Terms:
-        """The worst of five: the last gradient is made; the bucket before it is reduced while it waits; the last bucket
-        is reduced; the last gradient has been reduced; it is reduced itself, being larger than the bucket."""
+        """The worst of five: the last gradient is made; the bucket before it is reduced; the last bucket is reduced;
+        the last gradient has been reduced; it is reduced itself, being larger than the bucket."""
         before, after = self._around_end()
         staged = min(self.last, self.sharded.slice) * self.offloaded
         reduced = self._before_first_reduction(frees=self.plan.zero_stage == 2, flushed=True)
@@ -185,9 +183,9 @@ class FlatGradients(GradientMemory):
     def step_terms(self) -> Terms:
         """The largest of three, on the rank where it is largest.
 
-        The norm: gradients + 8 slice. The cast: gradients + their flat copy + its copy in the masters' type, if that is
-        another. The update: that copy + the optimizer's temporaries. Groups come one after the other; the gradients of
-        all are views of one buffer, which stays until the last group's are cast.
+        Norm: gradients + 8 slice. Cast: gradients + their flat copy + its copy in the masters' type. Update: that
+        copy + the optimizer's temporaries. Groups follow each other; the gradients of all are views of one buffer,
+        which stays until the last group's are cast.
         """
         if self.offloaded:
             return self._staging(0)
@@ -214,7 +212,7 @@ class FlatGradients(GradientMemory):
 
 
 NORM_CHUNK = 250_000_000
-"""Elements that the offload casts for the norm at a time (stage3.py `_constant_buffered_norm2`)."""
+"""Elements per cast for the norm under offload (stage3.py `_constant_buffered_norm2`)."""
 
 _SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 _SYMBOLS_3 = {
@@ -255,14 +253,13 @@ _STEP_3 = Formula(
 
 
 class StageThree(GradientMemory):
-    """Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors in a copy; one tensor
-    that N divides is reduced in place. Gradients that travel in 4 bits are cast to fp16 first where they are not, a
-    whole bucket, and then quantized tensor by tensor, as much sent as received
-    (runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
+    """Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors in a copy; a single
+    tensor that N divides is reduced in place. Gradients in 4 bits are first cast to fp16 by bucket, then quantized by
+    tensor, as much sent as received (runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
 
     def _copied(self, numel: int, largest: int) -> int:
-        """Elements that are copied while `numel` are reduced, the largest tensor having `largest` of them; a part of
-        the size of a gradient's where they are in fewer bits."""
+        """Elements, of a gradient's size, that are copied while `numel` are reduced; `largest` is the largest tensor of
+        them."""
         if not self.plan.zero_quantized_gradients:
             return numel * self.copies
         cast = numel if self.tensors.workload.precision == "bf16" else 0
@@ -279,7 +276,7 @@ class StageThree(GradientMemory):
         return _GRADIENTS_3.term(self.width * (shards + whole), w=self.width, shards=shards, alive=whole)
 
     def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
-        """What a gradient of `numel` elements takes on its way to the host or the disk, among others in its bucket."""
+        """A gradient on its way to the host or the disk, with `in_bucket` others."""
         if not self.offloaded:
             return ()
         # Tensor by tensor: its shard comes to the GPU, is cast for the norm, and then to fp32 for its way out.
@@ -317,8 +314,8 @@ class StageThree(GradientMemory):
         return self._gradients(self.layer + self.tied_head) + copied + self._staging(largest, self.fills.flushed)
 
     def end_terms(self) -> Terms:
-        """The worst of four: the last gradient is made; the bucket before it is reduced while it waits; the last bucket
-        is reduced; that gradient is."""
+        """The worst of four: the last gradient is made; the bucket before it is reduced; the last bucket is; that
+        gradient is."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
         waits = self._gradients(self.last) + self._bucket(self._copied(pending, self.layer))
         last_bucket = self._gradients(0) + self._bucket(self._copied(final, self.layer))
@@ -357,5 +354,4 @@ class StageThree(GradientMemory):
 def gradient_memory(
     sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
 ) -> StageZero | FlatGradients | StageThree:
-    """Gradients, buckets, staging and step temporaries of one GPU."""
     return (StageZero, FlatGradients, FlatGradients, StageThree)[plan.zero_stage](sharded, plan, optimizer, local_ranks)

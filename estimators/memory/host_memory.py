@@ -52,7 +52,7 @@ _BLOCKS = {"blocks": "bytes of pinned blocks, each tensor's rounded up to a powe
 def on_a_node(
     name: str, text: str, source: str, symbols: dict[str, str] | None = None, leaves_out: str = ""
 ) -> Formula:
-    """The formula of a component that all local ranks have."""
+    """The formula of a component of all local ranks."""
     return Formula(name, text, source, {**ON_A_NODE, **(symbols or {})}, leaves_out)
 
 
@@ -111,7 +111,7 @@ def pinned_block(size_bytes: int) -> int:
 def _shard_blocks(
     sharded: ShardedTensors, width: int, *, trainable: bool, threshold: int, below_bytes: int | None = None
 ) -> Counter[int]:
-    """Pinned blocks of all shards of one rank, by size, each tensor in its own; persistent tensors stay on the GPU."""
+    """Pinned blocks, by size, of one rank's shards; persistent tensors stay on the GPU."""
     numels = sharded.tensors.trainable if trainable else sharded.tensors.frozen
     shards = (width * shard_numel(numel, sharded.world_size) for numel in numels if numel > threshold)
     return Counter(pinned_block(shard) for shard in shards if below_bytes is None or shard < below_bytes)
@@ -123,12 +123,12 @@ def _total(blocks: Counter[int]) -> int:
 
 @lru_cache(maxsize=64)
 def _tensor_blocks(tensors: TensorSet, width: int) -> int:
-    """Pinned blocks of all trainable tensors, each whole in its own block."""
+    """Pinned blocks of all trainable tensors, whole."""
     return sum(pinned_block(width * numel) for numel in tensors.trainable)
 
 
 def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ranks: int) -> Terms:
-    """The inputs of checkpointed layers that wait in host memory, pinned or not; `workload` is that of a rank."""
+    """Inputs of checkpointed layers in host memory; `workload` is that of a rank."""
     if not plan.cpu_checkpointing:
         return ()
     pins = workload.software.pinned_inputs
@@ -159,7 +159,7 @@ def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, lo
 
 
 def _blocks(formula: Formula, sizes: tuple[int, ...], local_ranks: int, *, pin: bool, **inputs: float) -> Terms:
-    """A block of each size on every rank; `formula` is the one of pinned blocks, p2(...)."""
+    """A block of each size on every rank; `formula` is that of pinned blocks, p2(...)."""
     if not pin:
         formula = formula._replace(text=formula.text.replace("p2", ""))
     total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
@@ -210,8 +210,8 @@ def _optimizer_3(
 def _optimizer_on_nvme(
     sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int
 ) -> tuple[Terms, Terms]:
-    """The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk, except those of
-    sub-groups that are too small for it."""
+    """The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk, except small
+    sub-groups'."""
     tensors, pin = sharded.tensors, plan.pin_memory
     width, shards = tensors.workload.weight_bytes, sharded.shard_total
     groups = optimizer_group_numels(sharded, plan.sub_group_size)
@@ -227,11 +227,8 @@ def _optimizer_on_nvme(
 
 
 def _gradient_sizes(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
-    """Stage 3's gradients on the host: one buffer in the model's type, one in the masters' for each
-    sub-group.
-
-    That of a sub-group that stays on the GPU is pinned before it goes there; a later one of its size takes its block.
-    """
+    """Stage 3's gradient buffers on the host: one in the model's type, one in the masters' type per sub-group. That of
+    a sub-group that stays on the GPU is pinned before it goes there; a later one of its size reuses the block."""
     groups, kept = optimizer_group_numels(sharded, plan.sub_group_size), groups_on_gpu(sharded, plan)
     width, master = sharded.tensors.workload.weight_bytes, plan.master_bytes
     sizes = [width * sharded.shard_total, *(master * group for group in groups[len(kept) :])]
@@ -241,15 +238,13 @@ def _gradient_sizes(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
 
 
 def swapped_groups(sharded: ShardedTensors, plan: Plan) -> list[int]:
-    """Elements of each sub-group that an optimizer on NVMe swaps; smaller ones stay in memory."""
+    """Elements of each sub-group on NVMe; smaller ones stay in memory."""
     return [group for group in optimizer_group_numels(sharded, plan.sub_group_size) if 4 * group >= SWAP_MIN_BYTES]
 
 
 def small_shards(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
-    """Parameters offloaded to NVMe whose shard is too small for the disk: on the host, each in a block of its own.
-
-    A trainable one moves on to the flat buffer, and the block stays in the pinned allocator's cache.
-    """
+    """Parameters offloaded to NVMe with a shard too small for the disk: on the host, each in a block of its own. A
+    trainable one moves on to the flat buffer; the block stays in the pinned allocator's cache."""
     width, threshold = sharded.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
     terms: Terms = ()
     for formula, trainable in ((_FROZEN, False), (_CACHED, True)):
@@ -299,14 +294,12 @@ def _second_copy(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms
 def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     """Peak of a node's host memory while the model is loaded and partitioned.
 
-    Stages 0 to 2: every local rank builds the whole model on the host before it moves to its GPU: L w P. Stage 3 is
-    built under `zero.Init` (by the Trainer, whose TrainingArguments come before the model, and by the emitted plain
-    script): only rank 0 reads the checkpoint, w P, and the shards go where they will stay. A quantized model goes to
-    the GPU tensor by tensor.
+    Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 is built under `zero.Init`: only
+    rank 0 reads the checkpoint, w P, and the shards go to their final place. A quantized model goes to the GPU tensor
+    by tensor.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
-    `_configure_distributed_model`. Not covered: a checkpoint in another dtype than the workload's, .bin files without
-    mmap.
+    `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.
     """
     tensors = sharded.tensors
     width = tensors.workload.weight_bytes
@@ -353,12 +346,12 @@ _PARAMETERS = on_a_node("parameters", "L w swapped", _PARAMETER_SWAPPER, _SYMBOL
 
 
 def states_per_master(optimizer: OptimizerSpec) -> int:
-    """fp32 tensors that the optimizer keeps per master weight, each of which needs a swap buffer."""
+    """fp32 tensors per master weight; each needs a swap buffer."""
     return round((optimizer.cpu_state_bytes or 0) / 4)
 
 
 def _whole_sub_group(sharded: ShardedTensors, plan: Plan) -> int:
-    """Whole elements of the sub-group with the largest shard, when the host buffer does not take all sub-groups; else
+    """Whole elements of the sub-group with the largest shard, if the host buffer does not take all sub-groups; else
     0."""
     if sharded.shard_total <= plan.param_max_in_cpu:
         return 0

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 NCCL_START_ALIGNMENT = 2
-"""Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
+"""Elements: partitions start on 4-byte boundaries in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
 
 
 SWAP_MIN_BYTES = 1 << 20
@@ -20,32 +20,24 @@ SWAP_MIN_BYTES = 1 << 20
 
 
 def align_up(size: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple
 
 
 def flat_group_numel(numel: int, world_size: int) -> int:
-    """Elements of a parameter group's flat buffer in stages 1 and 2: ceil(numel / 2N) 2N.
-
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `flatten_dense_tensors_aligned`.
-    """
+    """Flat buffer of a parameter group in stages 1 and 2: ceil(numel / 2N) 2N elements. Source: deepspeed 0.19.8
+    runtime/zero/stage_1_and_2.py `flatten_dense_tensors_aligned`."""
     return align_up(numel, NCCL_START_ALIGNMENT * world_size)
 
 
 def shard_numel(numel: int, world_size: int) -> int:
-    """Elements of one rank's shard of one tensor in stage 3: ceil(numel / N).
-
-    Source: deepspeed 0.19.8 runtime/zero/partition_parameters.py `_partition_param`.
-    """
+    """One rank's shard of one tensor in stage 3: ceil(numel / N). Source: deepspeed 0.19.8
+    runtime/zero/partition_parameters.py `_partition_param`."""
     return -(-numel // world_size)
 
 
 def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...]:
-    """Stage 3's sub-groups, which the optimizer steps one after the other, as ranges of tensors.
-
-    A sub-group closes with the tensor that reaches `sub_group_size`, so it may exceed it by one shard.
-    Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp16_sub_groups`.
-    """
+    """Stage 3's sub-groups, as ranges of tensors. A sub-group closes with the tensor that reaches `sub_group_size`, so
+    it may exceed it by one shard. Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp16_sub_groups`."""
     if sub_group_size >= sum(shards):
         return (range(len(shards)),)
     groups, first, filled = [], 0, 0
@@ -63,28 +55,27 @@ def sub_group_numels(shards: tuple[int, ...], sub_group_size: int) -> tuple[int,
 
 
 class BucketFills(NamedTuple):
-    """How gradients, last tensor first, fill the bucket in which they are reduced; elements."""
+    """Fill of the gradient bucket, last tensor first; elements."""
 
     flushed: int
-    """The largest content of a bucket that was reduced before the first tensor's gradient came, 0 for none."""
+    """Largest content of a bucket reduced before the first tensor's gradient; 0 for none."""
     pending: int
-    """The bucket's content when that gradient comes."""
+    """Content when the first tensor's gradient is made."""
     waits: bool
-    """That gradient does not fit any more, so the bucket is reduced while it waits."""
+    """That gradient does not fit, so the bucket is reduced while it waits."""
     final: int
-    """The content of the last bucket."""
+    """Content of the last bucket."""
     second: int
-    """Elements whose gradients have come when the second bucket is reduced, 0 where the first tensor's is in it."""
+    """Elements with gradients when the second bucket is reduced; 0 if the first tensor's is in it."""
 
 
 def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] = ()) -> BucketFills:
     """A tensor larger than the bucket is reduced alone, in place.
 
-    apart: which tensors other ranks share than the rest; at stage 3 a bucket holds tensors of one kind only. The first
-        tensor is of the rest. Empty: all are of one kind.
+    apart: marks tensors that other ranks share; at stage 3 a bucket holds one kind only. Empty: all are of one kind.
 
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py
-        `reduce_independent_p_g_buckets_and_remove_grads`.
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py
+    `reduce_independent_p_g_buckets_and_remove_grads`.
     """
     flushed = pending = count = come = second = 0
     kinds, kind = reversed(apart[1:]) if apart else repeat(False), False
@@ -102,19 +93,19 @@ def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] 
 
 
 EXPERT_GROUP_NUMEL = 178_956_971
-"""Elements of a parameter group of experts, at most (deepspeed 0.19.8 moe/utils.py
+"""Largest parameter group of experts (deepspeed 0.19.8 moe/utils.py
 `split_params_into_different_moe_groups_for_optimizer`); a larger tensor is a group of its own."""
 
 
 class FlatGroup(NamedTuple):
-    """A parameter group of stages 1 and 2, which is flattened and cut by itself."""
+    """A parameter group of stages 1 and 2, flattened and cut by itself."""
 
     tensors: Sequence[int]
-    """Which of the trainable tensors, in order."""
+    """Indices among the trainable tensors."""
     numel: int
     """Padding included."""
     ranks: int
-    """That share it: all of them, or those that keep the same experts."""
+    """Ranks that share it: all, or those that keep the same experts."""
 
     @property
     def partition(self) -> int:
@@ -125,10 +116,8 @@ class FlatGroup(NamedTuple):
 def flat_groups(
     numels: Sequence[int], experts: Sequence[bool], world_size: int, autoep_size: int
 ) -> tuple[FlatGroup, ...]:
-    """All tensors in one group, unless AutoEP spreads experts: then they are in groups of their own, after the others.
-
-    Source: deepspeed 0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py `configure_moe_param_groups`.
-    """
+    """One group of all tensors; under AutoEP experts have groups of their own, after the others. Source: deepspeed
+    0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py `configure_moe_param_groups`."""
     if autoep_size == 1:
         return (
             FlatGroup(tensors=range(len(numels)), numel=flat_group_numel(sum(numels), world_size), ranks=world_size),
@@ -149,23 +138,20 @@ def flat_groups(
 
 
 class RankLoad(NamedTuple):
-    """What one rank's flat partition (stages 1 and 2) meets of the tensors, in elements."""
+    """Tensors in one rank's flat partition (stages 1 and 2), in elements."""
 
     touched: int
-    """Whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this rank."""
+    """Whole sizes of tensors at least partly in the partition; their full gradients stay on this rank."""
     slice: int
-    """The largest piece of one tensor inside the partition."""
+    """Largest piece of one tensor inside the partition."""
     tensors: tuple[int, ...]
-    """Those that it touches, by their place among the trainable ones."""
+    """Indices among the trainable tensors."""
 
 
 def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[RankLoad, ...]:
-    """The load of each rank for tensors laid end to end, group by group; all ranks share the first group.
-
-    Of a group that fewer ranks share there are as many as it takes for all: neighbours have the same place in theirs.
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`;
-        utils/groups.py `_get_expert_parallel_ranks`.
-    """
+    """The load of each rank for tensors laid end to end, group by group. A group of fewer ranks exists once for each
+    such set of ranks: neighbours have the same place in theirs. Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py
+    `get_partition_info`, `copy_grads_in_partition`; utils/groups.py `_get_expert_parallel_ranks`."""
     ranks = groups[0].ranks
     touched, largest, tensors = [0] * ranks, [0] * ranks, [list[int]() for _ in range(ranks)]
     for group in groups:

@@ -16,8 +16,8 @@ A training step passes through a few phases, and any of them may be the peak:
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
 Each phase is a sum of terms of `zero_states` (weights, masters, states), `gathered_parameters`, `gradients` and
-`activations`, exact in bytes of live tensors. `device_overhead` adds what is only observed. Compared with dry runs of the
-real engine in `benchmarks/`.
+`activations`, exact in bytes of live tensors. `device_overhead` adds what is only observed. Compared with dry runs of
+the real engine in `benchmarks/`.
 
 For a search, what depends on model and workload alone is computed once (`trainable`), and what does not depend on the
 micro batch once for all of them (`BatchIndependentMemory`).
@@ -54,7 +54,7 @@ from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, second_copy
 
 INITIALIZE_SHARE = 0.85
-"""Share of the GPU's memory up to which two copies of the weights are surely flattened on the GPU."""
+"""Share of the GPU's memory up to which DeepSpeed certainly flattens two copies of the weights on the GPU."""
 
 _TWICE = Formula(
     "parameters", "2 w Pt + frozen", "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)"
@@ -74,10 +74,8 @@ _LOGITS = Formula(
 
 
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
-    """Memory of one plan on one cluster; meaningful for plans that `unsupported` does not reject.
-
-    Raises WorkloadError for an optimizer that is not in `optimizers.OPTIMIZERS`.
-    """
+    """Memory of one plan on one cluster, if `unsupported` does not reject it. Raises WorkloadError for an unknown
+    optimizer."""
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
     workload = _as_cast(workload).of_rank(plan.sequence_parallel_size)
@@ -151,7 +149,7 @@ def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
 
 
 class _OnNode(NamedTuple):
-    """What a node holds outside its GPUs."""
+    """A node's memory outside its GPUs."""
 
     pinned: Terms
     pageable: Terms
@@ -253,13 +251,13 @@ class BatchIndependentMemory:
         return total_bytes(self.resident) + max(beside)
 
     def tiled_loss(self, tiles: int) -> Terms:
-        """The phase of the loss where it is computed tile by tile."""
+        """The loss's phase when it is computed tile by tile."""
         gathered = self.gathered
         at_loss = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
         return self.gradients.tiled_loss_terms(tiles) + at_loss
 
     def _gathered(self, numel: int, unreleased: int, arriving: int = 0) -> Terms:
-        """Elements that are gathered, and hpZ's copy of what was released; those that are arriving come in 8 bits."""
+        """Gathered elements, `arriving` of them in 8 bits, and hpZ's copy of what was released."""
         width, in_8_bits = self.sharded.tensors.workload.weight_bytes, min(arriving, numel)
         size = width * (numel - in_8_bits) + in_8_bits
         return _GATHERED.term(size, w=width, gathered=size / width) + second_copy(self.sharded, self.plan, unreleased)
@@ -283,7 +281,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     saved, head = activations.saved_terms, activations.head_terms
 
     def left(reduced: int) -> Terms:
-        """What layers keep, and one of them needs, when so many elements of layers' gradients have been reduced."""
+        """What layers keep, and one of them needs, after `reduced` elements of layers' gradients."""
         layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
         return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + activations.block_terms
 
@@ -310,17 +308,15 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
 
 
 def _encoder(model: ModelShape, saved: Terms) -> Terms:
-    """What the encoder of an encoder-decoder model with one embedding keeps at the end of the backward pass.
-
-    Its backward pass follows the decoder's, and the gradients of the embedding meet at its end.
-    """
+    """What the encoder of an encoder-decoder with one embedding keeps at the end: its backward pass follows the
+    decoder's, and the embedding's gradients meet at its end."""
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
         return ()
     return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))
 
 
 def _without(terms: Terms, size_bytes: int) -> Terms:
-    """The terms less so many bytes in all, each in proportion."""
+    """The terms less `size_bytes` in all, in proportion."""
     if not size_bytes:
         return terms
     total = total_bytes(terms)

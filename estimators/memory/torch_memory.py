@@ -73,7 +73,7 @@ _OFFLOADED = on_a_node(
 
 
 def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
-    """What each GPU and each node's host hold; meaningful for plans whose `sharding` is not "zero"."""
+    """Memory of plans without DeepSpeed's engine (`sharding` is not "zero")."""
     step = _Step(model, workload, cluster, plan)
     phases = step.phases()
     transient = max(phase.allocated_bytes for phase in phases) - total_bytes(step.resident)
@@ -95,29 +95,24 @@ def _term(name: str, text: str, size: float, **inputs: float) -> Terms:
 
 
 def _means(tensor: Tensor) -> int:
-    """Elements of Adafactor's means over the rows and the columns of a matrix; a vector's second moment is whole."""
+    """Elements of Adafactor's row and column means of a matrix; a vector's second moment is whole."""
     shape, numel = tensor.shape, tensor.numel
     return numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel
 
 
 class _Sizes(NamedTuple):
-    """Bytes per element, and how many ranks share one."""
+    """Bytes per element: w, t, o and s of the formulas; and ranks per shard."""
 
     width: int
-    """w."""
     trained: float
-    """t, the mean where adapters are wider than the modules that train beside them."""
+    """The mean where adapters are wider than modules that train whole."""
     states: float
-    """o."""
     step: float
-    """s."""
     shards: int
     """N under FSDP, else 1."""
 
 
 class _Step:
-    """The phases of one step, put together once."""
-
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.tensors = tensor_set(model, workload)
@@ -126,7 +121,7 @@ class _Step:
         self.resident = self._resident()
 
     def _part(self, name: str, text: str, size: float) -> Terms:
-        """A term whose inputs are those that every formula here shares."""
+        """A term with the inputs that all formulas share."""
         sizes, numel = self.sizes, self.tensors.trainable_numel
         return _term(name, text, size, t=sizes.trained, w=sizes.width, Pt=numel, N=sizes.shards)
 
@@ -144,7 +139,7 @@ class _Step:
         return resident
 
     def _factored_bytes(self) -> int:
-        """Adafactor's second moment of tensors that nobody flattened: means over rows and over columns of each."""
+        """Adafactor's second moment of tensors that are not flattened."""
         chosen = adapters(self.model, self.workload)
         elements = 0
         for tensor, count in self.model.tensor_counts:
@@ -154,7 +149,6 @@ class _Step:
         return round(self.sizes.trained * elements)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The candidates for the peak."""
         sizes, tensors, plan, workload = self.sizes, self.tensors, self.plan, self.workload
         made = activation_memory(
             self.model,
@@ -205,13 +199,12 @@ class _Step:
         return self.plan.micro_batch_size * self.workload.seq_len * self.model.hidden_size
 
     def _fp32_inputs(self) -> Terms:
-        """What passes from layer to layer in fp32 is two bytes an element more."""
+        """fp32 layer inputs take two more bytes an element."""
         layers = self.model.num_layers * self.workload.software.fp32_norms
         return self._part("fp32 layer inputs", "2 L B S H", 2 * layers * self._hidden_elements)
 
     def _key_value_cache(self) -> Terms:
-        """Keys and values are views of the fused projection of queries, keys and values, so the cache keeps all of
-        it."""
+        """Keys and values are views of the fused projection, so the cache keeps all of it."""
         if not family_of(self.model).cached_in_training or self.workload.software.transformers >= (4, 46):
             return ()
         width = 4 if self.workload.software.fp32_norms else self.sizes.width
@@ -230,7 +223,6 @@ class _Step:
         return self._part("retained_inputs", "(2 L - 1) B S H w", size)
 
     def host_terms(self) -> Terms:
-        """The processes of a node, and what FSDP offloads."""
         ranks, sizes = self.cluster.gpus_per_node, self.sizes
         terms = _HOST.on_node(ranks, PROCESS_BYTES, process=PROCESS_BYTES)
         if self.offloaded:
@@ -240,7 +232,7 @@ class _Step:
         return terms
 
     def loading_bytes(self) -> int:
-        """Every rank loads the model; under FSDP one of a node does (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
+        """Every rank loads the model; under FSDP one per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
         ranks, plan = self.cluster.gpus_per_node, replace(self.plan, zero_stage=0)
         loading = 1 if self.sizes.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
@@ -263,7 +255,7 @@ def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan)
 
 
 def _layer_bytes(tensors: TensorSet) -> int:
-    """The largest layer as it is gathered: quantized weights travel quantized."""
+    """The largest layer as it is gathered; quantized weights travel quantized."""
     workload = tensors.workload
     if workload.method != "qlora":
         return tensors.layer_numel * workload.weight_bytes

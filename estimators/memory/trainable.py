@@ -24,46 +24,44 @@ from .partition import BucketFills, FlatGroup, RankLoad, bucket_fills, flat_grou
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TensorSet:
-    """All tensors of a model under a workload, in `named_parameters()` order.
-
-    Compared by identity, so that it keys caches fast. Tensors are given by their number of elements.
-    """
+    """All tensors of a model under a workload, in `named_parameters()` order, by their number of elements. Compared by
+    identity, for caches."""
 
     model: ModelShape
     workload: Workload
     """As `Workload.of_weights` has it."""
     trainable: tuple[int, ...]
     idle: int
-    """How many of the trainable ones, the first, get no gradient: a tower's that samples of text do not use."""
+    """Number of leading trainable tensors without a gradient: a tower that samples of text do not use."""
     frozen: tuple[int, ...]
     muon: int
-    """Trainable elements that Muon would orthogonalize (matrices besides embeddings and head)."""
+    """Trainable elements that Muon orthogonalizes."""
     frozen_bytes: int
     """Bytes of the frozen tensors when each GPU holds them whole."""
     experts: tuple[bool, ...]
-    """Which of the trainable tensors belong to routed experts."""
+    """Which trainable tensors belong to routed experts."""
     layer_tensors: tuple[int, ...]
     """The tensors of the largest layer, adapters included."""
     trainable_layer: tuple[int, ...]
-    """The trainable tensors of that layer."""
+    """Its trainable tensors."""
     viewed: int
-    """Elements of the fused experts that the forward pass reads through a transposed view, in all layers: autograd
-    saves the view, and with it the whole tensor."""
+    """Elements of fused experts that the forward pass reads through a transposed view, in all layers: autograd saves
+    the whole tensor."""
     viewed_layer: int
-    """Such elements in the largest layer."""
+    """The same in the largest layer."""
     head: int
     """The output head (the embedding when tied)."""
     embedding: int
     """The largest embedding."""
     embeddings: tuple[int, ...]
-    """Every embedding, those of positions and segments too."""
+    """All embeddings, also of positions and segments."""
     trains_head: bool
     """The head, or a copy of it, gets a gradient."""
     trains_embedding: bool
     copied: int
     """Elements of whole modules that train as copies beside adapters."""
     unread: int
-    """Elements of their originals that nothing computes with; a tied one is read until both uses have a copy."""
+    """Elements of originals that nothing computes with; a tied one is read until both uses have a copy."""
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -81,17 +79,17 @@ class TensorSet:
 
     @cached_property
     def layer_numel(self) -> int:
-        """Elements of the largest layer; the time of ZeRO-3's gathers depends on it too."""
+        """Elements of the largest layer."""
         return sum(self.layer_tensors)
 
     @property
     def spread(self) -> tuple[bool, ...]:
-        """Which of the trainable tensors are experts that a rank keeps; empty where none are spread over ranks."""
+        """Which trainable tensors are experts under AutoEP; empty without it."""
         return self.experts if self.model.autoep_size > 1 else ()
 
     @cached_property
     def spread_numel(self) -> int:
-        """Trained elements of the experts that a rank keeps, 0 where none are spread over ranks."""
+        """Trained elements of a rank's experts under AutoEP."""
         return sum(compress(self.trainable, self.spread))
 
     @property
@@ -102,10 +100,8 @@ class TensorSet:
 
 @lru_cache(maxsize=64)
 def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
-    """Sort a model's tensors into trainable and frozen ones.
-
-    Raises WorkloadError for LoRA targets that name nothing.
-    """
+    """Sort a model's tensors into trainable and frozen ones. Raises WorkloadError for LoRA targets that name
+    nothing."""
     return _tensor_set(model, workload.of_weights())
 
 
@@ -172,7 +168,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
 
 def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
-    """Which tensors belong to routed experts, of so many before, all in and so many behind the layers."""
+    """Which tensors belong to routed experts, with `before` and `after` tensors around the layers."""
     layers = ([tensor.role == "expert" for tensor in block.tensors] * block.count for block in model.blocks)
     return (*repeat(False, before), *chain.from_iterable(layers), *repeat(False, after))
 
@@ -186,7 +182,7 @@ def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
-    """What DeepSpeed gives to Muon: tensors of two dimensions and more besides embeddings and head."""
+    """Muon's tensors under DeepSpeed: two or more dimensions, no embedding, no head."""
     return len(tensor.shape) >= 2 and tensor.role not in ("embedding", "position", "head")
 
 
@@ -198,59 +194,57 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
 
 @lru_cache(maxsize=256)
 def larger_than(tensors: TensorSet, numel: int) -> int:
-    """How many tensors have more elements."""
+    """Number of tensors with more elements."""
     return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel)
 
 
 @lru_cache(maxsize=256)
 def share_from(tensors: TensorSet, numel: int) -> float:
-    """Of all elements, those of tensors that have at least so many."""
+    """Share of the elements in tensors of at least `numel`."""
     return sum(each for each in chain(tensors.trainable, tensors.frozen) if each >= numel) / tensors.numel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardedTensors:
-    """A tensor set as N ranks share it. Compared by identity."""
+    """A tensor set cut for N ranks. Compared by identity."""
 
     tensors: TensorSet
     world_size: int
     groups: tuple[FlatGroup, ...]
-    """The parameter groups, each of which stages 1 and 2 flatten and cut by itself, and stage 3 steps by itself."""
+    """Parameter groups, each flattened and cut (stages 1 and 2) or stepped (stage 3) by itself."""
     partition: int
-    """Elements of one rank's flat partitions (stages 1 and 2), padding included."""
+    """One rank's flat partitions (stages 1 and 2), with padding."""
     shards: tuple[int, ...]
-    """Elements of one rank's shard of every trainable tensor (stage 3)."""
+    """One rank's shard of every trainable tensor (stage 3)."""
     shard_total: int
     frozen_shard_total: int
 
     @cached_property
     def flat_numel(self) -> int:
-        """Pt', the trainable tensors with the padding of their groups (stages 1 and 2)."""
+        """Pt', with the padding of the groups (stages 1 and 2)."""
         return sum(group.numel for group in self.groups)
 
     @cached_property
     def loads(self) -> tuple[RankLoad, ...]:
-        """The load of each rank under stages 1 and 2."""
+        """Each rank's load under stages 1 and 2."""
         return _rank_loads(self.tensors.trainable, self.groups)
 
     @cached_property
     def last_load(self) -> RankLoad:
-        """The load of the last rank that holds parameters: it owns the head, whose gradient comes first."""
+        """The last rank with parameters: it owns the head, the first gradient."""
         return max(reversed(self.loads), key=lambda load: max(load.tensors, default=-1))
 
     @cached_property
     def distinct_loads(self) -> tuple[RankLoad, ...]:
-        """A load for each pair of sizes that there is."""
+        """One load per pair of sizes."""
         return tuple({(load.touched, load.slice): load for load in self.loads}.values())
 
     @cached_property
     def touched(self) -> int:
-        """Largest sum of whole tensors that one rank's partition touches."""
         return max(load.touched for load in self.loads)
 
     @cached_property
     def slice(self) -> int:
-        """Largest piece of one tensor inside a partition."""
         return max(load.slice for load in self.loads)
 
     @cached_property
@@ -263,7 +257,6 @@ _rank_loads = lru_cache(maxsize=64)(rank_loads)
 
 @lru_cache(maxsize=256)
 def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
-    """Cut a tensor set for `world_size` ranks."""
     groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size)
     ranks = [world_size // tensors.model.autoep_size if apart else world_size for apart in tensors.spread]
     shards = tuple(map(shard_numel, tensors.trainable, ranks or repeat(world_size)))
@@ -289,12 +282,10 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) ->
 def gradients_before_first_reduction(
     sharded: ShardedTensors, bucket_size: int, *, frees: bool, flushed: bool = False
 ) -> tuple[int, ...]:
-    """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
-
-    Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced:
-    what follows the first tensor with a gradient waits in the bucket until it is `flushed`. Unless the engine `frees`
-    them (stage 2), also the gradients elsewhere that are larger than the bucket.
-    """
+    """Elements of gradients that each rank holds when the first tensor's gradient is made, or, `flushed`, reduced: all
+    tensors that its partition touches, in one buffer that is made with the first reduction (what follows the first
+    tensor with a gradient waits in the bucket). Unless the engine `frees` them (stage 2), also gradients elsewhere that
+    are larger than the bucket."""
     numels, idle = sharded.tensors.trainable, sharded.tensors.idle
     ends = tuple(accumulate(numels))
     reduced_from = ends[idle] + (0 if flushed else gradient_buckets(sharded.tensors, bucket_size).pending)
@@ -311,14 +302,14 @@ def gradients_before_first_reduction(
 
 @lru_cache(maxsize=256)
 def shards_below(sharded: ShardedTensors, numel: int) -> tuple[int, int]:
-    """Elements of the trainable and of the frozen shards that have fewer than `numel` elements."""
+    """Elements of trainable and of frozen shards with fewer than `numel` elements."""
     frozen = (shard_numel(size, sharded.world_size) for size in sharded.tensors.frozen)
     return sum(shard for shard in sharded.shards if shard < numel), sum(shard for shard in frozen if shard < numel)
 
 
 @lru_cache(maxsize=256)
 def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequence[int], ...]:
-    """`partition.sub_groups` of the shards of each parameter group, as places among the trainable tensors."""
+    """Sub-groups of each parameter group, as indices of trainable tensors."""
     if len(sharded.groups) == 1:
         return sub_groups(sharded.shards, sub_group_size)
     return tuple(
@@ -330,16 +321,13 @@ def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequ
 
 @lru_cache(maxsize=256)
 def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
-    """Elements of each of them on one rank."""
+    """Elements of each sub-group on one rank."""
     return tuple(sum([sharded.shards[index] for index in group]) for group in optimizer_groups(sharded, sub_group_size))
 
 
 def groups_on_gpu(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
-    """Elements of the sub-groups that stage 3 keeps and steps on the GPU although it offloads the optimizer: the first
-    int((1 - ratio) groups).
-
-    Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp32_partitions` (subgroup_to_device).
-    """
+    """Elements of the sub-groups that stage 3 steps on the GPU although the optimizer is offloaded: the first int((1 -
+    ratio) groups). Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp32_partitions` (subgroup_to_device)."""
     if plan.offload_optimizer != "cpu" or plan.offload_optimizer_ratio == 1:
         return ()
     groups = optimizer_group_numels(sharded, plan.sub_group_size)

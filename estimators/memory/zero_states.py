@@ -74,20 +74,17 @@ _SECOND_COPY = Formula(
 
 @lru_cache(maxsize=256)
 def second_copy_numels(sharded: ShardedTensors, threshold: int) -> tuple[int, int]:
-    """Elements of the trained and of the frozen tensors of which hpZ makes a second copy, padded to a multiple of N:
-    those that are released, and of the frozen ones all."""
+    """Elements of trained and of frozen tensors in hpZ's second copy, padded to a multiple of N: trained ones that are
+    released, all frozen ones."""
     ranks = sharded.world_size
     trained = sum(shard_numel(numel, ranks) for numel in sharded.tensors.trainable if numel > threshold)
     return ranks * trained, ranks * sharded.frozen_shard_total
 
 
 def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
-    """One rank's part of hpZ's second copy of the weights; `unreleased` elements have not been released since the step.
-
-    A tensor's copy is made when it is first released after a step, and dropped after the next step; a frozen tensor's
-    stays. Not covered: the first iteration, in which the copies that were made while the model was loaded are still
-    there.
-    """
+    """One rank's part of hpZ's second copy; `unreleased` elements have not been released since the step. A tensor's
+    copy is made at its first release after a step and dropped after the next step; a frozen one stays. Not covered:
+    copies made while loading, in the first iteration."""
     group = plan.zero_hpz_partition_size
     if group == 1 or plan.offload_param != "none":
         return ()
@@ -97,18 +94,16 @@ def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
 
 
 def master_numel(sharded: ShardedTensors, stage: int) -> int:
-    """Elements whose master weight and states one rank keeps, wherever they are stored."""
+    """Elements with master weight and states on one rank."""
     if stage == 0:
         return sharded.tensors.trainable_numel
     return sharded.partition if stage < 3 else sharded.shard_total
 
 
 def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
-    """Bytes of optimizer state of `numel` elements of one rank.
-
-    Muon keeps its momentum in the gradients' dtype under ZeRO without offload, twice at stages 1 and 2 (a staged copy
-    that a discarded step leaves unused), in fp32 otherwise; embeddings, norms and head keep Adam's two states.
-    """
+    """Optimizer state of `numel` elements of one rank. Muon's momentum has the gradients' dtype under ZeRO without
+    offload, twice at stages 1 and 2 (a staged copy that a discarded step leaves unused), fp32 otherwise; embeddings,
+    norms and head keep Adam's states."""
     if not optimizer.per_matrix:
         return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
     width = tensors.workload.weight_bytes
@@ -118,7 +113,7 @@ def state_bytes(optimizer: OptimizerSpec, tensors: TensorSet, numel: int, *, sta
 
 
 def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> Terms:
-    """The model's weights as they rest on a GPU between uses."""
+    """Weights at rest on a GPU."""
     tensors, width = sharded.tensors, sharded.tensors.workload.weight_bytes
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
@@ -133,8 +128,8 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
 
 
 def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec) -> Terms:
-    """Master weights and optimizer states on a GPU; where the optimizer is offloaded, those of the sub-groups that
-    stay, and their fp32 gradients."""
+    """Master weights and optimizer states on a GPU; under offload those of the sub-groups that stay, with fp32
+    gradients."""
     if plan.offload_optimizer != "none":
         kept, width = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
         return (
