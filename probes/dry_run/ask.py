@@ -1,4 +1,4 @@
-"""The subprocess seen from outside: requests go in; answers, or the true error, come out."""
+"""Runs the subprocess of dry runs: requests in; results or errors out."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", 
 
 
 class DryRunError(DsAdviseError):
-    """A dry run that ended without an answer; `phase` says where, `details` holds the traceback."""
+    """A failed dry run. details: the traceback or the output."""
 
     def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
         super().__init__(what, why=why, fix=fix)
-        self.phase, self.details = phase, details
+        self.phase = phase
+        self.details = details
 
 
 class NeedsValuesError(DryRunError):
-    """A model whose control flow or shapes depend on values: no dry run can know it, a probe can."""
+    """A model whose control flow or shapes depend on values: only a probe can run it."""
 
 
 def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
-    """The answers to all requests. Raises DryRunError for the first that has none."""
+    """The results of all requests. Raises the first DryRunError."""
     answers = []
     for answer in ask_each(requests, timeout_s):
         if isinstance(answer, DryRunError):
@@ -44,10 +45,9 @@ def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
 
 
 def ask_each(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult | DryRunError]:
-    """What became of each request; they run side by side, in forks of one process that imports torch and DeepSpeed
-    once.
+    """The result or error of each request; they run in parallel, in forks of one process that imports torch once.
 
-    Raises DryRunError where that process does not end in time. No process outlives the call.
+    Raises DryRunError where the process does not end in time. No process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
@@ -69,7 +69,7 @@ def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResul
 
 
 def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_s: float) -> int:
-    """Run `worker.py` to its end; its exit status, negative for a signal, as subprocess has it."""
+    """Run `worker.py`; returns its exit status, negative for a signal."""
     worker = subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.worker", str(folder)],
         stdin=subprocess.PIPE,
@@ -77,9 +77,10 @@ def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_
         stderr=output,
         text=True,
         cwd=folder,
-        start_new_session=True,  # so that its forks can be ended with it
+        start_new_session=True,  # so that its forks end with it
+        # PYTHONUTF8: some libraries read their own files in the encoding of the locale
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
-    )  # some libraries read their own files in the locale's encoding
+    )
     try:
         worker.communicate(json.dumps([asdict(request) for request in requests]), timeout=timeout_s)
         return worker.returncode
@@ -98,7 +99,7 @@ def _text(file: Path) -> str:
 
 
 def _died(status: int, phase: str, printed: str) -> DryRunError:
-    """A process that ended without writing an answer: by a signal, or by an exit of its own."""
+    """The error of a process that ended without an answer."""
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
@@ -106,14 +107,14 @@ def _died(status: int, phase: str, printed: str) -> DryRunError:
                 f"the dry run was killed (SIGKILL, during {phase})",
                 phase=phase,
                 details=printed,
-                why="the system does that to a process when this machine's memory runs out",
-                fix="free memory, or ask for fewer --iterations",
+                why="the system kills a process when the memory of the machine runs out",
+                fix="free memory, or use fewer --iterations",
             )
         what = f"the dry run crashed ({name}, during {phase})"
     else:
         what = f"the dry run ended without an answer (exit code {status}, during {phase})"
     return DryRunError(
-        what, phase=phase, details=printed, why=_last_line(printed), fix="report it with what --debug shows"
+        what, phase=phase, details=printed, why=_last_line(printed), fix="report it with the output of --debug"
     )
 
 
@@ -122,21 +123,24 @@ def _last_line(printed: str) -> str:
 
 
 def _error(answer: dict[str, str]) -> DryRunError:
-    """The subprocess's exception, in the words of its origin, with what can be done about it."""
+    """The error for the subprocess's exception, with its original message and a fix."""
     kind, phase, where = answer["kind"], answer["phase"], answer["where"]
     text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)
-    why, fix = f"raised at {where}" if where else "", answer["fix"]
+    why = f"raised at {where}" if where else ""
+    fix = answer["fix"]
     if kind in _NEEDS_VALUES:
         text = f"{where or 'the model'} needs real values: {text}"
-        why = "a dry run knows shapes, not values"
+        why = "a dry run has shapes, not values"
         fix = (
-            "write it without shapes that depend on values (a mask instead of an index), or run it for real: "
-            "ds-advise probe, with --device cpu where there is no GPU; ds-advise launch takes --no-check"
+            "avoid shapes that depend on values (a mask instead of an index), or probe it: ds-advise probe, with "
+            "--device cpu without a GPU; ds-advise launch has --no-check"
         )
     elif kind == "MemoryError":
-        text, fix = "this machine's memory is used up", "free memory, or ask for fewer --iterations"
+        text = "this machine is out of memory"
+        fix = "free memory, or use fewer --iterations"
     elif answer["package"] == "deepspeed" and phase in ("load", "initialize"):
-        why, fix = "DeepSpeed rejects this configuration", "correct what its message names"
+        why = "DeepSpeed rejects this configuration"
+        fix = "correct the setting in its message"
     elif where or not text:
         text = f"{kind}: {text}" if text else kind
     chosen = NeedsValuesError if kind in _NEEDS_VALUES else DryRunError

@@ -1,4 +1,4 @@
-"""The base model as training finds it, before adapters: with values, quantized for QLoRA, with Liger's kernels."""
+"""Preparation of a probe's base model: random values, quantization for QLoRA, Liger's kernels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...estimators.workload import Workload
 from ..dry_run.models import UnusableModelError
 
 _BLOCK = 1_000_003
-"""Random numbers that are drawn, of which all weights are copies: torch draws on one core, 30 ns each, and a model of
-billions would take minutes. The number divides by no width, so that the rows of a matrix differ."""
+"""Number of random values, which all weights repeat: torch draws on one core, 30 ns each, and a model of billions would
+take minutes. No width divides the number, so the rows of a matrix differ."""
 
 
 def prepare(model: torch.nn.Module, workload: Workload, dtype: torch.dtype, device: str, *, has_weights: bool) -> None:
     """Change the model in place.
 
-    has_weights: they were loaded; otherwise they are whatever memory held, which could be NaN.
+    has_weights: the weights were loaded; otherwise they are uninitialized and may be NaN.
 
-    Raises UnusableModelError where bitsandbytes or Liger is not installed, or cannot do it.
+    Raises UnusableModelError where bitsandbytes or Liger is missing or unsuitable.
     """
     if not has_weights:
         _fill(model)
@@ -33,7 +33,7 @@ def prepare(model: torch.nn.Module, workload: Workload, dtype: torch.dtype, devi
 
 
 def _fill(model: torch.nn.Module) -> None:
-    """Give every weight, or this rank's shard of it, random values."""
+    """Fill every weight, or this rank's shard of it, with random values."""
     block = torch.randn(_BLOCK).mul_(0.02)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -49,9 +49,9 @@ def _fill(model: torch.nn.Module) -> None:
 
 
 def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
-    """Every linear layer but the head in NF4 with quantized constants, as `BitsAndBytesConfig` has it for QLoRA.
+    """Quantize every linear layer except the head to NF4 with quantized constants, like `BitsAndBytesConfig` for QLoRA.
 
-    The layers go to the device one by one, where bitsandbytes quantizes them; the rest stays where it is.
+    Each layer moves to the device, where bitsandbytes quantizes it; other modules stay on the host.
     """
     parts = _import("bitsandbytes", "QLoRA").nn
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -71,7 +71,7 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
 
 
 def _apply_liger(model: torch.nn.Module) -> None:
-    """What `use_liger_kernel` does in the Trainer."""
+    """Apply Liger's kernels, like `use_liger_kernel` of the Trainer."""
     if not torch.cuda.is_available():
         raise UnusableModelError("Liger's kernels are for GPUs", fix="leave --loss and --kernels out")
     _import("liger_kernel.transformers", "the fused loss or layer")._apply_liger_kernel_to_instance(model=model)

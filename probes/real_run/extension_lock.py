@@ -1,12 +1,11 @@
-"""The lock on a compiled extension's folder, made to survive the process that holds it.
+"""A lock for compiled extensions that does not block others after its owner was killed.
 
-torch builds an extension under a lock that is a file (torch/utils/file_baton.py). A process that is killed while it
-compiles leaves the file behind, and whoever needs the extension afterwards waits for ever. Here the owner marks its
-file and holds a lock on it (`file_lock`), so a marked file without an owner is recognized and removed. A file without
-the mark is another program's, and is waited for.
+torch builds an extension under a lock file (torch/utils/file_baton.py). A process that is killed while it compiles
+leaves the file, and every process that needs the extension waits forever. Here the owner marks its file and holds a
+file lock on it, so a marked file without a lock is abandoned and removed. A file without the mark belongs to another
+program.
 
-Whoever ends processes that may hold such a lock calls `remove_abandoned` afterwards: a plain training does not look at
-the mark.
+`remove_abandoned` must be called after killing processes that may hold such a lock: a plain training ignores the mark.
 """
 
 from __future__ import annotations
@@ -48,15 +47,14 @@ def install() -> None:
             time.sleep(self.wait_seconds)
 
     def release(self: Any) -> None:
-        Path(self.lock_file_path).unlink()  # before the lock is let go: afterwards the file may be another owner's
+        Path(self.lock_file_path).unlink()  # before the unlock: afterwards the file may be another owner's
         os.close(self.fd)
 
     baton.try_acquire, baton.wait, baton.release = try_acquire, wait, release
 
 
 def _marked_file(lock: Path) -> int:
-    """Create the file, which is marked and locked from its first moment on; answers its descriptor. Raises
-    FileExistsError."""
+    """Create the lock file, marked and locked from the start; returns its descriptor. Raises FileExistsError."""
     descriptor, draft = tempfile.mkstemp(prefix="lock-", dir=lock.parent)
     try:
         try_lock(descriptor)
@@ -72,7 +70,7 @@ def _marked_file(lock: Path) -> int:
 
 def _remove_if_abandoned(lock: Path) -> None:
     with contextlib.suppress(OSError), lock.open("r+b") as stream:
-        # Who has the lock on the file may remove it, and nobody else: if it is still there, it stays until then.
+        # Only the holder of the file lock may remove the file.
         if (
             stream.read() == _MARK
             and try_lock(stream.fileno())
@@ -82,7 +80,7 @@ def _remove_if_abandoned(lock: Path) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove every abandoned lock, of any extension in torch's folder for them."""
+    """Remove the abandoned locks of all extensions in torch's folder."""
     named = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  Path.home() raises without a home
     folders, below = (Path(named), "*/lock") if named else (Path(cache, "torch_extensions"), "*/*/lock")

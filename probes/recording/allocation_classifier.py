@@ -1,9 +1,9 @@
-"""What a storage is for: guessed at birth from the code that asked for it, settled by a sweep over its owners.
+"""The category of a storage: estimated at its birth from the allocating code, settled by a sweep over its owners.
 
-Categories are the report's: parameters, gradients, master weights, optimizer states, buckets, gathered parameters,
-activations, logits, temporaries. Birth alone cannot tell a weight's gradient from an activation's, so after
-each phase a sweep over the module, the engine and the optimizers names the storages that they hold; a name given by a
-sweep or by a gradient hook stands. What dies between two sweeps keeps the name of its birth.
+Categories: parameters, gradients, master weights, optimizer states, buckets, gathered parameters, activations, logits,
+temporaries. At birth a weight's gradient looks like an activation's, so after each phase a sweep over the module, the
+engine and the optimizers assigns the category of the storages they hold; a category from a sweep or a gradient hook is
+final. Storages that die between two sweeps keep the category of their birth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-# part of the file name, part of the function name, category; the first match in the nearest frame wins
+# (part of the file name, part of the function name, category); the first match in the innermost frame counts
 _BIRTHPLACES = (
     ("runtime/zero/partition_parameters.py", "gather", "gathered parameters"),
     ("runtime/zero/partition_parameters.py", "wait", "gathered parameters"),
@@ -33,11 +33,10 @@ _BIRTHPLACES = (
     ("runtime/zero/stage_1_and_2.py", "average", "buckets"),
     ("runtime/zero/stage_1_and_2.py", "grad", "gradients"),
     ("runtime/swap_tensor/", "", "buckets"),
-    ("ops/adam/", "step", "optimizer states"),
-    ("ops/lion/", "step", "optimizer states"),
+    ("deepspeed/ops/", "step", "optimizer states"),
 )
 
-_OWNED = {  # category -> attributes of a DeepSpeed optimizer; absent ones are skipped, versions differ
+_OWNED = {  # category -> attributes of a DeepSpeed optimizer, of any version
     "master weights": """single_partition_of_fp32_groups fp32_partitioned_groups_flat fp32_groups_flat_partition
         fp32_groups_flat""",
     "parameters": """bit16_groups_flat bf16_groups_flat fp16_groups_flat fp16_partitioned_groups_flat
@@ -50,14 +49,13 @@ _OWNED = {  # category -> attributes of a DeepSpeed optimizer; absent ones are s
 
 
 class AllocationClassifier:
-    """Names the storages of one training run."""
+    """Classifies the storages of one training run."""
 
     def __init__(self) -> None:
         self.vocab_size = 0
-        """V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none)."""
+        """A tensor of the forward or backward pass with this last dimension is logits; 0 for a model without logits."""
         self.weight_shapes: frozenset[tuple[int, ...]] = frozenset()
-        """In the backward pass a matrix with a weight's shape is that weight's gradient, unless its rows could be the
-        `tokens` of the micro batch."""
+        """In the backward pass a matrix with a weight's shape is its gradient, unless it has `tokens` rows."""
         self.tokens = 0
         self.phase = "load"
         self._module_names: dict[int, str] = {}
@@ -67,7 +65,7 @@ class AllocationClassifier:
         self._code_category: dict[Any, str] = {}
 
     def classify(self, tensor: torch.Tensor) -> tuple[str, str]:
-        """(category, module) of a storage that is born in this moment."""
+        """(category, module) of a storage at its birth."""
         category = self._birthplace()
         if not category:
             if self.phase in ("load", "initialize"):
@@ -75,15 +73,16 @@ class AllocationClassifier:
             elif self.vocab_size and tensor.dim() and tensor.shape[-1] == self.vocab_size:
                 category = "logits"
             elif self.phase == "forward" or (self.phase == "backward" and self._module_stack):
-                category = "activations"  # in the backward pass a module runs forward only to be recomputed
+                category = "activations"  # in the backward pass a module runs forward for recomputation only
             elif tensor.dim() > 1 and tuple(tensor.shape) in self.weight_shapes and tensor.shape[0] != self.tokens:
-                category = "gradients"  # of a weight that autograd has not delivered yet
+                category = "gradients"  # not delivered by autograd yet
             else:
                 category = "temporaries"
         return category, self._module()
 
     def _birthplace(self) -> str:
-        frame, known = sys._getframe(5), self._code_category
+        frame = sys._getframe(5)
+        known = self._code_category
         while frame is not None:
             code = frame.f_code
             category = known.get(code)
@@ -105,7 +104,7 @@ class AllocationClassifier:
         return ""
 
     def watch_modules(self, model: torch.nn.Module) -> None:
-        """Follow which module runs, by name."""
+        """Track the running modules by name."""
         self._module_names = {id(module): name for name, module in model.named_modules()}
 
         def enter(module: torch.nn.Module, _inputs: Any) -> None:
@@ -123,7 +122,7 @@ class AllocationClassifier:
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True)
 
     def _mark(self) -> None:
-        """From here on autograd's nodes belong to the module on top of the stack."""
+        """Assign autograd's next nodes to the module on top of the stack."""
         self._sequence_starts.append(torch._C._autograd._get_sequence_nr())
         self._sequence_modules.append(self._module_stack[-1] if self._module_stack else "")
 
@@ -136,10 +135,10 @@ class AllocationClassifier:
 
 
 def _category_of(filename: str, function: str) -> str:
-    """Category of allocations made under this code object; "-" where looking further out would mislead."""
+    """Category of allocations in a code object; "-" ends the search in outer frames."""
     if "deepspeed" not in filename:
         if filename.endswith("torch/nn/modules/module.py") and function == "_call_impl":
-            return "-"  # a module runs: what is allocated below is the model's, whoever called it
+            return "-"  # the allocation belongs to the model, not to the module's caller
         return ""
     for file_part, function_part, category in _BIRTHPLACES:
         if file_part in filename and function_part in function:
@@ -148,7 +147,7 @@ def _category_of(filename: str, function: str) -> str:
 
 
 def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """(tensor, category, parameter's name) of everything that the module and the optimizers hold."""
+    """(tensor, category, parameter's name) of all tensors of the module and the optimizers."""
     for name, parameter in module.named_parameters():
         shard = getattr(parameter, "ds_tensor", None)
         if shard is not None:

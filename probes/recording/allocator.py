@@ -1,22 +1,21 @@
-"""PyTorch's CUDA caching allocator, replayed: what it would reserve for a recorded sequence of allocations and frees.
+"""A replay of PyTorch's CUDA caching allocator: the memory it reserves for recorded allocations and frees.
 
 Rules (torch 2.13, c10/cuda/CUDACachingAllocator.cpp):
-- A request is rounded up to 512 bytes. Up to 1 MiB it is small, and small and large requests never share a segment; nor
-  do requests of two streams.
-- The smallest free block that holds it is taken, at the lowest address among equals; a rest of at least 512 bytes
-  (small) or more than 1 MiB (large) is split off.
-- Without such a block a segment is asked from the driver: 2 MiB for a small request, 20 MiB for one below 10 MiB, else
+- A request is rounded up to 512 bytes. It is small up to 1 MiB. Small and large requests never share a segment, nor do
+  requests of two streams.
+- It takes the smallest free block that is large enough, among equals the one at the lowest address; a rest of at least
+  512 bytes (small) or more than 1 MiB (large) is split off.
+- Without such a block the driver allocates a segment: 2 MiB for a small request, 20 MiB for one below 10 MiB, else
   the request rounded up to 2 MiB.
-- A freed block joins its free neighbours in the segment and stays reserved, until the cache is emptied or a request
-  fails: then every wholly free segment goes back to the driver.
+- A freed block merges with its free neighbours and stays reserved until the cache is emptied or a request fails: then
+  every free segment is returned to the driver.
 - With `expandable_segments:True` each stream has one segment for small and one for large requests, which grows at its
-  end in steps of 2 and 20 MiB, a free end included; nothing is lost between segments. When a request fails, the pages
-  of that size that no live block touches go back to the driver, wherever they are.
+  end in steps of 2 and 20 MiB after using its free end. When a request fails, all pages of that size without a live
+  block are returned to the driver.
 
-Not covered: private pools of CUDA graphs, the allocator's other options, and `record_stream`: a block that another
-stream used is reusable only after that stream got there. How far streams are behind the host is a matter of speed;
-allocated bytes go down at once, and before a request fails the allocator waits for them (`release_cached_blocks`), so
-only what is reserved while there is room can be higher.
+Not covered: private pools of CUDA graphs, other options of the allocator, and `record_stream`, which makes a block
+reusable only when another stream has passed. Allocated bytes decrease at once, and before a request fails the allocator
+waits for the streams (`release_cached_blocks`), so only the memory reserved with ample room can be higher.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LARGE_ROUNDING = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A request of `size_bytes` on a stream; `key` names it for its `Free`."""
+    """A request of `size_bytes` on a stream; `key` identifies it for `Free`."""
 
     key: int
     size_bytes: int
@@ -58,13 +57,17 @@ Event = Allocate | Free | EmptyCache
 
 
 class _Block:
-    """A piece of a segment; neighbours are linked so that free ones can join."""
+    """A part of a segment, linked with its neighbours."""
 
     __slots__ = ("address", "free", "next", "pool", "previous", "size")
 
     def __init__(self, pool: _Pool, address: int, size: int, previous: _Block | None, following: _Block | None) -> None:
-        self.pool, self.address, self.size, self.free = pool, address, size, True
-        self.previous, self.next = previous, following
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.free = True
+        self.previous = previous
+        self.next = following
 
 
 class _Pool:
@@ -90,17 +93,18 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Replays events one by one; `reserved_bytes` and `allocated_bytes` follow, and of expandable segments
-    `touched_bytes`: the pages that live blocks lie on, which are what remains when memory is short.
+    """Replays events one by one, and updates `reserved_bytes`, `allocated_bytes` and, with expandable segments,
+    `touched_bytes`: the pages with live blocks, which are kept when memory is scarce.
 
-    capacity_bytes: what the driver can give; a request beyond it first empties the cache. None: no limit. A request
-        that fails even then is granted all the same, since the question is how much would be needed.
+    capacity_bytes: memory of the driver; a request beyond it first empties the cache. None: no limit. A request that
+        still exceeds it is granted, to find the needed memory.
     """
 
     def __init__(self, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> None:
         self.reserved_bytes = self.allocated_bytes = self.touched_bytes = 0
         self._pages: Counter[tuple[_Pool, int]] = Counter()
-        self._expandable, self._capacity = expandable_segments, capacity_bytes
+        self._expandable = expandable_segments
+        self._capacity = capacity_bytes
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._live: dict[int, _Block] = {}
         self._next_address = 0
@@ -162,7 +166,7 @@ class CachingAllocator:
         pool.put(block)
 
     def _touch(self, block: _Block, change: int) -> None:
-        """Count a live block, or no longer, on each of its pages."""
+        """Change the number of live blocks on each page of a block."""
         page_bytes = SMALL_SEGMENT if block.pool.small else LARGE_SEGMENT
         for page in range(block.address // page_bytes, (block.address + block.size - 1) // page_bytes + 1):
             before = self._pages[block.pool, page]
@@ -171,7 +175,7 @@ class CachingAllocator:
                 self.touched_bytes += change * page_bytes
 
     def empty_cache(self) -> None:
-        """Give wholly free segments back; of an expandable one, the free pages at its end."""
+        """Return free segments, and the free pages at the end of an expandable one."""
         for pool in self._pools.values():
             step = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
             for block in list(pool.at.values()):
@@ -235,8 +239,7 @@ class CachingAllocator:
 
 
 class Held(NamedTuple):
-    """Bytes that the allocator holds at most, and with expandable segments those of the pages that live blocks lie
-    on."""
+    """The most bytes that the allocator holds, and with expandable segments in pages with live blocks."""
 
     reserved_bytes: int
     touched_bytes: int
@@ -245,15 +248,14 @@ class Held(NamedTuple):
 def most_held(
     events: Sequence[Event], first: int, *, expandable_segments: bool = False, capacity_bytes: int | None = None
 ) -> Held:
-    """The most that is held from event number `first` on."""
+    """The most bytes held from event number `first` on."""
     allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
     for event in events[:first]:
         allocator.apply(event)
-    reserved, touched = allocator.reserved_bytes, allocator.touched_bytes
+    reserved = allocator.reserved_bytes
+    touched = allocator.touched_bytes
     for event in events[first:]:
         allocator.apply(event)
-        if allocator.reserved_bytes > reserved:
-            reserved = allocator.reserved_bytes
-        if allocator.touched_bytes > touched:
-            touched = allocator.touched_bytes
+        reserved = max(reserved, allocator.reserved_bytes)
+        touched = max(touched, allocator.touched_bytes)
     return Held(reserved, touched)

@@ -1,8 +1,8 @@
-"""Every live storage: its bytes, device, what it is for and which module made it, from birth to death.
+"""All storages of a run: bytes, device, category and module, from birth to death.
 
-A storage is counted once however many views look at it, from the operation that returned it first until torch destroys
-it. The ledger keeps every storage it ever saw as a `StorageLife` with the times of birth and death on one event clock;
-the peak is taken apart afterwards from those that were alive at that moment.
+A storage is counted once, whatever its number of views, from the operation that first returned it until torch destroys
+it. The ledger keeps each storage as a `StorageLife` with the times of birth and death on one event clock; the parts of
+the peak are the storages that were alive at that time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 GPU_BLOCK_BYTES = 512
-"""The CUDA caching allocator rounds every request up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize), and
-`torch.cuda.memory_allocated` counts the rounded size."""
+"""The CUDA caching allocator rounds requests up to multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize),
+and `torch.cuda.memory_allocated` counts the rounded sizes."""
 
 
 def gpu_bytes(size_bytes: int) -> int:
-    """What the allocator counts for a request; the sign of a change is kept."""
+    """A size, or a change of size, as the allocator counts it."""
     return -(-size_bytes // GPU_BLOCK_BYTES) * GPU_BLOCK_BYTES if size_bytes >= 0 else -gpu_bytes(-size_bytes)
 
 
@@ -39,11 +39,11 @@ class StorageLife:
     shape: tuple[int, ...]
     dtype: torch.dtype
     category: str
-    """A guess, until `owned`."""
+    """An estimate, until `owned`."""
     module: str
     died: int = -1
     owned: bool = False
-    """Whether a sweep or a hook has found who holds the storage."""
+    """Whether a sweep or a hook has found the owner."""
 
     def alive_at(self, event: int) -> bool:
         return self.born <= event and (self.died < 0 or self.died > event)
@@ -60,17 +60,18 @@ class LiveBytes:
     def change(self, size_bytes: int, event: int) -> None:
         self.live_bytes += size_bytes
         if self.live_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak_event = self.live_bytes, event
+            self.restart(event)
 
     def restart(self, event: int) -> None:
-        self.peak_bytes, self.peak_event = self.live_bytes, event
+        self.peak_bytes = self.live_bytes
+        self.peak_event = event
 
 
 class PinnedBlocks:
-    """What torch's page-locked allocator holds: requests rounded up to a power of two, freed blocks kept for reuse.
+    """Memory of torch's page-locked allocator: requests are rounded up to a power of two, freed blocks are kept.
 
-    Source: aten/src/ATen/core/CachingHostAllocator.h. A free block serves only requests of its own power of two, and
-    the operating system never gets it back.
+    Source: aten/src/ATen/core/CachingHostAllocator.h. A free block serves only requests of its power of two and is
+    never returned to the operating system.
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,7 @@ class PinnedBlocks:
         self._held: Counter[int] = Counter()
 
     def change(self, size_bytes: int) -> int:
-        """Take a block of the size, or give it back where the size is negative; answers by how much the memory grows
-        that the allocator holds."""
+        """Allocate a block, or free it for a negative size; returns the growth of the held memory."""
         rounded = 1 << (abs(size_bytes) - 1).bit_length() if size_bytes else 0
         self._live[rounded] += 1 if size_bytes > 0 else -1
         if self._live[rounded] <= self._held[rounded]:
@@ -92,28 +92,31 @@ class Ledger:
     """Live bytes by device, and the life of every storage.
 
     gpu_type:  device type that counts as the GPU; everything else but "meta" is the host.
-    classify:  called at every birth with the tensor; answers (category, module).
+    classify:  returns (category, module) of a tensor with a new storage.
     """
 
     def __init__(self, gpu_type: str, classify: Callable[[torch.Tensor], tuple[str, str]]) -> None:
-        self.gpu, self.host, self.total = LiveBytes(), LiveBytes(), LiveBytes()
-        self.host_pinned, self.host_held = LiveBytes(), LiveBytes()
+        self.gpu = LiveBytes()
+        self.host = LiveBytes()
+        self.total = LiveBytes()
+        self.host_pinned = LiveBytes()
+        self.host_held = LiveBytes()
         self._pinned_blocks = PinnedBlocks()
         self.storages: list[StorageLife] = []
         self.cache_emptied: list[int] = []
         self.trace: list[tuple[Any, ...]] = []
-        """What happened since `restart_trace`, in order: births, deaths, transfers of the drive, phases. It is alike
-        where the same happens again."""
+        """The births, deaths, NVMe transfers and phases since `restart_trace`; equal for equal iterations."""
         self._trace_starts = 0
         self.events = self.phase = self.stream = 0
         self.nvme_read_bytes = self.nvme_written_bytes = 0
         self.nvme_files: dict[str, int] = {}
-        self._gpu_type, self._classify = gpu_type, classify
+        self._gpu_type = gpu_type
+        self._classify = classify
         self._live: dict[int, tuple[StorageLife, weakref.ref[Any], bool]] = {}
         self._birth_pinned = self._birth_locked = False
 
     def track(self, tensor: torch.Tensor) -> None:
-        """Note the tensor's storage if it is new."""
+        """Enter the tensor's storage if it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -170,10 +173,11 @@ class Ledger:
             counter.restart(self.events)
 
     def restart_trace(self) -> None:
-        self.trace, self._trace_starts = [], self.events
+        self.trace = []
+        self._trace_starts = self.events
 
     def empty_cache(self) -> None:
-        """The engine asked the caching allocator to give back what it does not use."""
+        """The engine emptied the cache of the allocator."""
         self.events += 1
         self.cache_emptied.append(self.events)
         self.trace.append(())
@@ -191,7 +195,7 @@ class Ledger:
         }
 
     def storage_of(self, tensor: torch.Tensor) -> StorageLife | None:
-        """The life of a tensor's storage, None when it was never seen."""
+        """The life of a tensor's storage, None for an unknown one."""
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[0] if entry else None
 
@@ -202,14 +206,15 @@ class Ledger:
     @contextlib.contextmanager
     def births_pinned(self) -> Iterator[None]:
         """Storages born inside are page-locked by torch's allocator."""
-        before, self._birth_pinned = self._birth_pinned, True
+        before = self._birth_pinned
+        self._birth_pinned = True
         try:
             yield
         finally:
             self._birth_pinned = before
 
     def new_locked(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A host tensor page-locked by DeepSpeed itself, at its exact size."""
+        """A host tensor that DeepSpeed page-locks itself, at its exact size."""
         self._birth_locked = True
         try:
             with self.births_pinned():

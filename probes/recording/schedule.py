@@ -1,8 +1,7 @@
-"""What one training step executes and what orders it: operations, streams, events, waits (`estimators.schedule`).
+"""Records the operations of one training step and their order: streams, events, waits (`estimators.schedule`).
 
 FLOPs of attention come from torch's own formulas (`torch.utils.flop_counter`), which see shapes only; a causal mask
-halves them. Views move nothing and launch nothing, but keep the host busy. What a compiled extension of DeepSpeed's
-would do is noted by its caller (`kernels`, `aio`).
+halves them. Views take host time only. The replacements of DeepSpeed's extensions note their own work (`kernels`).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _ATEN = {
     "no kernel": """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _local_scalar_dense
         is_pinned lift_fresh record_stream _unsafe_view alias detach_""",
 }
-"""A fetch reads as much as it writes, whatever the size of what it looks into; a fill reads nothing, and an overwrite
-not what was there."""
+"""A fetch reads as much as it writes, whatever the size of its source; a fill reads nothing, and an overwrite does not
+read its target."""
 
 _COLLECTIVES = """_allgather_base_ _reduce_scatter_base_ allgather_into_tensor_coalesced_
     reduce_scatter_tensor_coalesced_ allreduce_ allreduce_coalesced_ broadcast_ reduce_ allgather_ alltoall_base_"""
@@ -44,26 +43,27 @@ _KIND |= {f"c10d::{name}": "collective" for name in _COLLECTIVES.split()}
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 _ULYSSES = "deepspeed::dim_zero_all_to_all"
-"""An operator of DeepSpeed's own that exchanges heads for tokens (deepspeed/sequence/layer.py, 0.19.8): a mode sees it,
-not the collective that it calls and waits for. Its arguments are the tensor and the name of the process group."""
+"""DeepSpeed's operator that exchanges heads for tokens (deepspeed/sequence/layer.py, 0.19.8): a dispatch mode sees it
+instead of its collective. Its arguments are the tensor and the name of the process group."""
 
 
 class ScheduleRecorder:
-    """Records the iteration that runs; a new one replaces it. `begin` is told every phase by name.
+    """Records the running iteration; the next one replaces it.
 
-    first_iteration: the first that may be the last; those before it are not recorded.
-
-    current_stream: answers the number of the stream that operations go to now; 0 is the default stream.
-    is_pinned: answers whether a tensor of the host is page-locked.
+    first_iteration: iterations before it are not recorded, because they cannot be the last.
+    current_stream: returns the number of the current stream; 0 is the default stream.
+    is_pinned: returns whether a host tensor is page-locked.
     """
 
     def __init__(self, current_stream: Callable[[], int], is_pinned: Callable[[torch.Tensor], bool]) -> None:
-        self.current_stream, self._is_pinned = current_stream, is_pinned
-        self.active, self.first_iteration = False, 1
+        self.current_stream = current_stream
+        self._is_pinned = is_pinned
+        self.active = False
+        self.first_iteration = 1
         self.group: tuple[int, int, int] | None = None
-        """(stream, ranks, nodes) of the process group whose collective is being issued."""
+        """(stream, ranks, nodes) of the process group of the current collective."""
         self.group_named: Callable[[str], tuple[int, int, int]] = lambda _name: (0, 1, 1)
-        """Answers the same of the group of a name."""
+        """The same for a group by name."""
         self._iteration = 0
         self._streams = self._events = 0
         self._table: list[RecordedOperation] = []
@@ -73,19 +73,23 @@ class ScheduleRecorder:
         self._kinds_of_calls: dict[str, int] = {}
         self._entries: list[Entry] = []
         self._calls = Counter[str]()
-        self._phase, self._depth, self._hooks = "", 0, 0
+        self._phase = ""
+        self._depth = 0
+        self._hooks = 0
         self._recomputing = False
         torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: self._enter(module))
         torch.nn.modules.module.register_module_forward_hook(lambda *_: self._leave(), always_call=True)
 
     def begin(self, iteration: int, phase: str) -> None:
-        """A phase begins; iteration 0 comes before training and is not recorded."""
+        """Begin a phase; iteration 0 is before training and is not recorded."""
         self.active = iteration >= self.first_iteration
         if iteration != self._iteration:
             self._iteration = iteration
             self._entries.clear()
             self._calls.clear()
-        self._phase, self._depth, self._recomputing = phase, 0, False
+        self._phase = phase
+        self._depth = 0
+        self._recomputing = False
         if self.active:
             self._entry(Code.PHASE, self._phases.setdefault(phase, len(self._phases)))
             if phase == "forward":
@@ -94,7 +98,7 @@ class ScheduleRecorder:
                 self.call("engine_step")
 
     def recorded(self) -> Schedule:
-        """The last iteration that ran."""
+        """The last iteration."""
         self._flush()
         return Schedule(
             operations=tuple(self._table),
@@ -103,7 +107,7 @@ class ScheduleRecorder:
             entries=tuple(self._entries),
         )
 
-    # What the simulated accelerator and process groups tell.
+    # Called by the simulated accelerator and process groups.
 
     def new_stream(self) -> int:
         self._streams += 1
@@ -114,7 +118,7 @@ class ScheduleRecorder:
         return self._events
 
     def call(self, kind: str, times: int = 1) -> None:
-        """The host does something, named as in `HostCosts`."""
+        """Count host work, by its name in `HostCosts`."""
         if self.active:
             self._calls[kind] += times
 
@@ -139,15 +143,15 @@ class ScheduleRecorder:
         self.synchronize(event)
 
     def transfer(self, kind: Kind, size_bytes: int, queue: int) -> None:
-        """A read from or a write to NVMe that its queue carries out."""
+        """A read from or a write to NVMe on a queue."""
         if self.active:
             self._run(RecordedOperation(kind=kind, name=f"aio::{kind}", size_bytes=size_bytes), queue)
 
-    # What the dispatch mode tells.
+    # Called by the dispatch mode.
 
     @contextlib.contextmanager
     def hook(self) -> Iterator[None]:
-        """A hook of DeepSpeed's runs."""
+        """A hook of DeepSpeed is running."""
         self._hooks += 1
         try:
             yield
@@ -160,17 +164,17 @@ class ScheduleRecorder:
             self._recomputing = True
         self._depth += 1
         self.call("module_call")
-        if type(module).__name__ == "ParamWrapper":  # of peft, which need not be there
+        if type(module).__name__ == "ParamWrapper":  # of peft, which may not be installed
             self.call("fold")
 
     def _leave(self) -> None:
         self._depth -= 1
 
     def _recomputed(self, *, view: bool) -> bool:
-        """Whether a checkpointed layer that runs again in the backward pass dispatches the operation.
+        """Whether the operation belongs to the recomputation of a checkpointed layer in the backward pass.
 
-        The layer runs again from its first module's call until autograd launches a kernel: autograd records nothing,
-        and what a layer dispatches between its modules is recorded.
+        Recomputation lasts from the first module call until autograd launches a kernel: autograd's own operations are
+        not recorded for a backward pass, those of a layer are.
         """
         if self._depth or not self._recomputing:
             return bool(self._depth)
@@ -179,7 +183,7 @@ class ScheduleRecorder:
         return recorded
 
     def _dispatch(self, *, view: bool) -> None:
-        """The host dispatches an operation."""
+        """Count the host work of an operation."""
         if self._phase == "step":
             self._calls["step_operation"] += 1
             return
@@ -192,7 +196,7 @@ class ScheduleRecorder:
             self._calls["recomputed_operation"] += 1
 
     def note(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """One operation that has run."""
+        """Note an executed operation."""
         if operation.is_view:
             self._dispatch(view=True)
             return
@@ -226,8 +230,7 @@ class ScheduleRecorder:
             self._entry(Code.RUN, index, self.current_stream())
 
     def note_kernel(self, name: str, args: Any) -> None:
-        """A call of a compiled extension's Adam: it reads gradient, master and two states, and writes all but the
-        gradient."""
+        """A call of a compiled Adam: it reads gradient, master and two states, and writes all but the gradient."""
         tensors = list(_tensors(args))
         if self.active and tensors:
             size = sum(map(_size, tensors))
@@ -235,13 +238,13 @@ class ScheduleRecorder:
             self._run(_operation(kind, name, size * 7 // 4, tensors[-1]), self.current_stream())
 
     def note_memory_kernel(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """A call of a compiled kernel that reads or writes each of the tensors once."""
+        """A call of a compiled kernel that reads or writes each tensor once."""
         if self.active:
             operation = _operation("memory", name, sum(map(_size, tensors)), tensors[-1])
             self._run(operation, self.current_stream())
 
     def _collective(self, index: int) -> None:
-        """The group's stream runs it after what its caller's stream has done so far."""
+        """The group's stream runs it after the current work of the caller's stream."""
         assert self.group is not None
         stream, _, _ = self.group
         self.wait_stream(stream, self.current_stream())
@@ -256,7 +259,7 @@ class ScheduleRecorder:
         self.wait_stream(self.current_stream(), stream)
 
     def _copy(self, recorded: RecordedOperation, operation: Any, args: Any, kwargs: Any, tensors: list[Any]) -> None:
-        """A copy between host and GPU; the host waits for it unless the copy may be late and the memory is pinned."""
+        """A copy between host and GPU; the host waits for it unless it is non-blocking and the memory is pinned."""
         host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.dim()]
         pinned = bool(host) and self._is_pinned(host[-1 if recorded.kind == "to host" else 0])
         stream = self.current_stream()
@@ -273,7 +276,7 @@ class ScheduleRecorder:
             return _computed(operation, args, kwargs, result, tensors)
         if self.group is None or not tensors or tensors[0].device.type == "cpu":
             return None
-        # The first argument holds the whole; those that scatter have it second.
+        # The whole tensor is the first argument, in a scatter the second.
         size = sum(map(_size, _tensors((args[1 if "scatter" in name else 0],))))
         _, ranks, nodes = self.group
         return _operation("collective", name, size, tensors[0], ranks=ranks, nodes=nodes)
@@ -308,7 +311,7 @@ def _operation(kind: Kind, name: str, size_bytes: int, example: torch.Tensor, **
 def _computed(
     operation: Any, args: Any, kwargs: Any, result: Any, tensors: list[torch.Tensor]
 ) -> RecordedOperation | None:
-    """An operation of one rank alone; None for one that moves nothing."""
+    """An operation without communication; None for one without work."""
     name = operation._schema.name
     kind = _KIND.get(name)
     results = list(_tensors((result,)))
@@ -319,7 +322,8 @@ def _computed(
         return _operation(kind, name, size, (results or tensors)[0], unmapped_bytes=_unmapped(tensors, results), **more)
 
     devices = {tensor.device.type for tensor in (*tensors, *results) if tensor.dim() or tensor.device.type != "cpu"}
-    read, written = sum(map(_size, tensors[1:] if kind == "overwrite" else tensors)), sum(map(_size, results))
+    read = sum(map(_size, tensors[1:] if kind == "overwrite" else tensors))
+    written = sum(map(_size, results))
     if devices <= {"cpu"}:
         return recorded("host", read + written)
     if "cpu" in devices:
@@ -343,8 +347,7 @@ def _computed(
 
 
 def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
-    """A product for each expert, of as many tokens each: of its tokens with its matrix, or, for the gradient of that
-    one, a sum over its tokens."""
+    """A product per expert with equally many tokens: of its tokens with its matrix, or the matrix's gradient."""
     groups = (right if right.dim() == 3 else result).shape[0]
     if right.dim() == 3:
         return groups, max(1, left.shape[0] // groups), left.shape[1], right.shape[2]
@@ -373,7 +376,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> int:
-    """Bytes of the large tensors that an operation makes, and does not return as they were given to it."""
+    """Bytes of the large tensors that an operation allocates."""
     if not any(result.nbytes > LARGEST_KEPT_BYTES for result in results):
         return 0
     given = {tensor.untyped_storage()._cdata for tensor in tensors}
@@ -382,7 +385,7 @@ def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) 
 
 
 def _size(tensor: torch.Tensor) -> int:
-    """Bytes that reading it moves; an expanded tensor's no more often than it has them."""
+    """Bytes of one read; expanded dimensions count once."""
     numel = 1
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numel *= length if stride else 1

@@ -1,7 +1,7 @@
-"""DeepSpeed's accelerator interface over the simulated GPU.
+"""DeepSpeed's accelerator interface for the simulated GPU.
 
-Where DeepSpeed asks what the device can do, the answers are a CUDA device's (asynchronous, streams, pinned host
-memory), so the engine takes the same branches as on a GPU.
+Its capabilities are those of a CUDA device (asynchronous, streams, pinned host memory), so the engine takes the same
+branches as on a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .kernels import op_builder
 
 
 class Stream:
-    """A stream of the simulated GPU. Whatever it is given has finished at once; the recorder hears what would wait."""
+    """A stream of the simulated GPU. Operations finish at once; the recorder notes the waits."""
 
     def __init__(self, recorder: ScheduleRecorder, *_: Any, number: int | None = None, **__: Any) -> None:
         self._recorder = recorder
@@ -48,7 +48,8 @@ class Event:
     """An event of the simulated GPU."""
 
     def __init__(self, recorder: ScheduleRecorder, *_: Any, **__: Any) -> None:
-        self._recorder, self.number = recorder, recorder.new_event()
+        self._recorder = recorder
+        self.number = recorder.new_event()
 
     def record(self, stream: Stream | None = None) -> None:
         self._recorder.record(self.number, None if stream is None else stream.number)
@@ -60,7 +61,7 @@ class Event:
         self._recorder.synchronize(self.number)
 
     def query(self) -> bool:
-        """Not yet, as far as the host can tell: it then synchronizes where the engine limits how far it runs ahead."""
+        """Always pending: the engine then synchronizes where it limits how far the host runs ahead."""
         return False
 
     def elapsed_time(self, _other: Any) -> float:
@@ -68,9 +69,9 @@ class Event:
 
 
 class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed has no types
-    """The accelerator object to pass to `deepspeed.accelerator.set_accelerator`.
+    """The accelerator for `deepspeed.accelerator.set_accelerator`.
 
-    It derives from the CPU's for what does not matter here; every answer that does is given below and in `_ANSWERS`.
+    It inherits what does not matter from the CPU's accelerator; the rest is below and in `_ANSWERS`.
     """
 
     _torch_pins_host_memory = True
@@ -79,8 +80,11 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
 
     def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, *, device_count: int, memory_bytes: int) -> None:
         super().__init__()
-        self._name, self._communication_backend_name = self.device_type, "fake"
-        self._ledger, self._device_count, self._memory_bytes = ledger, device_count, memory_bytes
+        self._name = self.device_type
+        self._communication_backend_name = "fake"
+        self._ledger = ledger
+        self._device_count = device_count
+        self._memory_bytes = memory_bytes
         self._recorder = recorder
         self._stream = self._default_stream = Stream(recorder, number=0)
 
@@ -143,7 +147,7 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     def get_rng_state(self, device_index: int | None = None) -> Any:
         return torch.empty(16, dtype=torch.uint8)
 
-    # CPU_Accelerator overrides these with no-ops; a GPU's host pins for real, into a new block.
+    # No-ops in CPU_Accelerator; the host of a GPU pins into a new block.
     def pin_memory(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor.pin_memory()
 
@@ -173,7 +177,7 @@ _ANSWERS: dict[str, Any] = {
     "resolves_data_dependency": False,
     "handles_memory_backpressure": False,
     "set_device": None,
-    "current_device": 0,  # every rank's GPU: torch's dummy backend has one device
+    "current_device": 0,  # torch's dummy backend has one device
     "communication_backend_name": "fake",
     "is_available": True,
     "is_bf16_supported": True,
@@ -182,7 +186,7 @@ _ANSWERS: dict[str, Any] = {
     "set_rng_state": None,
     "op_builder_dir": "deepspeed.ops.op_builder",
 }
-"""What methods answer, whatever their arguments."""
+"""Method -> its constant result."""
 
 _TENSOR_TYPES = {
     "BFloat16Tensor": torch.bfloat16,

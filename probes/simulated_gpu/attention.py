@@ -1,12 +1,12 @@
-"""The attention kernel that the real GPU's dispatcher would choose, and what it allocates.
+"""The attention kernel that CUDA's dispatcher would choose.
 
-On a device without fused kernels `scaled_dot_product_attention` falls back to plain mathematics and keeps the S x S
-scores, which no training run on a recent GPU does. Here the choice is made as CUDA makes it, and the chosen operator,
-which has shapes for fake tensors, is called.
+On a device without fused kernels `scaled_dot_product_attention` falls back to the math kernel and keeps the S x S
+scores, unlike trainings on recent GPUs. Here the operator is chosen as on CUDA; fused operators support fake
+tensors.
 
 Source: pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, efficient, math and the conditions of
 each) and transformers/attention.cpp (padding of heads and masks). cuDNN's kernel, which newer builds prefer on compute
-capability 9 and 10, is taken for flash attention's: both keep the output and one float32 per query and head.
+capability 9 and 10, is treated as flash attention: both keep the output and one float32 per query and head.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def kernel(
     dropout: float = 0.0,
 ) -> str:
     """ "flash", "efficient" or "math": what CUDA would run for these inputs on a GPU of this compute capability."""
-    head, value_head = query.shape[-1], value.shape[-1]
-    dtype, half = query.dtype, query.dtype in (torch.float16, torch.bfloat16)
+    head = query.shape[-1]
+    value_head = value.shape[-1]
+    dtype = query.dtype
+    half = dtype in (torch.float16, torch.bfloat16)
     if query.dim() != 4 or not dtype == key.dtype == value.dtype:
         return "math"
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
@@ -61,7 +63,7 @@ def kernel(
 
 
 def install(compute_capability: int) -> None:
-    """Route `torch.nn.functional.scaled_dot_product_attention` for the rest of this process."""
+    """Replace `torch.nn.functional.scaled_dot_product_attention` in this process."""
 
     def routed(
         query: torch.Tensor,
@@ -88,12 +90,11 @@ def install(compute_capability: int) -> None:
 
 
 FLASH = "ds_advise_flash"
-"""Name under which transformers finds the kernels of the flash-attn package, which itself is not needed."""
+"""Name of flash attention for transformers, without the flash-attn package."""
 
 
 def register_with_transformers() -> None:
-    """Offer `FLASH` to transformers' models: no mask, any soft cap, and the tensors that flash-attn's function
-    keeps."""
+    """Register `FLASH` with transformers: no mask, any soft cap, and the saved tensors of flash-attn."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def forward(
@@ -108,7 +109,7 @@ def register_with_transformers() -> None:
 def _softmax(
     input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Any:
-    """softmax of float16 to float32 in one kernel, which torch does on CUDA only (aten/src/ATen/native/SoftMax.cpp)."""
+    """softmax of float16 to float32 in one kernel, as torch does on CUDA (aten/src/ATen/native/SoftMax.cpp)."""
     if input.dtype is torch.float16 and dtype is torch.float32 and dim is not None and input.device.type == DEVICE_TYPE:
         return aten._softmax(input, dim, True)
     return _plain_softmax(input, dim, _stacklevel, dtype)
@@ -120,7 +121,7 @@ def _flash(
     head = query.shape[-1]
     scale = scale if scale is not None else 1.0 / math.sqrt(head)
     missing = -head % 8
-    if missing:  # the kernel wants heads that are a multiple of 8
+    if missing:  # the kernel needs a head size that is a multiple of 8
         query, key, value = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (query, key, value))
     output = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, scale=scale)[0]
     return output[..., :head] if missing else output

@@ -1,7 +1,7 @@
-"""One rank of many, alone: torch's fake process group in place of NCCL.
+"""One rank of many in a single process: torch's fake process group in place of NCCL.
 
-Collectives return at once and leave their output tensors as they were, so partition sizes, buckets and lifetimes are
-those of the whole job. What compares values between ranks would compare junk and is switched off.
+Collectives return at once without writing their output, so partition sizes, buckets and lifetimes are those of the
+whole job. Comparisons of values between ranks are disabled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
-        LOCAL_RANK="0",  # the number of the GPU, of which this process sees one
+        LOCAL_RANK="0",  # this process sees one GPU
         # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers.
         LOCAL_SIZE=str(ranks_per_node if ranks_per_node != world_size else world_size + 1),
         LOCAL_WORLD_SIZE=str(ranks_per_node),
@@ -35,7 +35,7 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
 
 
 def silence_comparisons() -> None:
-    """Switch off DeepSpeed's checks that all ranks hold the same integers; after DeepSpeed is imported."""
+    """Disable DeepSpeed's checks that all ranks have the same integers; after DeepSpeed is imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed"):
             for check in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
@@ -44,11 +44,11 @@ def silence_comparisons() -> None:
 
 
 _COMMUNICATES = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "send", "recv", "coalescing")
-"""Parts of the names of `ProcessGroup`'s methods that start a collective."""
+"""Parts of the names of the `ProcessGroup` methods that start a collective."""
 
 
 def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
-    """Tell the recorder whose collective is being issued, and when its caller waits for it."""
+    """Record the process group of each collective, and the waits for it."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import _resolve_process_group
 
@@ -66,7 +66,8 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
 
     def recorded(method: Any) -> Any:
         def issue(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
-            before, recorder.group = recorder.group, described(group)
+            before = recorder.group
+            recorder.group = described(group)
             try:
                 work = method(group, *arguments, **options)
                 return _Work(work, recorder, recorder.group[0]) if isinstance(work, dist.Work) else work
@@ -82,10 +83,12 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
 
 
 class _Work:
-    """A `torch.distributed.Work`; the current stream waits where its caller does."""
+    """A `torch.distributed.Work` whose `wait` makes the current stream wait."""
 
     def __init__(self, work: Any, recorder: ScheduleRecorder, stream: int) -> None:
-        self._work, self._recorder, self._event = work, recorder, recorder.new_event()
+        self._work = work
+        self._recorder = recorder
+        self._event = recorder.new_event()
         recorder.record(self._event, stream)
 
     def wait(self, *arguments: Any) -> bool:

@@ -1,10 +1,10 @@
-"""The simulated GPU: a torch device that has no memory and no kernels, for fake tensors to stand on.
+"""The simulated GPU: a torch device without memory and kernels, for fake tensors.
 
-torch lets Python register one device of its own (the PrivateUse1 key). Tensors on it are `FakeTensor`s: they have
-shapes, dtypes, strides and storages with a size, but no bytes. Real model and engine code runs on them unchanged, host
-and GPU stay told apart by `tensor.device`, and autograd, hooks and lifetimes are torch's own.
+Python can register one device with torch (the PrivateUse1 key). Tensors on it are `FakeTensor`s: they have shapes,
+dtypes, strides and storages with a size, but no bytes. Model and engine code runs on them unchanged, `tensor.device`
+tells host and GPU apart, and autograd, hooks and lifetimes are torch's own.
 
-What torch refuses for fake tensors is completed here: moving a parameter to another device in place.
+This module adds an operation that torch lacks for fake tensors: moving a parameter to another device in place.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 DEVICE_TYPE = "simgpu"
 
 _KERNELS_OF_CUDA = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm")
-"""Operators with a CUDA kernel and a composite for devices without one (torch 2.13, native_functions.yaml). Only those
-that the CompositeImplicitAutograd key covers matter; anything else reaches FakeTensorMode whole."""
+"""Operators with a CUDA kernel and a composite for other devices (torch 2.13, native_functions.yaml). Only those of the
+CompositeImplicitAutograd key matter; other operators reach FakeTensorMode undecomposed."""
 
 
 def register() -> None:
-    """Register the simulated device with torch; once per process, before the first tensor is made on it.
+    """Register the simulated device with torch; once per process, before its first tensor.
 
-    Raises RuntimeError on a torch that has no Python backend for PrivateUse1.
+    Raises RuntimeError on a torch without a Python backend for PrivateUse1.
     """
     try:
         from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
@@ -36,7 +36,7 @@ def register() -> None:
         raise RuntimeError(f"torch {torch.__version__} offers no Python-defined device; torch 2.13 does") from None
 
     class Module(_DummyBackendModule):
-        """What torch asks of `torch.simgpu`."""
+        """The module `torch.simgpu`."""
 
         def device(self, _device: Any) -> contextlib.AbstractContextManager[None]:
             return contextlib.nullcontext()
@@ -55,8 +55,8 @@ def register() -> None:
 
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=Module())
 
-    # torch calls these three while it converts an argument to the device; the tensors they return are discarded, since
-    # FakeTensorMode computes the true result.
+    # torch calls these three to convert an argument to the device; their results are discarded, since FakeTensorMode
+    # computes the result.
     def empty(size: Any, *, dtype: Any = None, **_: Any) -> Any:
         return create(list(size), dtype or torch.get_default_dtype())
 
@@ -70,10 +70,9 @@ def register() -> None:
     library_class: Any = torch.library.Library
     _library = library_class("aten", "IMPL")
 
-    # torch decomposes these for a device without a kernel of its own. A GPU has one, so there must appear to be one
-    # here.
+    # torch decomposes these for a device without a kernel. A GPU has one.
     def kernel(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError("only fake tensors live on the simulated device")
+        raise NotImplementedError("the simulated device has fake tensors only")
 
     for name in _KERNELS_OF_CUDA:
         _library.impl(name, kernel, "PrivateUse1")
@@ -92,10 +91,10 @@ _DATA: Any = torch.Tensor.__dict__.get("data", torch._C.TensorBase.__dict__["dat
 
 
 def _set_data(tensor: Any, new: torch.Tensor) -> None:
-    """`tensor.data = new`, also when `new` lies on another device.
+    """`tensor.data = new`, also when `new` is on another device.
 
-    torch forbids that because a tensor's dispatch keys name its device. The tensor implementation is exchanged instead,
-    so the Python object, which optimizers, peft and DeepSpeed hold on to, stays the same.
+    torch forbids it because a tensor's dispatch keys name its device. The tensor implementation is swapped instead, so
+    the Python object, which optimizers, peft and DeepSpeed refer to, stays the same.
     """
     if not isinstance(new, FakeTensor) or new.device == tensor.device:
         _DATA.__set__(tensor, new)
@@ -106,8 +105,8 @@ def _set_data(tensor: Any, new: torch.Tensor) -> None:
 
 
 def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A tensor of its own in the same mode, as peft makes of modules that it trains; torch's would copy the mode too,
-    and with it take every view of the copy for new memory."""
+    """A copy in the same mode, as peft makes of modules that it trains; torch's deepcopy would copy the mode too, and
+    then treat every view of the copy as new memory."""
     if id(tensor) not in memo:
         copied = tensor.detach().clone()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -117,7 +116,7 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def _apply(module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-    """`nn.Module._apply` that keeps every parameter object; torch's own insists on new ones for fake tensors."""
+    """`nn.Module._apply` that keeps every parameter object; torch's own replaces them for fake tensors."""
     if recurse:
         for child in module.children():
             child._apply(function)

@@ -1,11 +1,10 @@
-"""Fake tensors at the speed that a whole training run needs.
+"""A fast FakeTensorMode with a cache of results.
 
-What an operation returns depends on what can be seen of its arguments, so a mode may remember it. torch's own memory
-serves a compiler (symbolic shapes, sparse layouts, memoized values), and a dry run of a large model would spend most of
-its time in it. This mode keeps recipes by the few properties that tell the tensors of eager training apart, and leaves
-the place of a tensor in its storage out of them: parts of a flat buffer are as many as the model has weights, and what
-is made of them differs by the place alone. Operations that torch cannot foresee, and arguments that are no such
-tensors, go torch's way.
+The result of an operation depends on the properties of its arguments. torch's own cache serves a compiler (symbolic
+shapes, sparse layouts, memoized values), and a dry run of a large model would spend most of its time in it. This cache
+has the few properties that distinguish the tensors of eager training as its keys. The offset of a tensor in its storage
+is not part of a key: a flat buffer has as many parts as the model has weights, and their results differ by the offset
+alone. Operations that torch does not cache, and other arguments, use torch's implementation.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ _PLAIN = frozenset(
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _SLICE = torch.ops.aten.slice.Tensor
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-_TORCHS = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
+_TORCH_ONLY = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
 
 
 class _Output(NamedTuple):
-    """How to make one result: `argument` itself, a view of its storage, or a new tensor where there is none."""
+    """How to make one result: `argument` itself, a view of its storage, or a new tensor without one."""
 
     argument: int | None
-    """The number among the tensors that the operation got."""
+    """Index among the tensor arguments."""
     is_view: bool = False
     shape: Any = ()
     stride: Any = ()
     offset: int = 0
-    """From the argument's own place in the storage."""
+    """Relative to the argument's offset in the storage."""
     dtype: torch.dtype = torch.float32
     device: Any = None
     requires_grad: bool = False
 
 
 class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """FakeTensorMode for eager code: real tensors may come in, nothing is traced, no shape is symbolic."""
+    """FakeTensorMode for eager code: real tensors are allowed, nothing is traced, no shape is symbolic."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -63,29 +62,29 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         result = self.known(operation, args, kwargs)
         if result is not NotImplemented:
             return result
-        if operation in _TORCHS:
+        if operation in _TORCH_ONLY:
             return self.dispatch(operation, types, args, kwargs)
         if operation is not torch.ops.aten._local_scalar_dense.default:
             _forget_values(args)
-        described = self._described(operation, args, kwargs)  # before the operation, which may change its arguments
+        keyed = self._key_of(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
-        if described is not None and described[0] not in self._recipes:
-            key, tensors = described
-            self._recipes[key] = _recipe(result, tensors) if self._is_foreseen(operation, args, kwargs) else None
+        if keyed is not None and keyed[0] not in self._recipes:
+            key, tensors = keyed
+            self._recipes[key] = _recipe(result, tensors) if self._is_cacheable(operation, args, kwargs) else None
         return result
 
     def known(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """The operation's result, or NotImplemented where torch has to be asked; nothing is dispatched."""
+        """The cached result, or NotImplemented; nothing is dispatched."""
         if operation is _SLICE or operation is _AS_STRIDED:
             result = self._part(operation, args, kwargs)
             if result is not NotImplemented:
                 return result
         elif operation.namespace == "c10d":
             return self._collective(operation, args, kwargs)
-        described = self._described(operation, args, kwargs)
-        if described is None:
+        keyed = self._key_of(operation, args, kwargs)
+        if keyed is None:
             return NotImplemented
-        key, tensors = described
+        key, tensors = keyed
         recipe = self._recipes.get(key)
         if recipe is None:
             return NotImplemented
@@ -93,15 +92,15 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._made(recipe, tensors)
         return recipe[0](output if output is None else self._made(output, tensors) for output in recipe[1])
 
-    def _described(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-        """(what the operation's result depends on, the tensors it gets); None where a value is of no plain kind."""
+    def _key_of(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+        """(the key of the result, the tensor arguments); None for an argument of another kind."""
         parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Any] = []
-        if self._describe(parts, tensors, args) and (not kwargs or self._describe(parts, tensors, kwargs.items())):
+        if self._add_to_key(parts, tensors, args) and (not kwargs or self._add_to_key(parts, tensors, kwargs.items())):
             return tuple(parts), tensors
         return None
 
-    def _describe(self, parts: list[Any], tensors: list[Any], values: Any) -> bool:
+    def _add_to_key(self, parts: list[Any], tensors: list[Any], values: Any) -> bool:
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -110,10 +109,10 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 tensors.append(value)
                 parts += (value.dtype, value.shape, value.stride(), value._fake_device, value.requires_grad)
             elif kind in _PLAIN:
-                parts += (kind, value)  # 1 and 1.0 are equal, and give other dtypes
+                parts += (kind, value)  # 1 and 1.0 are equal but give different dtypes
             elif kind is list or kind is tuple:
                 parts += (kind, len(value))
-                if not self._describe(parts, tensors, value):
+                if not self._add_to_key(parts, tensors, value):
                     return False
             else:
                 return False
@@ -128,11 +127,8 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             and not tensor.is_neg()
         )
 
-    def _is_foreseen(self, operation: Any, args: Any, kwargs: Any) -> bool:
-        """Whether the operation's result follows from its description, by torch's own rules.
-
-        `_unsafe_view` torch leaves out because it hides that it is a view; a recipe tells it by the storage.
-        """
+    def _is_cacheable(self, operation: Any, args: Any, kwargs: Any) -> bool:
+        """Whether torch allows caching. `_unsafe_view` is cacheable here: the storage shows that it is a view."""
         if operation in (_AS_STRIDED, _UNSAFE_VIEW):
             return operation is _UNSAFE_VIEW
         try:
@@ -142,7 +138,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
     def _part(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """A slice, or a view of given strides, reckoned; NotImplemented for an unusual one."""
+        """A slice or a strided view, computed directly; NotImplemented for an unusual one."""
         whole, *numbers = args
         if kwargs or type(whole) is not FakeTensor or not self._is_plain(whole):
             return NotImplemented
@@ -155,7 +151,8 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return NotImplemented
             return self._view(whole, shape, stride, offset)
         dim, start, end, step = list(numbers) + [0, None, None, 1][len(numbers) :]
-        shape, stride = list(whole.shape), list(whole.stride())
+        shape = list(whole.shape)
+        stride = list(whole.stride())
         if not shape:
             return NotImplemented
         first, last, step = slice(start, end, step).indices(shape[dim])
@@ -165,7 +162,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._view(whole, shape, stride, offset)
 
     def _collective(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """What torch's own function for tensors without memory answers; those that have none there are unknown."""
+        """The result of torch's meta function of a collective; NotImplemented without one."""
         function = self._meta_functions.get(operation)
         if function is None:
             from torch.distributed._meta_registrations import _META_FUNCTIONS
@@ -206,7 +203,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._fake(view, tensor._fake_device)
 
     def _fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
-        """FakeTensor(self, meta, device), with the attributes of the first one, which torch has made."""
+        """FakeTensor(self, meta, device), with the attributes of the first one, which torch created."""
         attributes = self._attributes.get(device)
         if attributes is None:
             first = FakeTensor(self, meta, device)
@@ -221,15 +218,15 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _forget_values(arguments: Any) -> None:
-    """A fake tensor that was made of a number knows its value, with which torch would compute; the simulated GPU has no
-    kernels for that."""
+    """Remove the known value of fake tensors that were made of a number: torch would compute with it, and the simulated
+    GPU has no kernels."""
     for argument in arguments:
         if isinstance(argument, FakeTensor) and argument.constant is not None and argument.device.type != "cpu":
             argument.constant = None
 
 
 def _recipe(result: Any, tensors: list[Any]) -> Any:
-    """An `_Output`, or (list or tuple, its outputs), or None for a result that is no plain tensor."""
+    """An `_Output`, (list or tuple, its outputs), or None for another result."""
     if isinstance(result, FakeTensor):
         return _output(result, tensors)
     if type(result) not in (list, tuple):
@@ -253,7 +250,8 @@ def _output(result: Any, tensors: list[Any]) -> _Output | None:
     if result.constant is not None or result.layout is not torch.strided or result.dtype.is_complex or result.is_neg():
         return None
     seen = {"shape": result.shape, "stride": result.stride(), "dtype": result.dtype, "device": result.fake_device}
-    offset, storage = result.storage_offset(), result.untyped_storage()
+    offset = result.storage_offset()
+    storage = result.untyped_storage()
     for number, tensor in enumerate(tensors):
         if tensor.untyped_storage()._cdata == storage._cdata:
             is_same_kind = tensor.dtype is result.dtype and tensor.fake_device == result.fake_device
