@@ -151,7 +151,7 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     if count * one <= free:
         if kept is None:
             room = f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free"
-            say(f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit bounds it)")
+            say(f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit limits it)")
         return []
     needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"

@@ -73,7 +73,7 @@ def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mappin
     raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
     own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
     silent = [rank for rank in records.ranks if rank.error is None and rank.end is None]
-    killed_by = _signal(_tail(folder / "launcher.log"), exit_code)
+    killed_by = _signal(tail(folder / "launcher.log"), exit_code)
     # With SIGTERM the launcher itself ends the ranks that are left.
     if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:
         return _from_signal(silent, killed_by, folder, step, oom_kills)
@@ -84,7 +84,7 @@ def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mappin
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
     code, who = (exit_code, "the launcher") if ended is None else (ended.end, f"rank {ended.number}")
     return TrainingFailure(
-        kind=_kind_by_message(_tail(log)),
+        kind=_kind_by_message(tail(log)),
         rank=None if first is None else first.number,
         step=step,
         message=_last_line(log) or f"{who} ended with exit code {code}",
@@ -118,7 +118,7 @@ def _from_signal(
     died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
 ) -> TrainingFailure:
     # The rank that the launcher names, or the first that was gone: the launcher ends the others after it.
-    by_pid = re.search(_DIED_OF.format(killed_by), _tail(folder / "launcher.log"))
+    by_pid = re.search(_DIED_OF.format(killed_by), tail(folder / "launcher.log"))
     named = next((rank for rank in died if by_pid and rank.pid == int(by_pid[1])), None)
     first = named or min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
     is_alone = named is not None or all(rank is first or rank.gone_at != first.gone_at for rank in died)
@@ -134,7 +134,7 @@ def _from_signal(
         evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
         name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
-        kind = _kind_by_message(_tail(log), otherwise=kind)
+        kind = _kind_by_message(tail(log), otherwise=kind)
         message = _last_line(log) or f"{who} died of {name}"
         evidence = [f"exit signal {killed_by} ({name}) of {who}"]
     rank = first.number if is_alone else None
@@ -164,7 +164,8 @@ def last_lines(records: Records, folder: Path) -> tuple[str, ...]:
     return tuple(f"last line of rank {number}: {line}" for number, line in lines.items() if line)
 
 
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
+    """The end of a log, "" where it cannot be read."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, 2) - _TAIL))
@@ -174,5 +175,5 @@ def _tail(path: Path) -> str:
 
 
 def _last_line(path: Path) -> str:
-    lines = [line.strip() for line in _tail(path).splitlines() if line.strip()]
+    lines = [line.strip() for line in tail(path).splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""

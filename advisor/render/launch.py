@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.text import Text
 from ...estimators.estimate import Evidence
 from ..launch.check import Objection
 from ..launch.command import dry_lines
+from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, TrainingFailure
 from ..launch.session import Session
 from ..text.lines import blank, cells, copyable, ended, row, sentence
@@ -116,7 +116,8 @@ def _render_end(outcome: LaunchOutcome, console: Console) -> None:
         if outcome.checkpoint is not None:
             sentence(console, f"The last checkpoint is {outcome.checkpoint}.")
         rank = outcome.failure.rank
-        for line in _tail(outcome.folder / ("launcher.log" if rank is None else f"rank{rank}.log")):
+        log = outcome.folder / ("launcher.log" if rank is None else f"rank{rank}.log")
+        for line in tail(log).splitlines()[-_TAIL_LINES:]:
             row(console, Text(f"  | {line}", style="dim"))
         return
     how = "Finished" if outcome.status == "finished" else "Stopped as asked"
@@ -185,10 +186,3 @@ def figures_of(outcome: LaunchOutcome, predicted: tuple[float | None, ...]) -> l
         ("host GiB", peaks.host_bytes, gib),
     ]
     return [(name, value, other, unit) for (name, value, unit), other in zip(measured, predicted, strict=True)]
-
-
-def _tail(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-    except OSError:
-        return []

@@ -119,26 +119,13 @@ def _data(proposed: Proposal) -> list[str]:
         f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens, {counted}.",
     ]
     if data.untrained_turns:
-        lines.append(
-            f"The template changes {counted_noun(data.untrained_turns, 'earlier answer')} once the conversation goes "
-            "on; what it changes is not trained."
-        )
-    length = f"Sequence length {samples.seq_len:,}"
-    if data.divisible:
-        lines.append(f"{length}; longer text goes on in the next sample.")
-    elif cuts.truncated:
-        keeps = "keeps no answer and is" if cuts.dropped == 1 else "keep no answer and are"
-        lost = f"; {cuts.dropped:,} of them {keeps} left out" if cuts.dropped else ""
-        loses = "is longer and loses its end" if cuts.truncated == 1 else "are longer and lose their end"
-        lines.append(f"{length}: {counted_noun(cuts.truncated, 'row')} {loses}{lost}.")
-    else:
-        lines.append(f"{length}; no row is cut.")
-    filled = f", {percent(samples.fill)} full" if samples.packing else ""
-    lines.append(
-        f"{counted_noun(samples.train_samples, 'packed ' * samples.packing + 'sample')} "
-        f"{'is' if samples.train_samples == 1 else 'are'} trained{filled}"
-        + (f", {samples.evaluation_samples:,} evaluated." if samples.evaluation else ".")
-    )
+        turns = counted_noun(data.untrained_turns, "earlier answer")
+        lines.append(f"Not trained, because the template changes them later: {turns}.")
+    cut = f"rows cut: {cuts.truncated:,}, left without an answer: {cuts.dropped:,}"
+    lines.append(f"Sequence length {samples.seq_len:,}; {'longer text is continued' if data.divisible else cut}.")
+    packed = f" packed, {percent(samples.fill)} full" if samples.packing else ""
+    held_out = f", for evaluation {samples.evaluation_samples:,}" if samples.evaluation else ""
+    lines.append(f"Samples for training: {samples.train_samples:,}{packed}{held_out}.")
     return lines
 
 
@@ -147,11 +134,7 @@ def left_out(data: DataFile) -> str:
     first, *others = data.empty_places
     places = ", ".join([first, *(place.rpartition(" ")[2] for place in others)])
     more = f" and {data.empty_rows - 1 - len(others):,} more" if data.empty_rows > 1 + len(others) else ""
-    one = data.empty_rows == 1
-    return (
-        f"Left out: {counted_noun(data.empty_rows, 'row')} that {'is' if one else 'are'} empty or "
-        f"{'has' if one else 'have'} an empty answer ({places}{more})."
-    )
+    return f"Left out, empty or with an empty answer: {counted_noun(data.empty_rows, 'row')} ({places}{more})."
 
 
 def _render_plan(proposed: Proposal, console: Console) -> None:

@@ -70,7 +70,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     code, printed, _ = ask("--dry --eval-split 0.1 --epochs 2")
     assert code == 0
     assert "chats.jsonl: 40 rows of chat messages; sequence 95th percentile" in printed
-    assert "36 samples are trained, 4 evaluated." in printed
+    assert "Samples for training: 36, for evaluation 4." in printed
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
     assert "global batch 4" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
@@ -92,7 +92,7 @@ def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
 def test_what_is_said_wins(ask: Ask) -> None:
     """Sequence length, batch, steps and rate; the rows that are cut are counted."""
     _, printed, _ = ask("--dry --seq-len 20 --global-batch 6 --max-steps 7 --learning-rate 0.5")
-    assert "Sequence length 20: 40 rows are longer and lose their end" in printed
+    assert "Sequence length 20; rows cut: 40" in printed
     assert "global batch 6" in printed
     assert "7 steps (1.05 epochs) at a learning rate of 0.5" in printed
 
@@ -281,9 +281,9 @@ def _file(**changes: Any) -> DataFile:
 def test_what_is_left_out_is_said() -> None:
     """The places of the first, then how many more."""
     data = _file(empty_rows=7, empty_places=("a.csv, line 2", "a.csv, line 4"))
-    assert left_out(data) == "Left out: 7 rows that are empty or have an empty answer (a.csv, line 2, 4 and 5 more)."
+    assert left_out(data) == "Left out, empty or with an empty answer: 7 rows (a.csv, line 2, 4 and 5 more)."
     one = _file(empty_rows=1, empty_places=("a.csv, line 2",))
-    assert left_out(one) == "Left out: 1 row that is empty or has an empty answer (a.csv, line 2)."
+    assert left_out(one) == "Left out, empty or with an empty answer: 1 row (a.csv, line 2)."
 
 
 def test_the_sequence_length_follows_the_data() -> None:
