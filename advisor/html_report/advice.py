@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ..answer.advice import advice_of
@@ -10,6 +10,7 @@ from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
 from ..answer.view import AnswerView, LadderRow, view_of
 from ..render.answer import print_answer
+from ..search.candidate import Candidate
 from ..text.labels import device_label, phase_title
 from ..text.units import seconds
 from . import document as doc
@@ -33,7 +34,7 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
     """The report."""
     view = view_of(answer, config_path=config_path, details=True)
     changes = [[change.flags, change.outcome] for change in view.change_rows]
-    start = [part for block in view.steps for part in (doc.note(block.text), _code(block.code))]
+    start = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
     return doc.Report(
         subject=" · ".join(view.subject),
         verdict=view.verdict.headline,
@@ -43,26 +44,20 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
         sections=(
             *_charts(answer),
             doc.Section("ladder", "The ladder", _ladder(view)),
-            _terms(answer),
-            doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], changes))
-            if changes
-            else None,
-            doc.Section("job", "The whole job", doc.bullets(view.job)) if view.job else None,
-            None if view.config is None else doc.configuration(view.config, config_path),
-            doc.Section("start", "Start it", joined(*start)) if start else None,
+            doc.Section("figures", "Where the figures come from", _terms(answer)),
+            doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], changes)),
+            doc.Section("job", "The whole job", doc.bullets(view.job)),
+            doc.configuration(view.config, config_path),
+            doc.Section("start", "Start it", joined(*start)),
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),
     )
 
 
-def _code(lines: Sequence[str]) -> Markup | None:
-    return doc.copyable("\n".join(lines)) if lines else None
-
-
 def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBars:
     """Memory of every rung's best plan against the GPU."""
-    plans = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    plans: dict[str, Candidate] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
     cluster = answer.question.cluster
     limit, device = cluster.gpu.memory_bytes, device_label(cluster)
     return memory_bars(plans, limit, chosen=answer.recommended, device=device, with_sources=with_sources)
@@ -70,7 +65,7 @@ def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBar
 
 def _charts(answer: Recommendation) -> list[doc.Section]:
     """Memory, time, and speed against memory."""
-    plans = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    plans: dict[str, Candidate] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
     if not plans:
         return []
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
@@ -119,8 +114,8 @@ def _ladder(view: AnswerView) -> Markup:
     return joined(
         doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
         _plans_table(view),
-        *(doc.note(line) for line in (*view.ladder_notes, view.pytorch_baseline) if line),
-        doc.bullets(view.reasons) if view.reasons else None,
+        *(doc.note(line) for line in (*view.ladder_notes, view.pytorch_baseline)),
+        doc.bullets(view.reasons),
     )
 
 
@@ -147,11 +142,11 @@ def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
     return doc.Figure(text or doc.NOTHING, exact[column])
 
 
-def _terms(answer: Recommendation) -> doc.Section | None:
+def _terms(answer: Recommendation) -> Markup:
     """Formula, numbers and source of every part of the shown plan."""
     shown = answer.recommended or closest(answer.ladder)
     if shown is None:
-        return None
+        return Markup()
     titles = {
         "gpu_memory": f"Memory per {device_label(answer.question.cluster)} at the peak "
         f"({phase_title(shown.memory.peak.name)})",
@@ -164,8 +159,7 @@ def _terms(answer: Recommendation) -> doc.Section | None:
     for section in explain_plan(shown).sections:
         total = seconds(section.total) if section.name == "time" else f"{doc.size(int(section.total)).text} GiB"
         parts.append(doc.folded(f"{titles[section.name]}: {total}", doc.terms_table(section.terms)))
-    body = joined(doc.note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
-    return doc.Section("figures", "Where the figures come from", body)
+    return joined(doc.note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
 
 
 def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
@@ -173,6 +167,6 @@ def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
     return joined(
         *(doc.note(line) for line in view.evidence),
         joined(element("h3", "Assumed"), doc.bullets(view.assumptions)) if view.assumptions else None,
-        doc.note(view.deepspeed_estimate) if view.deepspeed_estimate else None,
+        doc.note(view.deepspeed_estimate),
         doc.as_printed(lambda console: print_answer(answer, console, details=True)),
     )

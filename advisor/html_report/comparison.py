@@ -74,13 +74,10 @@ def _charts(comparison: Comparison, form: Mapping[str, Any]) -> list[doc.Section
     rows.append(["verdict", *(doc.Figure(plan["reason"], None) for plan in shown)])
     memory_table = doc.parts_table([(name, plan.memory.components) for name, plan in plans.items()], doc.size, "GiB")
     time_parts = [(name, plan.time.components) for name, plan in plans.items()]
+    time_table = doc.parts_table(time_parts, doc.duration, "of one step")
     time = joined(
         doc.note("For every 1,000 tokens, so that plans of different batches compare."),
-        doc.figure(
-            time_bars(plans, with_sources=True),
-            draw_stacked_bars,
-            doc.parts_table(time_parts, doc.duration, "of one step"),
-        ),
+        doc.figure(time_bars(plans, with_sources=True), draw_stacked_bars, time_table),
     )
     return [
         doc.Section("figures", "Side by side", doc.table(["", "A", "B"], rows)),
@@ -98,7 +95,7 @@ def _differences(comparison: Comparison, form: Mapping[str, Any]) -> Markup:
     idle = [found["key"] for found in form["differences"] if not found["acts"]]
     return joined(
         doc.note(f"* DeepSpeed {comparison.deepspeed}'s default."),
-        doc.table(["key, and what it decides", "A", "B"], rows) if rows else doc.note("No setting with an effect."),
+        doc.table(["key, and what it decides", "A", "B"], rows) or doc.note("No setting with an effect."),
         doc.note(f"Without effect at these ZeRO stages: {', '.join(idle)}.") if idle else None,
     )
 

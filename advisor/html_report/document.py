@@ -33,7 +33,7 @@ Chart = TypeVar("Chart")
 
 
 class Section(NamedTuple):
-    """A part of the report with a heading. name: its anchor, in letters and hyphens."""
+    """A part of the report with a heading; one with an empty body is left out. name: its anchor."""
 
     name: str
     title: str
@@ -51,15 +51,14 @@ class Report:
     """Sentences after the verdict."""
     tiles: Sequence[tuple[str, str, str]] = ()
     """Figures in boxes: a title, the figure, and a few words under it."""
-    sections: Sequence[Section | None]
-    """None is left out."""
+    sections: Sequence[Section]
     data: Any
     """What `--json` prints; dataclasses become objects."""
 
 
 def html_of(report: Report) -> str:
     """The file's text. A policy in it forbids the browser to load anything."""
-    sections = [section for section in report.sections if section is not None]
+    sections = [section for section in report.sections if section.body]
     tiles = [
         element("div", element("dt", title), element("dd", figure, element("small", words) if words else None))
         for title, figure, words in report.tiles
@@ -104,24 +103,28 @@ def _text(name: str) -> str:
 
 
 def bullets(sentences: Sequence[str]) -> Markup:
-    """A list; each begins with a capital letter."""
+    """A list, each sentence with a capital letter; empty without sentences."""
+    if not sentences:
+        return Markup()
     return element("ul", *(element("li", sentence[:1].upper() + sentence[1:]) for sentence in sentences))
 
 
 def note(text: str) -> Markup:
-    """A sentence in a softer tone."""
-    return element("p", text, class_="note")
+    """A sentence in a softer tone; empty without text."""
+    return element("p", text, class_="note") if text else Markup()
 
 
 def copyable(text: str) -> Markup:
-    """Text in a fixed font with a button that copies it."""
+    """Text in a fixed font with a button that copies it; empty without text."""
+    if not text:
+        return Markup()
     button = element("button", "Copy", type="button", data_copy=True)
     return element("div", button, element("pre", element("code", text)), class_="copy")
 
 
 def folded(title: str, body: Markup) -> Markup:
-    """A part that is opened by a click, and on paper."""
-    return element("details", element("summary", title), body)
+    """A part that is opened by a click, and on paper; empty without a body."""
+    return element("details", element("summary", title), body) if body else Markup()
 
 
 def printed(render: Callable[[Console], object], width: int = 80) -> str:
@@ -179,7 +182,9 @@ def duration(taken_s: float | None) -> Figure:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = ()) -> Markup:
-    """A table with its columns of figures at the right; classes: of the rows."""
+    """A table with its columns of figures at the right, empty without rows; classes: of the rows."""
+    if not rows:
+        return Markup()
     numeric = [any(isinstance(row[column], Figure) for row in rows) for column in range(len(head))]
     titles = [
         element("th", title, scope="col", class_="n" if right else None)
@@ -247,8 +252,10 @@ def _how(term: MemoryTerm | TimeTerm) -> Markup:
     )
 
 
-def configuration(config: Mapping[str, Any], name: str, title: str = "The configuration") -> Section:
-    """A ds_config to copy, and what each of its keys decides."""
+def configuration(config: Mapping[str, Any] | None, name: str, title: str = "The configuration") -> Section:
+    """A ds_config to copy, and what each of its keys decides; an empty section for None."""
+    if not config:
+        return Section("configuration", title, Markup())
     known = [(path, value, meaning(path)) for path, value in _flat(config)]
     rows = [[key_and_meaning(path, words), value_words(value)] for path, value, words in known if words]
     body = joined(

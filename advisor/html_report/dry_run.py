@@ -35,7 +35,7 @@ def write_dry_run_report(
 
 def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
     """The report."""
-    result, run, timeline = answer.result, answer.run, None
+    result, run, timeline = answer.result, answer.run, Markup()
     if result.timeline:
         words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
         timeline = joined(doc.note(words), doc.figure(_over_time(answer), draw_stacked_area))
@@ -51,10 +51,10 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
         lead=summary(answer, shares=False),
         tiles=_tiles(answer),
         sections=(
-            None if timeline is None else doc.Section("memory", "Memory over the run", timeline),
+            doc.Section("memory", "Memory over the run", timeline),
             doc.Section("peak", "What memory consists of", _peak(answer)),
-            _time(answer),
-            _lanes(answer),
+            doc.Section("time", "Time of a step", _time(answer)),
+            doc.Section("lanes", "What runs when", _lanes(answer)),
             doc.Section("phases", "Phase by phase", _phases(answer)),
             doc.configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
             doc.Section("evidence", "How it is known", doc.note(evidence)),
@@ -140,15 +140,15 @@ def _peak(answer: DryRunAnswer) -> Markup:
             f"{gib(result.library_workspace_bytes)} GiB come in addition."
         ),
         doc.figure(_by_phase(answer), draw_stacked_bars, doc.parts_table(phases, doc.size, "GiB")),
-        doc.folded("Largest modules at the peak", doc.table(["module", "GiB"], module_rows)) if module_rows else None,
-        doc.folded("Largest tensors at the peak", doc.table(tensor_head, tensor_rows)) if tensor_rows else None,
+        doc.folded("Largest modules at the peak", doc.table(["module", "GiB"], module_rows)),
+        doc.folded("Largest tensors at the peak", doc.table(tensor_head, tensor_rows)),
     )
 
 
-def _time(answer: DryRunAnswer) -> doc.Section | None:
+def _time(answer: DryRunAnswer) -> Markup:
     """The parts of the critical path, by phase."""
     if answer.step is None:
-        return None
+        return Markup()
     by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name, taken in answer.step.time.components.items():
         phase, _, what = name.rpartition(": ")
@@ -171,15 +171,14 @@ def _time(answer: DryRunAnswer) -> doc.Section | None:
     )
     parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
     rows: list[list[doc.Cell]] = [[name, doc.duration(taken)] for name, taken in parts]
-    body = doc.figure(chart, draw_stacked_bars, doc.figures_table(["what", "time"], rows))
-    return doc.Section("time", "Time of a step", body)
+    return doc.figure(chart, draw_stacked_bars, doc.figures_table(["what", "time"], rows))
 
 
-def _lanes(answer: DryRunAnswer) -> doc.Section | None:
+def _lanes(answer: DryRunAnswer) -> Markup:
     """The host, and every stream with what it keeps busy."""
     step = answer.step
     if step is None:
-        return None
+        return Markup()
     lanes: dict[str, list[LaneSpan]] = defaultdict(list)
     for stretch in step.host:
         if stretch.name:
@@ -199,11 +198,10 @@ def _lanes(answer: DryRunAnswer) -> doc.Section | None:
         write=lambda taken_s: seconds(taken_s) if taken_s else "0",
     )
     rows: list[list[doc.Cell]] = [[lane.name, doc.duration(lane.busy)] for lane in drawn]
-    body = joined(
+    return joined(
         doc.note("The recorded schedule as it plays out; each pixel has the colour of what ran the longest in it."),
         doc.figure(chart, draw_lanes, doc.figures_table(["lane", "busy"], rows)),
     )
-    return doc.Section("lanes", "What runs when", body)
 
 
 _PHASE_COLUMNS = {

@@ -35,9 +35,8 @@ def write_launch_report(session: Session, html: Path | None, say: Callable[[str]
 def launch_report_of(session: Session) -> doc.Report:
     """The report of the last attempt."""
     form, attempts = launch_report(session), session.attempts
-    evidence = doc.Section(
-        "evidence", "How it is known", doc.as_printed(lambda console: render_session(session, console))
-    )
+    text = doc.as_printed(lambda console: render_session(session, console))
+    evidence = doc.Section("evidence", "How it is known", text)
     if not attempts:
         objections = doc.bullets([f"{each.what}: {each.fix}" for each in session.objections])
         return doc.Report(
@@ -57,9 +56,9 @@ def launch_report_of(session: Session) -> doc.Report:
         tiles=_tiles(outcome),
         sections=(
             _figures(measured_and_predicted(attempts[-1])),
-            _loss(outcome),
+            doc.Section("loss", "Loss", _loss(outcome)),
             doc.Section("attempts", "Attempts", _attempts(form)),
-            _next(form),
+            doc.Section("next", "To go on", _next(form)),
             doc.configuration(request.run.config, request.config_path.name),
             evidence,
         ),
@@ -150,29 +149,24 @@ def _tiles(outcome: LaunchOutcome) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _figures(figures: Sequence[MeasuredAndPredicted]) -> doc.Section | None:
+def _figures(figures: Sequence[MeasuredAndPredicted]) -> doc.Section:
     rows: list[list[doc.Cell]] = [
         [name, doc.figure_of(measured, unit), doc.figure_of(predicted, unit)]
         for name, measured, predicted, unit in figures
         if measured is not None
     ]
-    return (
-        doc.Section("figures", "Measured and predicted", doc.table(["", "measured", "predicted"], rows))
-        if rows
-        else None
-    )
+    return doc.Section("figures", "Measured and predicted", doc.table(["", "measured", "predicted"], rows))
 
 
-def _loss(outcome: LaunchOutcome) -> doc.Section | None:
+def _loss(outcome: LaunchOutcome) -> Markup:
     points = tuple((float(step), loss) for step, loss in outcome.losses if loss is not None)
     if len(points) < 2:
-        return None
+        return Markup()
     chart = Curve(title="Loss by step", points=points, x_title="step", y_title="loss", write_y=lambda v: f"{v:g}")
     rows: list[list[doc.Cell]] = [
         [f"{step}", doc.figure_of(loss, "{:.4g}".format)] for step, loss in outcome.losses[-20:]
     ]
-    body = doc.figure(chart, draw_curve, doc.folded("The last steps as a table", doc.table(["step", "loss"], rows)))
-    return doc.Section("loss", "Loss", body)
+    return doc.figure(chart, draw_curve, doc.folded("The last steps as a table", doc.table(["step", "loss"], rows)))
 
 
 def _attempts(form: LaunchReport) -> Markup:
@@ -190,8 +184,7 @@ def _attempts(form: LaunchReport) -> Markup:
     return doc.table(["configuration", "launcher", "how it ended", "last step", "", "output"], rows)
 
 
-def _next(form: LaunchReport) -> doc.Section | None:
+def _next(form: LaunchReport) -> Markup:
     if form.next is None:
-        return None
-    command = doc.copyable(form.next.command) if form.next.command else None
-    return doc.Section("next", "To go on", joined(element("p", form.next.what, class_="lead"), command))
+        return Markup()
+    return joined(element("p", form.next.what, class_="lead"), doc.copyable(form.next.command or ""))

@@ -52,7 +52,7 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
         tiles=tiles,
         sections=(
             *figures,
-            doc.configuration(result.config, config_path.name, title) if result.config else None,
+            doc.configuration(result.config, config_path.name, title),
             doc.Section("evidence", "How it is known", evidence),
         ),
         data=answer.to_json(),

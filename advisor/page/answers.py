@@ -28,7 +28,7 @@ from ..html_report.canvas import NARROW, WIDE
 from ..html_report.line_charts import draw_scatter
 from ..html_report.palette import dark_rules
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
-from ..search.candidate import LIKELY
+from ..search.candidate import LIKELY, Candidate
 from ..text.labels import device_label
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 
@@ -121,7 +121,7 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
     """One of `PICTURES` as SVG, at most `width` pixels wide; "" where there is nothing to draw."""
     cluster, chosen = answer.question.cluster, answer.recommended
     limit, device, width = cluster.gpu.memory_bytes, device_label(cluster), min(max(width, NARROW), WIDE)
-    plans = {step.candidate.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    plans: dict[str, Candidate] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
     if name == "time":  # the time of a plan that cannot fit is of no use
         plans = {rung: plan for rung, plan in plans.items() if plan.fit.probability >= LIKELY}
     if not plans:
