@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import repeat
+from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
@@ -25,7 +25,7 @@ from ..text.job import hours, money
 from ..text.units import rate
 from .recommendation import Change
 
-WORTH_TELLING = 1.15
+WORTH_LISTING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
 
 MOST_STEPS = 3
@@ -45,20 +45,15 @@ MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
 
 
-_Asked = tuple[str, Question]
+Asked = tuple[str, Question]
 """Flags, and the question with them."""
-
-
-def _with_length(question: Question, seq_len: int) -> Question:
-    return replace(question, workload=replace(question.workload, seq_len=seq_len))
 
 
 def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
     """Flags that would make it fit or make it faster, each with what the answer would then be.
 
-    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told
-    and those that lead to another rung. Without one, until something fits, so that the least change of each kind is
-    told; and where no single kind helps, larger GPUs and more of them together.
+    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps; the first is listed, and
+    those that lead to another rung. Without one, each kind grows until something fits.
     """
     return tuple(change for change in changes_tried(question, ladder, chosen) if change is not None)
 
@@ -66,95 +61,90 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 def changes_tried(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None
 ) -> Iterator[Change | None]:
-    """`changes` one after the other, and None where one was tried that is not told: who waits may stop in between."""
+    """`changes` one after the other, and None for one that is not listed, so that a caller may stop in between."""
     yield from _storage(question, ladder, chosen)
-    of_training = [*map(_without_autoep, (_methods, _losses, _states), repeat(question)), _experts(question)]
-    of_training.append(_collectives(question, chosen))
-    kinds = [*of_training, _gpus(question), _sequences(question)]
-    if chosen is None:
-        kinds += [_without_autoep(_tiles, question), _pageable(question, ladder), _larger_gpus(question)]
-    else:
-        kinds.append(_larger_batch(question, chosen))
-    if question.cluster.gpu.is_cpu:  # there is no other machine to buy
-        kinds = [*of_training, _sequences(question)]
     sample_bytes: SampleBytes = {}
-    enough = 0.0 if chosen is None else WORTH_TELLING * chosen.tokens_per_s
-    for series in kinds:
+    enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s
+    for series in _kinds(question, ladder, chosen):
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
             best = fastest(altered, sample_bytes, enough=enough)
             if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
                 yield None
             else:
-                outcome = _with_job(_outcome(best, chosen), question, altered, best)
-                yield Change(flags=flags, outcome=outcome)
+                yield Change(flags=flags, outcome=_with_job(_outcome(best, chosen), question, altered, best))
                 rungs.add(best.rung)
-            last = best is not None if chosen is None else position == MOST_STEPS - 1
-            if last:
+            is_last = best is not None if chosen is None else position == MOST_STEPS - 1
+            if is_last:
                 break
 
 
+def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
+    """Kinds of changes, each in growing steps."""
+    without_autoep = replace(question, experts="zero")  # which methods, losses and states do not go with
+    back = "" if question.experts == "zero" else " --experts zero"
+    for kind in (_methods, _losses, _states):
+        yield ((flags + back, altered) for flags, altered in kind(without_autoep))
+    yield _experts(question)
+    yield _collectives(question, chosen)
+    if question.cluster.gpu.is_cpu:  # there is no other machine
+        yield _sequences(question)
+        return
+    yield _gpus(question)
+    yield _sequences(question)
+    if chosen is not None:
+        yield _larger_batch(question, chosen)
+    else:
+        yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
+        yield _pageable(question, ladder)
+        yield _larger_gpus(question)
+
+
 def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
-    said = phrase("{rung}, about {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
+    text = phrase("{rung}, about {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
     rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
     rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
     if rounds:
-        said = phrase("{outcome}, less exact", outcome=said)
+        text = phrase("{outcome}, less exact", outcome=text)
     if chosen is None:
-        return phrase("fits: {outcome}", outcome=said)
-    return phrase("{outcome} ({ratio} x)", outcome=said, ratio=f"{best.tokens_per_s / chosen.tokens_per_s:.1f}")
+        return phrase("fits: {outcome}", outcome=text)
+    return phrase("{outcome} ({ratio} x)", outcome=text, ratio=f"{best.tokens_per_s / chosen.tokens_per_s:.1f}")
 
 
-def _without_autoep(kind: Callable[[Question], Iterator[_Asked]], question: Question) -> Iterator[_Asked]:
-    """Changes that do not go with experts that AutoEP spreads: they take it back."""
-    if question.experts == "zero":
-        yield from kind(question)
-    else:
-        yield from ((f"{flags} --experts zero", altered) for flags, altered in kind(replace(question, experts="zero")))
+def _altered(question: Question, **workload: Any) -> Question:
+    """The question with other fields of its workload."""
+    return replace(question, workload=replace(question.workload, **workload))
 
 
-def _methods(question: Question) -> Iterator[_Asked]:
+def _methods(question: Question) -> Iterator[Asked]:
     given, flags = question.workload, ""
-    if given.lora_targets is None and (targets := nameable_targets(question.model)):
-        given, flags = replace(given, lora_targets=targets), f" --lora-targets {','.join(targets)}"
+    targets = given.lora_targets
+    if targets is None and (targets := nameable_targets(question.model)):
+        flags = f" --lora-targets {','.join(targets)}"
     for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ("lora",)}[given.method]:
-        yield f"--method {method}{flags}", replace(question, workload=replace(given, method=method))  # type: ignore[arg-type]
+        yield f"--method {method}{flags}", _altered(question, method=method, lora_targets=targets or None)
 
 
-def _losses(question: Question) -> Iterator[_Asked]:
+def _losses(question: Question) -> Iterator[Asked]:
     if question.workload.loss == "standard" and supports(question.model, "liger"):
-        yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+        yield "--loss fused", _altered(question, loss="fused")
 
 
-def _tiles(question: Question) -> Iterator[_Asked]:
-    """Loss and feed-forward a tile at a time, as far as they are whole: what a long sequence needs on the GPU."""
-    given = question.workload
-    mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
-    if given.mlp == "whole" and untileable(question.model, mlp) is None:
-        yield "--mlp tiled", replace(question, workload=mlp)
-    if given.loss not in ("fused", "tiled") and untileable(question.model, both) is None:
-        flags = "--loss tiled" + " --mlp tiled" * (given.mlp == "whole")
-        yield flags, replace(question, workload=both)
-
-
-def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[_Asked]:
-    """Layers' inputs that wait on the host without being page-locked, where the host is too small for their blocks."""
-    software = question.workload.software
-    held = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
-    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in held):
-        workload = replace(question.workload, software=replace(software, pinned_inputs=False))
-        yield "--software pinned-inputs=no", replace(question, workload=workload)
-
-
-def _states(question: Question) -> Iterator[_Asked]:
+def _states(question: Question) -> Iterator[Asked]:
     workload = question.workload
     possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
     if possible and question.optimizer_dtype == "fp32":
         yield "--optimizer-dtype bf16", replace(question, optimizer_dtype="bf16")
 
 
-def _collectives(question: Question, chosen: Candidate | None) -> Iterator[_Asked]:
-    """Collectives in fewer bits, where ZeRO-3's cross a network that is slower than the links of a node."""
+def _experts(question: Question) -> Iterator[Asked]:
+    if question.experts == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
+        with suppress(WorkloadError):
+            yield "--experts autoep", replace(question, experts="autoep")
+
+
+def _collectives(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
+    """Quantized collectives, where ZeRO-3's cross a network that is slower than the links of a node."""
     cluster = question.cluster
     if chosen is None or chosen.plan.zero_stage < 3 or min(cluster.nodes, cluster.gpus_per_node) == 1:
         return
@@ -162,32 +152,41 @@ def _collectives(question: Question, chosen: Candidate | None) -> Iterator[_Aske
         yield "--zeropp", replace(question, zeropp=True)
 
 
-def _experts(question: Question) -> Iterator[_Asked]:
-    if question.experts == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
-        with suppress(WorkloadError):
-            yield "--experts autoep", replace(question, experts="autoep")
+def _tiles(question: Question) -> Iterator[Asked]:
+    """Loss and feed-forward a tile at a time, as far as they are whole: what a long sequence needs on the GPU."""
+    given = question.workload
+    mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
+    if given.mlp == "whole" and untileable(question.model, mlp) is None:
+        yield "--mlp tiled", replace(question, workload=mlp)
+    if given.loss not in ("fused", "tiled") and untileable(question.model, both) is None:
+        yield "--loss tiled" + " --mlp tiled" * (given.mlp == "whole"), replace(question, workload=both)
 
 
-def _larger_batch(question: Question, chosen: Candidate) -> Iterator[_Asked]:
-    """Accumulation, where the optimizer steps on the host: its step is then shared by more samples."""
+def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[Asked]:
+    """Layers' inputs on the host that are not page-locked, where the host is too small for page-locked blocks."""
+    software = question.workload.software
+    limited = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
+    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in limited):
+        yield "--software pinned-inputs=no", _altered(question, software=replace(software, pinned_inputs=False))
+
+
+def _larger_batch(question: Question, chosen: Candidate) -> Iterator[Asked]:
+    """Accumulation, where the optimizer steps on the host: more samples then share its step."""
     if question.is_batch_free and chosen.plan.offload_optimizer != "none":
         replicas = question.cluster.world_size // chosen.plan.ranks_per_sample
         samples = ACCUMULATED * chosen.plan.micro_batch_size * replicas
-        workload = replace(question.workload, global_batch_size=samples)
-        yield f"--global-batch {samples}", replace(question, workload=workload)
+        yield f"--global-batch {samples}", _altered(question, global_batch_size=samples)
 
 
-def _sequences(question: Question) -> Iterator[_Asked]:
-    if question.model.fixed_len is not None:
-        return
+def _sequences(question: Question) -> Iterator[Asked]:
     length = question.workload.seq_len // 2
-    while length >= SHORTEST_SEQUENCE:
-        with suppress(WorkloadError):  # which the GPUs that share a sample do not divide
-            yield f"--seq-len {length}", _with_length(question, length)
+    while question.model.fixed_len is None and length >= SHORTEST_SEQUENCE:
+        with suppress(WorkloadError):  # the GPUs that share a sample do not divide it
+            yield f"--seq-len {length}", _altered(question, seq_len=length)
         length //= 2
 
 
-def _gpus(question: Question) -> Iterator[_Asked]:
+def _gpus(question: Question) -> Iterator[Asked]:
     """Twice the GPUs, again and again: within the node first, then by nodes."""
     cluster = question.cluster
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
@@ -202,7 +201,7 @@ def _gpus(question: Question) -> Iterator[_Asked]:
         yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
 
 
-def _larger_gpus(question: Question) -> Iterator[_Asked]:
+def _larger_gpus(question: Question) -> Iterator[Asked]:
     """As many GPUs of each larger size, then more and more nodes of the largest."""
     cluster = question.cluster
     for name in LARGER_GPUS:
@@ -236,11 +235,11 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
         return outcome
     was, now = question.cluster, altered.cluster
-    said = phrase("{outcome}, the whole job {time}", outcome=outcome, time=hours(duration.duration_s))
+    text = phrase("{outcome}, the whole job {time}", outcome=outcome, time=hours(duration.duration_s))
     same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
     if price is not None and same_node and was.gpu.name == now.gpu.name:
-        said = phrase("{outcome}, {cost}", outcome=said, cost=money(duration.cost(price), price.currency))
-    return said
+        text = phrase("{outcome}, {cost}", outcome=text, cost=money(duration.cost(price), price.currency))
+    return text
 
 
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
@@ -252,12 +251,12 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         if not stopped or (limit == "host" and cluster.host_memory_bytes_per_node is None):  # no host has so much
             continue
         fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
-        if chosen is not None and fastest.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
+        if chosen is not None and fastest.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
             continue
         shown = [fastest]
         if chosen is None:
             least = min(stopped, key=lambda candidate: _need(candidate, limit))
-            shown = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
+            shown = [least] if fastest.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, fastest]
         separator = " " if limit == "host" else ""
         for best in shown:
             yield Change(
