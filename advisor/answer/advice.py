@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
@@ -254,17 +254,15 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
             ClusterFigures, cluster, gpu=cluster.gpu.name, gpu_memory_bytes=cluster.gpu.memory_bytes
         ),
         candidates=tuple(_plan(question, candidate) for candidate in (answer.candidates if all_candidates else best)),
-        ladder=tuple(_step(step) for step in answer.ladder),
-        recommended=_plan(question, answer.recommended),
-        pytorch_baseline=_plan(question, answer.pytorch_baseline),
-        try_first=_plan(question, answer.try_first),
+        ladder=tuple(map(_step, answer.ladder)),
+        recommended=answer.recommended and _plan(question, answer.recommended),
+        pytorch_baseline=answer.pytorch_baseline and _plan(question, answer.pytorch_baseline),
+        try_first=answer.try_first and _plan(question, answer.try_first),
         host_threads=_host_threads(question, answer.recommended),
-        deepspeed_estimate=None if estimate is None else from_attributes(DeepSpeedFigures, estimate),
+        deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
         verifications=tuple({"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications),
-        probes=None
-        if series is None
-        else from_attributes(ProbesFigures, series, trials=tuple(_probe(probe) for probe in series.probes)),
-        earlier_probes=tuple(_probe(probe) for probe in answer.past_probes),
+        probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),
+        earlier_probes=tuple(map(_probe, answer.past_probes)),
     )
 
 
@@ -300,16 +298,8 @@ def _probe(probe: ProbedPlan) -> ProbeFigures:
     )
 
 
-@overload
-def _plan(question: Question, candidate: Candidate) -> PlanFigures: ...
-@overload
-def _plan(question: Question, candidate: None) -> None: ...
-@overload
-def _plan(question: Question, candidate: Candidate | None) -> PlanFigures | None: ...
-def _plan(question: Question, candidate: Candidate | None) -> PlanFigures | None:
+def _plan(question: Question, candidate: Candidate) -> PlanFigures:
     """A plan with its utilization and the question's job."""
-    if candidate is None:
-        return None
     model, workload, cluster = question.model, question.workload, question.cluster
     duration = duration_of(question, candidate)
     return plan_figures(

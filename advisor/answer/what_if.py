@@ -244,44 +244,32 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
 
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
     """More host RAM or NVMe, and, where RAM is only required, the best plan that needs less of it."""
-    cluster = question.cluster
+    known = question.cluster.host_memory_bytes_per_node
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
-    for limit, flag in (("host", "--ram"), ("nvme", "--nvme PATH:")):
+    for limit, flag in (("host", "--ram "), ("nvme", "--nvme PATH:")):
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
-        if not stopped or (limit == "host" and cluster.host_memory_bytes_per_node is None):  # no host has so much
+        if not stopped or (limit == "host" and known is None):  # no host has that much
             continue
         fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
-        if chosen is not None and fastest.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
-            continue
         shown = [fastest]
         if chosen is None:
-            least = min(stopped, key=lambda candidate: _need(candidate, limit))
+            least = min(stopped, key=lambda candidate: _need_gib(candidate, limit))
             shown = [least] if fastest.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, fastest]
-        separator = " " if limit == "host" else ""
+        elif fastest.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
+            continue
         for best in shown:
-            yield Change(
-                flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen)
-            )
-    if chosen is not None and cluster.host_memory_bytes_per_node is None:
-        need = chosen.memory.host_bytes_per_node
-        lean = [
-            step.candidate
-            for step in ladder
-            if step.taken and step.candidate is not None and step.candidate.memory.host_bytes_per_node <= need * 0.7
-        ]
+            yield Change(flags=f"{flag}{_need_gib(best, limit)}GiB", outcome=_outcome(best, chosen))
+    if chosen is not None and known is None:
+        enough = 0.7 * chosen.memory.host_bytes_per_node
+        taken = [step.candidate for step in ladder if step.taken and step.candidate is not None]
+        lean = [candidate for candidate in taken if candidate.memory.host_bytes_per_node <= enough]
         if lean:
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)
-            needed = best.memory.host_bytes_per_node
-            yield Change(
-                flags=f"--ram {_round_up_gib(needed)}GiB",
-                outcome=phrase("suffices for {outcome}", outcome=_outcome(best, chosen)),
-            )
+            outcome = phrase("suffices for {outcome}", outcome=_outcome(best, chosen))
+            yield Change(flags=f"--ram {_need_gib(best, 'host')}GiB", outcome=outcome)
 
 
-def _need(candidate: Candidate, limit: str) -> int:
+def _need_gib(candidate: Candidate, limit: str) -> int:
     memory = candidate.memory
-    return memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
-
-
-def _round_up_gib(size_bytes: int) -> int:
-    return -(-size_bytes // 2**30)
+    need = memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
+    return -(-need // 2**30)
