@@ -202,9 +202,7 @@ def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:
     assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}
 
 
-WORDS = (
-    "--device cpu --ranks 2 --memory 2GB --seq-len 128 --global-batch 4 --offline --no-write"
-)
+WORDS = "--device cpu --ranks 2 --memory 2GB --seq-len 128 --global-batch 4 --offline --no-write"
 QUESTION = [*WORDS.split(), "--no-deepspeed-estimate"]
 
 
