@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--nvme", metavar="PATH", help="Check this swap folder: drive, file system, free space, O_DIRECT.")
-@click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: ssh, port, clocks.")
+@click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: names, ssh, GPUs, port.")
 @click.option("--report", is_flag=True, help="Print a block for a bug report, without names, addresses and secrets.")
 @output_options
 def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output) -> int:
@@ -36,7 +36,6 @@ def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output
     """
     if report and output.mode != "human":
         raise click.UsageError("--report cannot be combined with --json or --quiet")
-    from ...estimators.json_form import to_json
     from ...validate.doctor import gather, judge
     from ..render.doctor import render_doctor, report_block
 
@@ -45,7 +44,7 @@ def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output
     if report:
         print(report_block(facts))
     else:
-        output.show(lambda: to_json(checkup), lambda console: render_doctor(checkup, console))
+        output.show(lambda: checkup, lambda console: render_doctor(checkup, console))
     return 1 if checkup.counts["problem"] else 0
 
 

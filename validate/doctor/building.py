@@ -320,24 +320,8 @@ def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Find
         )
 
 
-def cpu_adam(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
-    """DeepSpeedCPUAdam, which every plan with the optimizer in host RAM uses."""
-    yield from _op("cpu_adam", software, toolchain, needs_cuda=software.cpu_adam_needs_cuda)
-
-
-def fused_adam(software: InstalledSoftware, toolchain: Toolchain, graphics: Graphics) -> Findings:
-    """FusedAdam, which AdamW means in a configuration without offload."""
-    if graphics.gpus:
-        yield from _op("fused_adam", software, toolchain, needs_cuda=True)
-
-
-def async_io(
-    toolchain: Toolchain,
-    software: InstalledSoftware | None = None,
-    folder: Folder | None = None,
-    graphics: Graphics | None = None,
-) -> Findings:
-    """async_io, which swaps to NVMe."""
+def async_io(toolchain: Toolchain, software: InstalledSoftware | None = None, folder: Folder | None = None) -> Findings:
+    """libaio, which async_io needs to swap to NVMe."""
     if toolchain.aio_trial is not None and not toolchain.aio_trial.compiled:
         report = problem if folder is not None else warning
         yield report(
@@ -345,31 +329,8 @@ def async_io(
             'offload to NVMe (async_io) is refused: "Unable to JIT load the async_io op"',
             install("aio", toolchain, software) + ", or name its folders in CFLAGS and LDFLAGS",
         )
-    elif toolchain.aio_trial is not None and software is not None:
-        yield from _op("async_io", software, toolchain, needs_cuda=bool(graphics and graphics.gpus))
-
-
-def _op(op: str, software: InstalledSoftware, toolchain: Toolchain, *, needs_cuda: bool) -> Findings:
-    """Whether an op can be compiled; the check of each requirement names its fix."""
-    if op in software.prebuilt_ops:
-        yield ok("compiled when DeepSpeed was installed")
-        return
-
-    def compiled(trial: CompilerTrial | None) -> bool:
-        return trial is not None and trial.compiled
-
-    requirements = {
-        "compiler": compiled(toolchain.cxx_trial),
-        "python-headers": compiled(toolchain.python_trial),
-        "ninja": toolchain.ninja,
-        "cuda-toolkit": not needs_cuda or bool(toolchain.nvcc),
-        "nvcc-and-compiler": not needs_cuda or compiled(toolchain.nvcc_trial),
-    }
-    missing = [name for name, met in requirements.items() if not met]
-    if missing:
-        yield note(f"cannot be compiled: {', '.join(missing)}", "the checks of these names give the fix")
-    else:
-        yield ok("can be compiled at its first use")
+    elif toolchain.aio_trial is not None:
+        yield ok("libaio can be linked")
 
 
 def ops_folder(ops_folder: OpsFolder) -> Findings:

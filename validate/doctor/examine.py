@@ -65,8 +65,6 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         building.cuda_toolkit,
         building.nvcc_architecture,
         building.nvcc_and_compiler,
-        building.cpu_adam,
-        building.fused_adam,
         building.async_io,
         building.ops_folder,
     ),

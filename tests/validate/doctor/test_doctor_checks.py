@@ -260,14 +260,6 @@ BROKEN: dict[str, tuple[MachineFacts, str, str, str]] = {
         "problem",
         "unsupported GNU",
     ),
-    "CPU Adam": (facts(toolchain={"ninja": False}, software={"prebuilt_ops": ()}), "cpu-adam", "note", "ninja"),
-    "old CPU Adam": (
-        facts(toolchain={"nvcc": ""}, software={"prebuilt_ops": (), "cpu_adam_needs_cuda": True}),
-        "cpu-adam",
-        "note",
-        "cuda-toolkit",
-    ),
-    "fused Adam": (facts(toolchain={"nvcc": ""}), "fused-adam", "note", "cuda-toolkit"),
     "no libaio, swapping": (
         facts(toolchain={"aio_trial": CompilerTrial(error="cannot find -laio")}),
         "async-io",
