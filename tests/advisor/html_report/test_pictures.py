@@ -124,14 +124,6 @@ def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
     assert len(_rows(draw_stacked_bars(memory))) == len(plans)
 
 
-def test_hints_have_formula_and_source_of_every_part(answer: Recommendation) -> None:
-    assert answer.recommended is not None
-    plans = {"best": answer.recommended}
-    memory, time = memory_bars(plans, 1, with_sources=True), time_bars(plans, with_sources=True)
-    for part in (*memory.bars[0].parts, *time.bars[0].parts):
-        assert "\n= " in part.hint and "source: " in part.hint, part.name
-
-
 def test_every_component_has_an_ink() -> None:
     for name in ("optimizer_states", "log-softmax", "decoder feed-forward", "CUDA context", "allocator_overhead"):
         assert memory_family(name) in INKS
