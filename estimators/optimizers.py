@@ -141,6 +141,16 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         block_type="SGD",
         extra_block_params=(("momentum", 0.9),),
     ),
+    "rmsprop": OptimizerSpec(
+        display_name="RMSprop",
+        state_bytes=4,
+        cpu_state_bytes=4,
+        step_bytes=4,
+        source="torch.optim.RMSprop square_avg, and the root of it",
+        block_type="RMSprop",
+        block_params=("lr", "eps", "weight_decay"),
+        trainer_names=("rmsprop",),
+    ),
     "lamb": OptimizerSpec(
         display_name="LAMB",
         state_bytes=8,

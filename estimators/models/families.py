@@ -175,6 +175,7 @@ _SUMMED = LayerVariant(norm="layer", summed_input=True)
 _GLM = Style(biases=(("attention_bias", True), False, False), feed_forward=FUSED_GATE)
 _GLM_4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _STARCODER_BIAS = ("use_bias", True)
+_ERNIE_BIAS = ("use_bias", False)
 
 FAMILIES: Mapping[str, FamilySpec] = {
     "baichuan": FamilySpec("Baichuan", decoder(Style(attention=("self_attn.W_pack", "self_attn.o_proj")))),
@@ -217,6 +218,12 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(router_fp32=True, routing_fp32=True),
         supports=("liger",),
         peft_experts=_SPLIT_EXPERTS,
+    ),
+    "ernie4_5": FamilySpec(
+        "Ernie4_5",
+        decoder(Style(tied=True, biases=(_ERNIE_BIAS, _ERNIE_BIAS, _ERNIE_BIAS)), num_key_value_heads=2, head_dim=128),
+        LayerVariant(rotary="fp32"),
+        supports=("ulysses", "tiles"),
     ),
     "falcon": FamilySpec(
         "Falcon", dense.falcon, LayerVariant(norm="layer", heads="copies", softmax_fp32=False, masked=True)

@@ -113,6 +113,7 @@ CASES = {
         lambda n: T.DeepseekV3Config(**LATENT, num_hidden_layers=n, q_lora_rank=96, n_group=4, topk_group=2),
         "efficient",
     ),
+    "ernie4_5": Case(lambda n: T.Ernie4_5Config(**GROUPED, num_hidden_layers=n, head_dim=32)),
     "falcon-7b": Case(
         lambda n: T.FalconConfig(
             hidden_size=HIDDEN,

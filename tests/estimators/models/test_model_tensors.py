@@ -160,6 +160,8 @@ VARIANTS: list[dict[str, Any]] = [
     TEXT | {"model_type": "glm4", "pad_token_id": 0},
     TEXT | {"model_type": "cohere", "use_qk_norm": True, "attention_bias": True},
     TEXT | {"model_type": "cohere2", "num_hidden_layers": 9},
+    TEXT | {"model_type": "ernie4_5", "use_bias": True, "tie_word_embeddings": False},
+    TEXT | {"model_type": "ernie4_5"},
     TEXT | {"model_type": "starcoder2", "use_bias": False, "sliding_window": 8},
     TEXT | {"model_type": "stablelm", "use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
     TEXT | {"model_type": "phi", "qk_layernorm": True},
