@@ -15,7 +15,7 @@ from ..search.candidate import Candidate, Fit, LadderStep, Verdict, dry_run_fit
 
 if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
-    from ...estimators.schedule.simulate import PlayedStep
+    from ...estimators.schedule.simulate import SimulatedStep
     from ...probes.dry_run import DryRunResult
     from ...probes.real_run.result import ProbeResult
     from ...probes.run import Run
@@ -55,7 +55,7 @@ class DryRunAnswer:
     result: DryRunResult
     analytic: MemoryEstimate | None
     """The closed form for the same plan; None for a model or an optimizer that it does not know."""
-    step: PlayedStep | None = None
+    step: SimulatedStep | None = None
     """The recorded step in time; None where nothing is known of the GPU's speed."""
     analytic_time: TimeEstimate | None = None
     age_s: float | None = None

@@ -12,10 +12,10 @@ from typing import Any
 from ...ds_configs.write import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.memory.plan_memory import estimate_memory
-from ...estimators.schedule.simulate import PlayedStep
+from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run import DryRunResult, TimelinePoint
-from ...probes.dry_run.run import played_step
+from ...probes.dry_run.run import simulated_step
 from ...probes.run import Run
 from ..answer.recommendation import DryRunAnswer
 from .past_results import dry_run_once
@@ -50,7 +50,7 @@ def beside_closed_form(run: Run, result: DryRunResult, age_s: float | None = Non
     """A result beside the closed form for the plan of its configuration, with `auto` filled."""
     step = analytic = analytic_time = None
     with suppress(ClusterError):  # a GPU of unknown speed still has a memory
-        step = played_step(result, run.cluster, seq_len=run.workload.seq_len)
+        step = simulated_step(result, run.cluster, seq_len=run.workload.seq_len)
     plan = run.plan(result.config)
     if plan is not None and run.shape is not None:
         analytic = estimate_memory(run.shape, run.workload, run.cluster, plan)
@@ -134,7 +134,7 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
     }
 
 
-def _lanes(step: PlayedStep) -> list[dict[str, Any]]:
+def _lanes(step: SimulatedStep) -> list[dict[str, Any]]:
     """The spans of a played step: a thread for the host, and one for each stream and resource."""
     events = [_named(2, f"one step, {step.time.step_s:.3f} s"), _named(2, "host", thread=0)]
     events += [

@@ -24,7 +24,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.estimators.schedule.recorded import Schedule
-from ds_advise.estimators.schedule.simulate import play
+from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
 from ds_advise.estimators.workload import (
     AttentionKernel,
@@ -102,7 +102,7 @@ class TimedRun:
 
     def played_s(self, schedule: Schedule) -> float:
         """Seconds of one optimizer step by the schedule that a dry run recorded."""
-        return play(schedule, self.cluster, tokens_per_step=self.tokens).time.step_s
+        return simulate(schedule, self.cluster, tokens_per_step=self.tokens).time.step_s
 
     @property
     def samples(self) -> int:

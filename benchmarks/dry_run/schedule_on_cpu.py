@@ -27,7 +27,7 @@ from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run import dry_run
-from ds_advise.probes.dry_run.run import played_step
+from ds_advise.probes.dry_run.run import simulated_step
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
@@ -121,7 +121,7 @@ def rows(file: Path, cases: Sequence[Case]) -> Iterator[Row]:
         run = case.run()
         plan = run.plan()
         assert plan is not None and run.shape is not None
-        step = played_step(dry_run(run), run.cluster, seq_len=run.workload.seq_len)
+        step = simulated_step(dry_run(run), run.cluster, seq_len=run.workload.seq_len)
         assert step is not None
         closed = estimate_time(run.shape, run.workload, run.cluster, plan)
         row = Row(case=case, measured_s=known[case.name], played_s=step.time.step_s, closed_s=closed.step_s)

@@ -31,7 +31,7 @@ from statistics import mean
 
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.schedule.recorded import Schedule
-from ds_advise.estimators.schedule.simulate import play
+from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_time
 
 from ..document import put
@@ -89,7 +89,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         for name in GPUS:
             network = 50e9 if setting.cluster.nodes > 1 else None
             cluster = replace(setting.cluster, gpu=find_gpu(name), interconnect_bytes_per_s=network)
-            step = play(schedule, cluster, tokens_per_step=tokens)
+            step = simulate(schedule, cluster, tokens_per_step=tokens)
             closed = estimate_time(setting.model, setting.workload, cluster, plan)
             row = Row(
                 case=setting.case.name,

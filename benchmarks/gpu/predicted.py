@@ -15,7 +15,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.probes.dry_run import DryRunError, dry_run
-from ds_advise.probes.dry_run.run import played_step
+from ds_advise.probes.dry_run.run import simulated_step
 
 from .configuration import Configuration, from_arguments
 from .machine.place import cluster_of
@@ -60,7 +60,7 @@ def _dry_run(configuration: Configuration, record: Record) -> dict[str, Any]:
         return {"error": str(error)}
     reserved = result.peak.reserved_bytes_per_gpu
     try:
-        played = played_step(result, machines, seq_len=configuration.seq_len)
+        played = simulated_step(result, machines, seq_len=configuration.seq_len)
     except ClusterError:
         played = None
     return {

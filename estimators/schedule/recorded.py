@@ -44,8 +44,8 @@ class RecordedOperation:
     """The sequence length of attention."""
     pinned: bool = False
     """The host's side of a copy is page-locked."""
-    in_turn: bool = False
-    """Copies that ranks make one after the other, while all others wait (`turns.in_turn`)."""
+    serialized: bool = False
+    """Copies that ranks make one after the other, while all others wait (`add_serialized_copies`)."""
     ranks: int = 1
     """Members of a collective's process group."""
     nodes: int = 1
@@ -102,18 +102,18 @@ class _Pass:
     """All-reduces after which the rank copies."""
 
     @property
-    def is_in_turn(self) -> bool:
+    def is_serialized(self) -> bool:
         return bool(self.copies) and len(self.followed) < len(self.reductions)
 
 
-def in_turn(schedule: Schedule) -> Schedule:
+def add_serialized_copies(schedule: Schedule) -> Schedule:
     """The schedule with the copies that other ranks make while the recorded one waits."""
     passes = [(begins, ends, _pass(schedule, begins, ends)) for begins, ends in _phases(schedule.entries)]
-    if not any(found.is_in_turn for _, _, found in passes):
+    if not any(found.is_serialized for _, _, found in passes):
         return schedule
     operations, entries = list(schedule.operations), list[Entry]()
     for begins, ends, found in passes:
-        if found.is_in_turn:
+        if found.is_serialized:
             entries += _shared_out(operations, schedule.entries, begins, ends, found)
         else:
             entries += schedule.entries[begins:ends]
@@ -162,7 +162,7 @@ def _shared_out(
         own_way = [operation for operation in copied if operation.kind == kind]
         if own_way:
             size = turns * sum(operation.size_bytes for operation in own_way) // len(found.reductions)
-            operations.append(replace(own_way[0], size_bytes=size, in_turn=True))
+            operations.append(replace(own_way[0], size_bytes=size, serialized=True))
             shares.append((Code.RUN, len(operations) - 1, stream))
     own, reductions, due = set(found.copies), set(found.reductions), False
     for number in range(begins, ends):

@@ -27,7 +27,7 @@ from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
 from ..time.step import time_term
 from ..workload import Precision
-from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, in_turn
+from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
 from .streams import HOST, Lane, Span, Streams
 
 _NAMES: dict[Kind, str] = {
@@ -85,7 +85,7 @@ class HostStretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedStep:
+class SimulatedStep:
     """One optimizer step in time."""
 
     schedule: Schedule
@@ -102,19 +102,21 @@ class PlayedStep:
     """Seconds of these in which the GPU computed too."""
 
 
-def play(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int, costs: HostCosts | None = None) -> PlayedStep:
+def simulate(
+    schedule: Schedule, cluster: Cluster, *, tokens_per_step: int, costs: HostCosts | None = None
+) -> SimulatedStep:
     """Play the schedule on the cluster. Raises ClusterError for a GPU without any published rate.
 
     costs: what the host's work takes it; None: those of a core of the cluster's nodes.
     """
-    schedule = in_turn(schedule)
-    player = _Player(schedule, cluster, costs or host_costs(cluster))
+    schedule = add_serialized_copies(schedule)
+    simulation = _Simulation(schedule, cluster, costs or host_costs(cluster))
     for code, first, second in schedule.entries:
-        player.steps[code](first, second)
-    return player.result(tokens_per_step)
+        simulation.steps[code](first, second)
+    return simulation.result(tokens_per_step)
 
 
-class _Player:
+class _Simulation:
     """The host thread, and the streams that it feeds."""
 
     def __init__(self, schedule: Schedule, cluster: Cluster, costs: HostCosts) -> None:
@@ -177,11 +179,11 @@ class _Player:
             self.host.append(HostStretch(name="", begins_s=self.now_s, ends_s=at_s, after=span))
             self.now_s = at_s
 
-    def result(self, tokens_per_step: int) -> PlayedStep:
+    def result(self, tokens_per_step: int) -> SimulatedStep:
         self.synchronize(ALL_STREAMS, 0)
         critical, busy = self._critical_path(), self._busy()
         together = self.streams.busy_s
-        return PlayedStep(
+        return SimulatedStep(
             schedule=self.schedule,
             time=TimeEstimate(
                 terms=tuple(
@@ -287,7 +289,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     if kind == "host":
         return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
     if kind in ("to host", "to device"):
-        return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.in_turn else 0.0)
+        return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.serialized else 0.0)
     if kind == "collective":
         return _collective_s(operation, cluster)
     if kind == "read":

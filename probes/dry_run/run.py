@@ -17,7 +17,7 @@ from ...estimators.memory.device_overhead import library_workspace, outside_allo
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.rank_part import split_layers, spread_experts
-from ...estimators.schedule.simulate import PlayedStep, play
+from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ...estimators.workload import Workload
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
@@ -175,7 +175,7 @@ def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
     )
 
 
-def played_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> PlayedStep | None:
+def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:
     """One optimizer step on `cluster` in time, None for a result without a schedule.
 
     Assumes that all ranks take equally long. Raises ClusterError for a GPU without any published rate.
@@ -184,4 +184,4 @@ def played_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> Play
         return None
     config = result.config
     samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * result.world_size
-    return play(result.schedule, cluster, tokens_per_step=samples * seq_len)
+    return simulate(result.schedule, cluster, tokens_per_step=samples * seq_len)

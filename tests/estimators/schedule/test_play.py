@@ -8,7 +8,7 @@ import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.schedule.recorded import ALL_STREAMS, Code, Entry, RecordedOperation, Schedule
-from ds_advise.estimators.schedule.simulate import KERNEL_S, PlayedStep, duration_s, play
+from ds_advise.estimators.schedule.simulate import KERNEL_S, SimulatedStep, duration_s, simulate
 from ds_advise.estimators.schedule.streams import Streams
 
 CLUSTER = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
@@ -19,11 +19,11 @@ ADAM = RecordedOperation(kind="host", name="adam_update", size_bytes=10**8)
 COMPUTE, OTHER = 0, 1
 
 
-def played(operations: tuple[RecordedOperation, ...], *entries: Entry) -> PlayedStep:
+def played(operations: tuple[RecordedOperation, ...], *entries: Entry) -> SimulatedStep:
     schedule = Schedule(
         operations=operations, phases=("backward",), calls=("view",), entries=((Code.PHASE, 0, 0), *entries)
     )
-    return play(schedule, CLUSTER, tokens_per_step=100)
+    return simulate(schedule, CLUSTER, tokens_per_step=100)
 
 
 def seconds(operation: RecordedOperation) -> float:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.schedule.recorded import Code, Entry, RecordedOperation, Schedule, in_turn
-from ds_advise.estimators.schedule.simulate import play
+from ds_advise.estimators.schedule.recorded import Code, Entry, RecordedOperation, Schedule, add_serialized_copies
+from ds_advise.estimators.schedule.simulate import simulate
 
 RANKS, BUCKETS = 4, 8
 LINKS, COPIES = 1, 2
@@ -40,12 +40,12 @@ def copied_bytes(found: Schedule) -> list[int]:
 
 def test_what_all_ranks_copy_in_turn_is_shared_out_among_the_reductions() -> None:
     """Two of eight buckets are this rank's; the other three ranks copy as much."""
-    found = in_turn(schedule(REDUCE, (0, 1)))
+    found = add_serialized_copies(schedule(REDUCE, (0, 1)))
     assert copied_bytes(found) == [RANKS * 2 * TO_HOST.size_bytes // BUCKETS] * BUCKETS
 
 
 def test_there_are_no_more_turns_than_buckets() -> None:
-    found = in_turn(schedule(replace(REDUCE, ranks=64), (0,)))
+    found = add_serialized_copies(schedule(replace(REDUCE, ranks=64), (0,)))
     assert sum(copied_bytes(found)) == BUCKETS * TO_HOST.size_bytes
 
 
@@ -59,13 +59,13 @@ def test_there_are_no_more_turns_than_buckets() -> None:
     ],
 )
 def test_copies_that_all_ranks_make_at_once_stay_as_they_are(unchanged: Schedule) -> None:
-    assert in_turn(unchanged).entries == unchanged.entries
+    assert add_serialized_copies(unchanged).entries == unchanged.entries
 
 
 def test_the_turns_of_others_take_time() -> None:
     """The links wait for all of them; alone a GPU does not share its link to the host."""
     cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=find_gpu("A100-80GB"))
-    seconds = [play(schedule(each, (0, 1)), cluster, tokens_per_step=1).time.step_s for each in (SCATTER, REDUCE)]
-    reduced = play(schedule(REDUCE, ()), cluster, tokens_per_step=1).time.step_s
-    scattered = play(schedule(SCATTER, ()), cluster, tokens_per_step=1).time.step_s
+    seconds = [simulate(schedule(each, (0, 1)), cluster, tokens_per_step=1).time.step_s for each in (SCATTER, REDUCE)]
+    reduced = simulate(schedule(REDUCE, ()), cluster, tokens_per_step=1).time.step_s
+    scattered = simulate(schedule(SCATTER, ()), cluster, tokens_per_step=1).time.step_s
     assert seconds[1] - reduced == pytest.approx(RANKS * (seconds[0] - scattered), rel=0.05)

@@ -24,7 +24,7 @@ from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.time.memory_bound import put_together
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
-from ds_advise.probes.dry_run.run import played_step
+from ds_advise.probes.dry_run.run import simulated_step
 from ds_advise.probes.recording.schedule import _computed, _of_groups
 from ds_advise.probes.run import Run
 from rich.console import Console
@@ -160,7 +160,7 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     assert calls["gather"] >= 30 and calls["partitioned_gradient"] == 30 and calls["micro_batch"] == 1
     codes = Counter(code for code, *_ in schedule.entries)
     assert codes[Code.WAIT] and codes[Code.SYNCHRONIZE]
-    step = played_step(result, CLUSTER, seq_len=WORKLOAD.seq_len)
+    step = simulated_step(result, CLUSTER, seq_len=WORKLOAD.seq_len)
     assert step is not None and step.links_busy_s > 0
     assert {"forward: all-gather", "backward: reduce-scatter"} <= {term.name for term in step.time.terms}
 
@@ -224,7 +224,7 @@ def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:
 
 
 def test_a_result_without_a_schedule_has_no_time(recorded: DryRunResult) -> None:
-    assert played_step(replace(recorded, schedule=None), CLUSTER, seq_len=256) is None
+    assert simulated_step(replace(recorded, schedule=None), CLUSTER, seq_len=256) is None
 
 
 def test_heads_are_exchanged_for_tokens_over_the_links() -> None:
@@ -250,7 +250,7 @@ def test_heads_are_exchanged_for_tokens_over_the_links() -> None:
     layers = MODEL["num_hidden_layers"]
     assert exchanged == {"forward": 4 * layers, "backward": 8 * layers}
     slow = replace(CLUSTER, gpu=replace(CLUSTER.gpu, peer_bytes_per_s=1e8))
-    step = played_step(result, slow, seq_len=512)
+    step = simulated_step(result, slow, seq_len=512)
     assert step is not None
     assert step.time.components["forward: all-to-all"] > step.time.components["forward: launches"] > 0
 
