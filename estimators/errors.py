@@ -1,14 +1,14 @@
-"""The errors that a user can cause: what was wrong, why it matters, the next command."""
+"""Errors that a user can cause: what, why, and the next command."""
 
 from __future__ import annotations
 
 
 class DsAdviseError(Exception):
-    """A question that cannot be answered. Every error says three things, each in one line."""
+    """A question that cannot be answered. The three parts are one line each."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
-        """`what` was wrong, naming the value; `why` it matters or cannot be guessed; the flag, file or command that
-        will `fix` it, without a full stop."""
+        """what: what was wrong, naming the value. why: the reason, or why it cannot be guessed. fix: the flag, file or
+        command that helps, without a full stop."""
         super().__init__(what)
         self.what, self.why, self.fix = map(_without_stop, (what, why, fix))
 
@@ -17,7 +17,7 @@ class DsAdviseError(Exception):
 
 
 def _without_stop(text: str) -> str:
-    """A part as it stands inside a line; another library's words may end like a sentence."""
+    """Without the full stop of another library's message."""
     return text[:-1] if text.endswith(".") and text[-2:-1].isalnum() else text
 
 

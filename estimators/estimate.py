@@ -1,7 +1,7 @@
-"""What an estimator answers: named figures, each with its formula, its inputs and its source.
+"""Results of the estimators: named figures with formula, inputs and source.
 
-A formula is text: products are written side by side, `min`, `max`, `sum` and `ceil` as usual. Counts are of elements,
-sizes of bytes, rates of bytes or operations per second.
+A formula is text: products are written side by side; `min`, `max`, `sum` and `ceil` as usual. Counts are of
+elements, sizes of bytes, rates of bytes or operations per second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMON_SYMBOLS: Mapping[str, str] = {
     "V": "vocabulary size",
     "A": "attention heads",
 }
-"""Symbols that mean the same in every formula, unless a term gives one a meaning of its own."""
+"""Symbols with one meaning in all formulas, unless a term redefines one."""
 
 
 MEMORY_SYMBOLS: Mapping[str, str] = {
@@ -49,29 +49,29 @@ MEMORY_SYMBOLS: Mapping[str, str] = {
 
 
 class Formula(NamedTuple):
-    """How the bytes of a component are computed, without the numbers; declared once for all plans."""
+    """The formula of a component's bytes, declared once for all plans."""
 
     name: str
     text: str
-    """The text from which a reader can recompute the bytes, given a term's `inputs`."""
+    """The formula, for a reader to recompute the bytes from a term's `inputs`."""
     source: str
     """A DeepSpeed file and version, a paper's equation, or a measurement."""
     symbols: Mapping[str, str] = MEMORY_SYMBOLS
-    """What the symbols of the text mean; there may be more than it uses."""
+    """Meanings of symbols; may include unused ones."""
     not_covered: str = ""
-    """What the component leaves out, as a phrase; empty where nothing is known."""
+    """What the component leaves out, as a phrase."""
 
     def term(self, size_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
         """A one-element tuple, or an empty one for zero bytes, so that terms add up with `+`."""
         return (MemoryTerm(self, int(size_bytes), tuple(inputs.items())),) if size_bytes else ()
 
     def on_node(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
-        """The term of a node, each of whose ranks takes `rank_bytes`."""
+        """The term of a node with `rank_bytes` per rank."""
         return self.term(local_ranks * rank_bytes, L=local_ranks, **inputs)
 
 
 class MemoryTerm(NamedTuple):
-    """Bytes of one component. (A named tuple: an answer builds ten thousand of them.)"""
+    """Bytes of one component. (A named tuple: an answer builds ten thousand.)"""
 
     declared: Formula
     size_bytes: int
@@ -118,15 +118,15 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Memory of a plan. Three figures per GPU, never mixed: allocated <= reserved <= device."""
+    """Memory of a plan. Three figures per GPU: allocated <= reserved <= device."""
 
     phases: tuple[Phase, ...]
     """The candidates for the peak of live tensors, per GPU."""
     reserved_terms: tuple[MemoryTerm, ...]
-    """What the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation). With memory to
-    spare it also keeps blocks cached that it would return when asked: `cache_terms`."""
+    """What the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation), without
+    `cache_terms`."""
     device_terms: tuple[MemoryTerm, ...]
-    """What the device shows beyond that (CUDA context, NCCL, library workspaces outside the allocator)."""
+    """Device memory outside the allocator (CUDA context, NCCL, library workspaces)."""
     host_pinned_terms: tuple[MemoryTerm, ...]
     """Page-locked memory of a node while training, all local ranks together."""
     host_pageable_terms: tuple[MemoryTerm, ...]
@@ -136,8 +136,8 @@ class MemoryEstimate:
     nvme_terms: tuple[MemoryTerm, ...]
     """Bytes on the disks of a node."""
     cache_terms: tuple[MemoryTerm, ...] = ()
-    """What the allocator keeps cached besides, which no plan needs and nvidia-smi shows; without expandable segments
-    alone, since nobody published it with them."""
+    """Blocks that the allocator caches and can return; nvidia-smi shows them. Known without expandable segments
+    only."""
 
     @cached_property
     def peak(self) -> Phase:
@@ -150,19 +150,17 @@ class MemoryEstimate:
 
     @cached_property
     def reserved_bytes_per_gpu(self) -> int:
-        """Bytes that the caching allocator must hold at the peak; torch.cuda.max_memory_reserved() on a GPU that is
-        full."""
+        """torch.cuda.max_memory_reserved() on a GPU that is full."""
         return self.allocated_bytes_per_gpu + total_bytes(self.reserved_terms)
 
     @cached_property
     def device_bytes_per_gpu(self) -> int:
-        """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its
-        memory."""
+        """The process's need of the device (nvidia-smi on a GPU that is full); compared with its memory."""
         return self.reserved_bytes_per_gpu + total_bytes(self.device_terms)
 
     @property
     def cached_bytes_per_gpu(self) -> int:
-        """`cache_terms` in all: `device_bytes_per_gpu` and this are what nvidia-smi shows while there is room."""
+        """With `device_bytes_per_gpu` this is what nvidia-smi shows while there is room."""
         return sum(term.size_bytes for term in self.cache_terms)
 
     @property
@@ -188,7 +186,7 @@ class MemoryEstimate:
 
     @property
     def host_bytes_per_node(self) -> int:
-        """Host RAM that a node must have: the larger of loading and training."""
+        """Host RAM that a node needs."""
         return max(self.host_training_bytes_per_node, self.host_loading_bytes_per_node)
 
     @property
@@ -197,19 +195,18 @@ class MemoryEstimate:
 
 
 class TimeTerm(NamedTuple):
-    """Seconds of one component of an optimizer step (all micro batches of the accumulation together)."""
+    """Seconds of one component of an optimizer step (all micro batches)."""
 
     name: str
     seconds: float
-    """Time on the critical path, after what overlaps has been taken off."""
+    """Time on the critical path, without what overlaps."""
     resource: str
-    """What the term keeps busy: "gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu" or
-    "nvme"."""
+    """"gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu" or "nvme"."""
     formula: str
     inputs: tuple[tuple[str, float], ...] = ()
     source: str = ""
     hidden_s: float = 0.0
-    """Time in the shadow of other terms, which costs nothing."""
+    """Time that overlaps with other terms."""
     symbols: Mapping[str, str] = COMMON_SYMBOLS
     """As in `Formula`."""
     not_covered: str = ""
@@ -220,12 +217,12 @@ _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")
 
 
 def symbols_of(term: MemoryTerm | TimeTerm) -> dict[str, str]:
-    """What the symbols in a term's formula mean, in the order in which they stand there."""
+    """Meanings of the symbols in a term's formula, in order of appearance."""
     return {symbol: term.symbols[symbol] for symbol in _SYMBOL.findall(term.formula) if symbol in term.symbols}
 
 
 class Spread(NamedTuple):
-    """Where four of five true speeds lie, as factors of the predicted one."""
+    """80 % interval of the true speed, as factors of the predicted one."""
 
     low: float
     high: float
@@ -238,7 +235,7 @@ class TimeEstimate:
     terms: tuple[TimeTerm, ...]
     tokens_per_step: int
     spread: Spread | None = None
-    """The 80 % interval of the speed; None where nothing is known of its error."""
+    """None if nothing is known of the error."""
 
     @cached_property
     def step_s(self) -> float:

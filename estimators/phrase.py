@@ -1,4 +1,4 @@
-"""Sentences for people that can still be said in another language once they are made."""
+"""Sentences for users that can be translated after they are made; and how sizes are printed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ from collections.abc import Sequence
 
 
 class Phrase(str):
-    """An English text that remembers what it was made of; to everybody who does not ask it is that text.
-
-    A field may be a `Phrase` in turn. Figures, names, options and keys are fields that are none.
-    """
+    """An English text with its template and fields. A field may be a `Phrase`; figures, names, options and keys are
+    not."""
 
     __slots__ = ("fields", "template")
 
     template: str
-    """The text with `{name}` for each field: what a catalogue translates."""
+    """The text with `{name}` for each field: the key of a translation."""
     fields: dict[str, object]
 
 
 def phrase(template: str, /, **fields: object) -> Phrase:
-    """A text with its fields filled in. The template is a literal, so that every one can be found in the source."""
+    """A text with its fields filled in. The template is a literal, so that all can be found in the source."""
     made = Phrase(template.format(**fields) if fields else template)
     made.template, made.fields = template, fields
     return made
 
 
 def named(name: str) -> Phrase:
-    """A name of the program's own that a catalogue may translate: of a part of memory or of a step."""
+    """The name of a component, which a catalogue may translate."""
     made = Phrase(name)
     made.template, made.fields = name, {}
     return made

@@ -1,4 +1,4 @@
-"""Plans that cannot run at all, whatever the memory."""
+"""Plans that cannot run, whatever the memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .plan import Plan
 from .workload import Workload
 
 QUANTIZED_TOGETHER = 8
-"""Elements of which the shards that qwZ quantizes must be a multiple (deepspeed 0.19.8 partition_parameters.py
+"""qwZ quantizes shards of a multiple of this many elements (deepspeed 0.19.8 partition_parameters.py
 `CUDAQuantizer.quantize` asserts it)."""
 
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
-    """Why a plan cannot run at all, whatever the memory; None when nothing is known against it."""
+    """The reason why a plan cannot run; None if none is known."""
     runs = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
         return phrase("{gpu} has no bf16 units; use fp16", gpu=cluster.gpu.name)
@@ -75,8 +75,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
 
 
 def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
-    """What speaks against masters and states in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py
-    `_configure_master_weights`, runtime/config.py `_do_error_check`)."""
+    """Masters and states in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py `_configure_master_weights`,
+    runtime/config.py `_do_error_check`)."""
     if plan.bf16_optimizer_states and not plan.bf16_master_weights_and_grads:
         return "bf16_optimizer_states needs bf16_master_weights_and_grads"
     if not plan.bf16_master_weights_and_grads:
@@ -98,8 +98,8 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
 
 
 def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
-    """What speaks against a second copy of the weights (deepspeed 0.19.8 utils/groups.py
-    `_create_zero_param_parallel_group`, runtime/zero/partition_parameters.py `_partition_param_sec`)."""
+    """A second copy of the weights (deepspeed 0.19.8 utils/groups.py `_create_zero_param_parallel_group`,
+    runtime/zero/partition_parameters.py `_partition_param_sec`)."""
     size = plan.zero_hpz_partition_size
     if size == 1:
         return None
@@ -113,8 +113,8 @@ def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
 
 
 def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """What speaks against ZeRO++'s quantized collectives (deepspeed 0.19.8 runtime/zero/partition_parameters.py
-    `CUDAQuantizer`, runtime/zero/stage3.py `__init__`, `__avg_scatter_grads`)."""
+    """ZeRO++'s quantized collectives (deepspeed 0.19.8 runtime/zero/partition_parameters.py `CUDAQuantizer`,
+    runtime/zero/stage3.py `__init__`, `__avg_scatter_grads`)."""
     if not plan.quantizes_collectives:
         return None
     if plan.zero_stage < 3:
@@ -143,7 +143,7 @@ def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cl
 
 
 def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """What speaks against layers that ranks split, and what nobody has confirmed of them."""
+    """AutoTP: what does not run, and what is not confirmed."""
     ranks = plan.autotp_size
     if ranks == 1:
         return None
@@ -161,7 +161,7 @@ def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, clust
 
 
 def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
-    """What speaks against experts that are spread over ranks, and what nobody has confirmed of them."""
+    """AutoEP: what does not run, and what is not confirmed."""
     ranks = plan.autoep_size
     if ranks == 1:
         return None
@@ -187,7 +187,7 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
 
 
 def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> str | None:
-    """What DeepSpeed's NVMe swappers would assert on."""
+    """Assertions of DeepSpeed's NVMe swappers."""
     if plan.offload_optimizer == "nvme":
         needed = 2 + states_per_master(runs)
         if plan.optimizer_buffer_count < needed:
@@ -205,7 +205,7 @@ def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> st
 
 @lru_cache(maxsize=256)
 def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: int) -> str | None:
-    """Why the samples of a model cannot be divided among so many ranks; None where they can."""
+    """Why Ulysses cannot divide a model's samples among that many ranks; None where it can."""
     ranks = sequence_parallel_size
     if ranks == 1:
         return None

@@ -38,25 +38,21 @@ _GRADIENTS = Formula(
 
 
 class ActivationMemory(NamedTuple):
-    """Activations of one micro batch on one GPU, in groups of terms.
-
-    The peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's under a
-    fused loss, which computes it in the forward pass.
-    """
+    """Activations of one micro batch on one GPU, in groups of terms. Their peak is saved + max(loss, block). Gradients
+    of weights are not included, except the head's under a fused loss, which computes it in the forward pass."""
 
     saved_terms: Terms
-    """Alive from the forward pass to their layer's backward pass; all of them while the loss is computed. With gradient
-    checkpointing: the input of every layer."""
+    """Alive from the forward pass to their layer's backward pass, all of them at the loss. With checkpointing: the
+    input of every layer."""
     loss_terms: Terms
-    """On top of saved_terms, at the largest moment of the loss (forward or backward); gone before any layer's backward
-    pass."""
+    """Added to saved_terms at the largest moment of the loss; gone before any layer's backward pass."""
     forward_terms: Terms
-    """On top of saved_terms, at the largest moment of the forward pass of one layer."""
+    """Added to saved_terms at the largest moment of one layer's forward pass."""
     head_terms: Terms
-    """Those of the loss_terms that the final norm and the head save; alive until the head's backward pass."""
+    """The part of loss_terms that the final norm and the head save; alive until the head's backward pass."""
     block_terms: Terms
-    """On top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing recomputes of
-    that layer, gradients of activations, workspaces of kernels."""
+    """Added to saved_terms at the largest moment of a layer's backward pass: its recomputation, gradients of
+    activations, workspaces of kernels."""
     saved_per_layer_bytes: int
     """The largest layer's share of saved_terms."""
 
@@ -66,7 +62,6 @@ class ActivationMemory(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """saved + the larger of loss and block."""
         return self.saved_bytes + max(total_bytes(self.loss_terms), total_bytes(self.block_terms))
 
 
@@ -83,15 +78,15 @@ def activation_memory(
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
     Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
-    recorded as an autograd graph with torch's rules (`saved_tensors.py`); its bytes are linear in B, so a model
-    and workload cost one recording and every micro batch size a multiplication.
+    recorded as an autograd graph with torch's rules (`saved_tensors.py`). Bytes are linear in B, so model and workload
+    are recorded once.
 
-    Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant
-    checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`. With
-    `cpu_checkpointing` the layers' inputs are on the host (`host_memory.checkpoint_terms`), but for the one in use.
+    Assumes no padding, `use_cache=False`, non-reentrant checkpointing of every layer. ZeRO-3 changes what frozen linear
+    layers save. With `cpu_checkpointing` the layers' inputs are on the host (`host_memory.checkpoint_terms`), except
+    the one in use.
 
-    Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism,
-    DeepSpeed's own `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
+    Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), DeepSpeed's own
+    `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     frozen_at_zero3 = zero_stage >= 3 and workload.method != "full"
     layout = layout_of(
@@ -115,22 +110,22 @@ def activation_memory(
 
 
 class Layout(NamedTuple):
-    """Everything about a model and workload that does not depend on the micro batch size."""
+    """What does not depend on the micro batch size."""
 
     saved: tuple[LinearTerm, ...]
     head: LinearTerm
     per_layer: Size
     forward: tuple[Size, ...]
-    """For each kind of layer, the moments of its forward pass above all saved terms."""
+    """The moments of a forward pass above all saved terms, by kind of layer."""
     working: tuple[tuple[Size, tuple[Size, ...]], ...]
-    """For each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms."""
+    """Recomputed bytes and the moments of a backward pass above all saved terms, by kind of layer."""
 
     def forward_terms(self, micro_batch_size: int) -> Terms:
         largest = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
         return _linear(_FORWARD, largest, micro_batch_size)
 
     def block_terms(self, micro_batch_size: int) -> Terms:
-        """The largest moment, split in what is recomputed and what the backward pass adds."""
+        """The largest moment: recomputation, and the rest of the backward pass."""
         again, largest = max(
             ((again, moment) for again, moments in self.working for moment in moments),
             key=lambda pair: pair[1].at(micro_batch_size),
@@ -140,14 +135,12 @@ class Layout(NamedTuple):
 
 
 def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
-    """B x + y bytes, nothing for none."""
+    """B x + y bytes."""
     whole = max(0, size.at(micro_batch_size))
     return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 
 
 class Recorded(NamedTuple):
-    """The recordings of a model's layers and of what follows them."""
-
     by: LayerRecorder
     blocks: list[tuple[Block, bool]]
     layers: list[Recording]
@@ -163,7 +156,6 @@ def recorded(
     zero3: bool,
     reduces: bool,
 ) -> Recorded:
-    """Once for layers' inputs on the GPU and on the host."""
     recorder = LayerRecorder(
         model=model,
         workload=workload,
@@ -186,7 +178,7 @@ def layout_of(
     on_host: bool = False,
     reduces: bool = True,
 ) -> Layout:
-    """Lay out what was recorded. on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
+    """on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
     made = recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
     recorder, blocks, records, last = made
     checkpoint = [ZERO if on_host else record.input_size for record in records]
@@ -230,11 +222,8 @@ def layout_of(
 
 
 def _saved_behind(recorder: LayerRecorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:
-    """What is gone when the first of `blocks` is back-propagated: all that the layers after it kept.
-
-    Blocks of equal tensors alternate with each other (windows in every other layer), so none of them is behind another.
-    An encoder's output goes with its decoder.
-    """
+    """What is gone when the first of `blocks` runs backward: all that later layers kept. Alternating blocks of equal
+    tensors are not behind each other. An encoder's output goes with its decoder."""
     gone = ZERO
     for (block, _), size in zip(blocks, kept, strict=True):
         if block.tensors != blocks[0][0].tensors:

@@ -33,7 +33,7 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
 
 
 def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, dropout: bool = False) -> Value:
-    """down(act(gate(x)) * up(x)) or down(act(up(x))); `names` are the linear layers in that order, gate and up maybe
+    """down(act(gate(x)) * up(x)) or down(act(up(x))). names: the linear layers in that order; gate and up may be
     fused."""
     *inputs, down = names
     if shape.gated:
@@ -51,11 +51,10 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
 
 
 def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value) -> Value:
-    """`dense` for a tile of the tokens at a time, forward without saving anything but x, and backward again.
+    """`dense` by tiles of tokens: forward saves only x, backward runs each tile again.
 
-    Forward: the results of all tiles and their concatenation. Backward: the gradient of x, one tile's forward and
-    backward pass, the result of the tile before, and the weights' gradients, which add up until the last tile. The
-    tile's incoming gradient is a view.
+    Forward: results of all tiles and their concatenation. Backward: the gradient of x, one tile's forward and
+    backward pass, the result of the tile before, and the weights' gradients, which add up until the last tile.
     Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
     """
     tiles, graph = -(-value.rows // value.width), ops.graph
@@ -90,12 +89,11 @@ def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:
 
 
 def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant: LayerVariant) -> Value:
-    """Routed experts as grouped matrix products over token copies sorted by expert (k copies of every token).
+    """Routed experts as grouped matrix products over k copies of every token, sorted by expert.
 
-    Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x (for the experts'
-    weights), the fused gate and up, their product, the experts' outputs and routing weights.
-    clamped: gpt-oss's gate, (up + 1) * gate * sigmoid(alpha gate) with clamps.
-    Source: transformers 5.23 `integrations/moe.py` (grouped_mm_experts_forward, the default in training).
+    Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x, the fused gate and
+    up, their product, the experts' outputs and routing weights. Source: transformers 5.23 `integrations/moe.py`
+    (grouped_mm_experts_forward, the default in training).
     """
     copies, graph = shape.experts_per_token, ops.graph
     logits = ops.linear(router, ops.cast(value, 4) if variant.router_fp32 else value)
@@ -125,11 +123,9 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
 
 
 def every_expert(ops: Ops, shape: FeedForward, router: str, names: Sequence[str], value: Value) -> Value:
-    """A copy of every token for each expert, times the expert's score, which is 0 for those not chosen; then the shared
-    expert, and the sum of all. Local variables hold the copies to the end.
-
-    Source: transformers 5.23 llama4/modeling_llama4.py Llama4TextMoe, Llama4TextExperts.
-    """
+    """A copy of every token for each expert, times the expert's score (0 if not chosen); the shared expert; their sum.
+    Local variables hold the copies to the end. Source: transformers 5.23 llama4/modeling_llama4.py Llama4TextMoe,
+    Llama4TextExperts."""
     graph = ops.graph
     scores = ops.cast(ops.saves_output("router scores", ops.cast(ops.linear(router, value), 4)), ops.itemsize)
     copies = ops.new("copies of tokens", (value,), rows=value.rows * shape.experts)
@@ -143,18 +139,17 @@ def every_expert(ops: Ops, shape: FeedForward, router: str, names: Sequence[str]
 
 
 GROUP_ALIGNMENT = 8
-"""Rows of an expert's tokens are padded to a multiple of it (deepspeed 0.19.8 moe/ep_kernels.py
-TOKEN_GROUP_ALIGN_SIZE_M)."""
+"""An expert's tokens are padded to a multiple of it (deepspeed 0.19.8 moe/ep_kernels.py TOKEN_GROUP_ALIGN_SIZE_M)."""
 
 
 def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> Value:
-    """Routed experts of which each rank keeps some: k copies of every token travel to their experts' ranks and back.
+    """Routed experts under AutoEP: k copies of every token travel to their experts' ranks and back.
 
-    A rank receives as many copies as it sends, where the router is balanced. Kept: the router's fp32 probabilities and
-    top-k, indices of the sort and of the padding, the padded copies that came, gate, up and their product, the copies
-    that came back and their weights. Gate and up are a product each, joined by one kernel that saves both.
-    Source: deepspeed 0.19.8 module_inject/auto_ep_layer.py `AutoEPMoELayer._forward`, `combine_from_routed`,
-        moe/ep_experts.py, moe/ep_kernels.py, moe/ep_router.py.
+    With a balanced router a rank receives as many copies as it sends. Kept: the router's fp32 probabilities and
+    top-k, indices of sort and padding, the padded received copies, gate, up and their product, the returned copies
+    and their weights. Gate and up are a product each, joined by one kernel that saves both. Source: deepspeed 0.19.8
+    module_inject/auto_ep_layer.py `AutoEPMoELayer._forward`, `combine_from_routed`, moe/ep_experts.py,
+    moe/ep_kernels.py, moe/ep_router.py.
     """
     copies, graph = shape.experts_per_token, ops.graph
     rows = value.rows * copies
@@ -190,7 +185,7 @@ def _projected(ops: Ops, label: str, value: Value, width: int) -> Value:
 
 
 def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
-    """Qwen2-MoE: sigmoid of one number per token scales what the shared expert gives."""
+    """Qwen2-MoE: a sigmoid of one number per token scales the shared expert's output."""
     return ops.multiply(output, ops.saves_output("shared gate", ops.linear(name, value)), "shared output")
 
 
@@ -205,7 +200,7 @@ def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
 
 
 def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
-    """`torch._grouped_mm`: the input is saved when the expert weights train, as adapted ones do."""
+    """`torch._grouped_mm`: the input is saved if the expert weights train."""
     folded = next(
         (ops.folded(name) for name, tensor in ops.weights.items() if tensor.role == "expert" and name.endswith(label)),
         None,

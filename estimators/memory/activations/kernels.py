@@ -1,4 +1,4 @@
-"""Which attention kernel runs, and what it keeps for the backward pass."""
+"""The attention kernel that runs, and what it keeps for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ LARGEST_FUSED_HEAD = 256
 
 @lru_cache(maxsize=64)
 def with_offered_attention(model: ModelShape, workload: Workload) -> Workload:
-    """The workload with the attention that runs: eager where the model's class does not offer what is asked.
-
-    A "triton" kernel is never the class's own: the model's code brings it.
-    """
+    """The workload with the attention that runs: eager if the model's class does not offer the requested one. A
+    "triton" kernel comes with the model's own code."""
     if workload.attention == "triton":
         return workload
     offered = all(workload.attention in layer_variant(model, block).kernels for block in model.blocks)
@@ -41,16 +39,14 @@ def attention_kernel(
 ) -> Kernel:
     """The kernel behind `workload.attention`.
 
-    offered: what the transformers class supports; what it does not support falls back to eager, as transformers does
-             when it chooses by itself. masked: a mask is passed. grouped: fewer key than query heads reach the
-             kernel.
+    offered: the implementations that the transformers class supports; otherwise eager. masked: a mask is passed.
+    grouped: fewer key than query heads reach the kernel.
 
     "triton" keeps what flash attention keeps. "flash" is the flash-attn package (window and soft cap inside the
-    kernel, fp32 cast to half precision). "sdpa" follows torch's dispatcher: flash for half precision from Ampere on
-    (compute capability 8.0, or unknown), equal head widths up to 256 and no mask; else the memory-efficient kernel,
-    which before torch 2.14 takes no grouped key/value heads, no bf16 before Ampere and only heads that are a
-    multiple of 8 (half precision) or 4 (fp32); else the math path, which holds the S x S scores. cuDNN's kernel,
-    which torch prefers on Hopper and Blackwell, keeps the same tensors as flash.
+    kernel). "sdpa" follows torch's dispatcher: flash for half precision from compute capability 8.0 on (or unknown),
+    equal head widths up to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped
+    heads, no bf16 before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else the math
+    path, which holds the S x S scores. cuDNN's kernel, preferred on Hopper and Blackwell, keeps what flash keeps.
 
     Source: torch 2.13 `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (can_use_flash_attention,
     can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient
@@ -86,7 +82,7 @@ def attend(
     bias: Value | None = None,
     dropout: bool = False,
 ) -> Value:
-    """Attention of queries (S x A heads) to keys and values (K heads each, repeated where the kernel cannot group)."""
+    """Attention of queries to keys and values, whose heads are repeated if the kernel cannot group."""
     query, key, value = states
     heads, rows, keys = attention.heads, query.rows, key.rows
     out_width = heads * attention.v_head_dim
@@ -134,22 +130,18 @@ def attend(
 
 
 def _score_bytes(ops: Ops, variant: LayerVariant) -> int:
-    """Bytes that a score moves, each way, in operations whose results are short-lived.
-
-    A choice reads and writes it (transformers 4.12 to 4.57 modeling_gpt2.py). Two biases are gathered by 8-byte
-    indices, divided, added up and to the scores (transformers 5.23 modeling_deberta_v2.py).
-    """
+    """Bytes per score and pass of operations with short-lived results: a choice reads and writes it (transformers 4.12
+    to 4.57 modeling_gpt2.py); two biases are gathered by 8-byte indices, divided and added (transformers 5.23
+    modeling_deberta_v2.py)."""
     chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
     gathered = 2 * (8 + 4 * ops.itemsize) + 8 * ops.itemsize
     return 2 * ops.itemsize * chosen + gathered * variant.gathers_positions
 
 
 def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value], beta: Value, decay: Value) -> Value:
-    """The gated delta rule in fp32, chunk by chunk (arXiv:2412.06464): what of a chunk needs no other chunk is
-    computed for all at once, then a state of d x dv for each head goes from chunk to chunk.
-
-    Source: transformers 5.23 qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule.
-    """
+    """The gated delta rule in fp32 by chunks (arXiv:2412.06464): what is independent of other chunks is computed for
+    all at once, then a state of d x dv per head passes from chunk to chunk. Source: transformers 5.23
+    qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule."""
     graph, heads, chunk = ops.graph, attention.heads, attention.chunk
     chunks = -(-states[0].rows // chunk)
     rows, pairs = chunks * chunk, heads * chunk
@@ -206,11 +198,8 @@ def _fused(
     lse_rows: int,
     bias: Value | None = None,
 ) -> Value:
-    """Flash and memory-efficient attention: queries, keys, values, the output and one fp32 log-sum-exp per query are
-    kept.
-
-    Heads that are no multiple of 8 are padded (torch's flash), which copies them.
-    """
+    """Flash and memory-efficient attention keep queries, keys, values, the output and one fp32 log-sum-exp per query.
+    torch's flash pads heads to a multiple of 8, which copies them."""
     padding = -attention.head_dim % 8
     if padding and bias is None:
         inputs = tuple(
@@ -235,11 +224,8 @@ def _fused(
 
 
 def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> int:
-    """What the backward kernel allocates for itself: the gradient of the queries is accumulated in fp32, beside one
-    number per row; with grouped heads the gradients of keys and values are first made for every query head.
-
-    Source: FlashAttention 2 `csrc/flash_attn/flash_api.cpp` (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded).
-    The memory-efficient kernel's accumulators are of the same order.
-    """
+    """Workspace of the backward kernel: the queries' gradient in fp32 and one number per row; with grouped heads the
+    gradients of keys and values for every query head. Source: FlashAttention 2 `csrc/flash_attn/flash_api.cpp`
+    (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded). The memory-efficient kernel's are similar."""
     expanded = key.rows * (query.width + out_width) * key.itemsize if key.width < query.width else 0
     return query.rows * query.width * 4 + lse.size + expanded

@@ -15,7 +15,7 @@ from .saved_tensors import Value
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Layer:
-    """A layer's dimensions, the variant of its code and the tensors that reach it from outside."""
+    """A layer's dimensions, the variant of its code, and its inputs from outside."""
 
     ops: Ops
     variant: LayerVariant
@@ -23,15 +23,14 @@ class Layer:
     kernel: Kernel
     cross_kernel: Kernel = "flash"
     mask: Value | None = None
-    """Added to the scores: the causal mask of eager attention, a sliding window's."""
+    """Added to the scores: a causal mask of eager attention, or a sliding window's."""
     bias: Value | None = None
-    """Relative positions (T5), added to the scores too."""
+    """Relative positions (T5), added to the scores."""
     cross_bias: Value | None = None
     memory: Value | None = None
-    """The encoder's output, which cross-attention reads."""
+    """The encoder's output."""
 
     def forward(self, value: Value) -> Value:
-        """The layer's output for its input."""
         if self.block.parallel:
             return self._parallel(value)
         held: list[Value] = []
@@ -75,11 +74,11 @@ class Layer:
         return self.ops.dropout(value, self.block.hidden_dropout)
 
     def _names(self, role: str) -> list[str]:
-        """The layer's linear modules of a role, in the order of the state dict."""
+        """Linear modules of a role, in the order of the state dict."""
         return [name for name, tensor in self.ops.weights.items() if tensor.role == role and tensor.linear]
 
     def _attention_names(self, *, cross: bool) -> list[str]:
-        """The projections of one attention module; a second module, named differently, is the cross-attention."""
+        """Projections of one attention module; a second module is the cross-attention."""
         names = self._names("attention")
         parents = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
         if len(names) > 2 and self.block.cross_attention is not None:
@@ -113,11 +112,8 @@ class Layer:
         return attended
 
     def _attend_in_turn(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
-        """Attention under Ulysses: over all tokens for a part of the heads, between two all-to-alls.
-
-        Queries, keys and values stay local variables of the layer meanwhile, and the exchanged ones those of
-        `UlyssesSPAttentionHF.forward`.
-        """
+        """Ulysses: attention over all tokens for a part of the heads, between two all-to-alls. Queries, keys and values
+        stay local variables of the layer, the exchanged ones of `UlyssesSPAttentionHF.forward`."""
         ops, ranks = self.ops, self.ops.workload.sequence_parallel_size
         part = attention.of_rank(ranks)
         rows, kept = states[0].rows, ops.graph.hold
@@ -136,12 +132,12 @@ class Layer:
         return ops.linear(output, result)
 
     def _exchanged(self, state: Value, rows: int, width: int) -> Value:
-        """What the all-to-all of a contiguous copy gives; the copy is alive until then."""
+        """An all-to-all of a contiguous copy."""
         copy = self.ops.scale(state)
         return self.ops.new(state.storage.label, (copy,), rows=rows, width=width)
 
     def _normed_heads(self, label: str, value: Value) -> Value:
-        """The norm of queries or keys: over each head, or over all heads where the weight is as wide as they are."""
+        """The norm of queries or keys: over each head, or over all heads if the weight is that wide."""
         wide = any(
             tensor.shape == (value.width,) and f"{label}_" in tensor.name and tensor.role == "norm"
             for tensor in self.block.tensors
@@ -175,7 +171,7 @@ class Layer:
     def _attend(
         self, output: str, attention: Attention, states: tuple[Value, Value, Value], gate: Value | None = None
     ) -> Value:
-        """Attention, its gate where it has one, and the linear layer `output` behind it."""
+        """Attention, its gate, and the output projection."""
         ops, copies = self.ops, self.variant.heads == "copies"
         kernel = self.cross_kernel if attention.cross else self.kernel
         mask, bias = (None, self.cross_bias) if attention.cross else (self.mask, self.bias)
@@ -197,11 +193,8 @@ class Layer:
         return ops.linear(output, attended)
 
     def _rotate(self, value: Value) -> Value:
-        """x cos + rotate_half(x) sin: a new tensor; the tables need no gradient, so x is not saved.
-
-        A fused kernel rotates in place, there and back, a copy where x is a part of a larger tensor (liger-kernel 0.8.5
-        ops/rope.py).
-        """
+        """x cos + rotate_half(x) sin: a new tensor; x is not saved, as the tables need no gradient. A fused kernel
+        rotates in place, or a copy if x is a part of a larger tensor (liger-kernel 0.8.5 ops/rope.py)."""
         ops = self.ops
         if ops.fused:
             whole = value.size == value.storage.size
@@ -214,7 +207,7 @@ class Layer:
         return ops.cast(ops.add(ops.scale(wide), ops.scale(half), value.storage.label), value.itemsize)
 
     def _latent_attention(self, attention: Attention, value: Value) -> Value:
-        """DeepSeek's latent attention as it is trained: keys and values are expanded from the latent for every head."""
+        """DeepSeek's latent attention in training: keys and values are expanded for every head."""
         ops, heads = self.ops, attention.heads
         names = self._names("attention")
         find = {name.rpartition(".")[2]: name for name in names}

@@ -1,4 +1,4 @@
-"""How many tiles DeepSpeed's tiled compute cuts a rank's tokens in, and which models it is for."""
+"""The language-model head and its loss: logits, their copies and gradients; and DeepSpeed's tiled compute."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from ...plan import Plan
 from ...workload import Workload
 
 TILE_OF_LOGITS_BYTES = 1 << 30
-"""The fp32 logits of a tile, as ArcticTraining's trainer of ALST cuts them (sft_trainer.py, slice_size_in_gb)."""
+"""fp32 logits of a tile, as in ArcticTraining's ALST trainer (sft_trainer.py, slice_size_in_gb)."""
 
 
 def mlp_tiles(model: ModelShape, workload: Workload) -> int:
-    """ceil(S / H), as in DeepSpeed's example of TiledMLP: a tile has at most as many tokens as a weight has columns."""
+    """ceil(S / H), as in DeepSpeed's example of TiledMLP."""
     return -(-workload.seq_len // model.hidden_size)
 
 
 def loss_tiles(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
-    """ceil(4 B S V / 1 GiB), at most one a token. `workload` is that of a rank."""
+    """ceil(4 B S V / 1 GiB), at most one per token. `workload` is that of a rank."""
     logits = 4 * micro_batch_size * workload.seq_len * model.vocab_size
     return max(1, min(workload.seq_len, -(-logits // TILE_OF_LOGITS_BYTES)))
 
 
 class Tiles(NamedTuple):
-    """Tiles of a plan's feed-forwards and of its loss; 0 where they are not tiled."""
+    """Tiles of a plan's feed-forwards and loss; 0 if they are not tiled."""
 
     mlp: int
     loss: int
 
 
 def tiles_of(model: ModelShape, workload: Workload, plan: Plan) -> Tiles:
-    """What `ds_configs.tiled_compute` is told."""
     rank = workload.of_rank(plan.sequence_parallel_size)
     return Tiles(
         mlp_tiles(model, rank) if workload.mlp == "tiled" else 0,
@@ -44,7 +43,7 @@ def tiles_of(model: ModelShape, workload: Workload, plan: Plan) -> Tiles:
 
 
 def untileable(model: ModelShape, workload: Workload) -> str | None:
-    """Why feed-forward or loss cannot be tiled as the workload asks; None where they can, or need not."""
+    """Why feed-forward or loss cannot be tiled as requested; None where they can."""
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
     if not supports(model, "tiles"):
@@ -61,7 +60,7 @@ LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of c
 LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
 
 UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-"""Classes whose loss goes through `loss_function`, which upcasts; the others pass bf16 logits to CrossEntropyLoss."""
+"""Classes with a loss through `loss_function`, which upcasts; others pass bf16 logits to CrossEntropyLoss."""
 
 NATIVE_HEADS = frozenset(
     [
@@ -74,7 +73,7 @@ NATIVE_HEADS = frozenset(
         "WhisperForConditionalGeneration",
     ]
 )
-"""The classes of these names that do not."""
+"""Exceptions among them."""
 
 _PER_LOGIT = {**MEMORY_SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
 _KEPT = tuple(
@@ -98,7 +97,7 @@ _HIDDEN_GRADIENT = Formula("gradient of hidden states", "B S H w", LIGER_SOURCE)
 _HEAD_GRADIENT = Formula("gradient of the head's weight", "V H w", LIGER_SOURCE)
 
 CHUNKS = 8
-"""Parts of the logits that a chunked loss works on, torchtune's default."""
+"""Parts of the logits in a chunked loss, torchtune's default."""
 
 _COPIES_SOURCE = (
     "transformers 4.45, 4.46, 4.48 modeling_llama.py, modeling_gpt_bigcode.py and loss/loss_utils.py; flash-attn and "
@@ -173,7 +172,7 @@ def _tiled_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -
 
 
 def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
-    """Tokens of which the head's products are alive at a time: none with a loss that makes no logits."""
+    """Tokens with logits alive at a time; 0 for a loss without logits."""
     if workload.loss == "fused":
         return 0
     tiles = loss_tiles(model, workload, micro_batch_size) if workload.loss == "tiled" else 1
@@ -181,7 +180,7 @@ def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int)
 
 
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
-    """Bytes per logit where the loss is not that of transformers from 4.48 on; 0 where it is."""
+    """Bytes per logit of losses other than transformers' from 4.48 on; 0 for that."""
     w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
     if workload.loss in ("fused", "tiled") or model.num_labels:
         return 0
@@ -198,16 +197,14 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
 
 
 _KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
-"""Versions of transformers from which on the 16-bit logits stay beside their fp32 copy, and from which on the labels
-are padded in place of slicing the logits."""
+"""Versions of transformers since which the 16-bit logits stay beside their fp32 copy, and labels are padded instead of
+slicing the logits."""
 
 
 def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    """The model's output in a loop of one's own, from one forward pass to the end of the next.
-
-    `output = engine(x)` names it until the name is bound again, so that the logits outlive the backward pass and the
-    step: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused or tiled loss gives no logits.
-    """
+    """The model's output in a user's own loop, until the end of the next forward pass: `output = engine(x)` holds it
+    until the name is bound again: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused or tiled
+    loss has no logits."""
     v = model.vocab_size
     if workload.framework != "deepspeed" or not v or workload.loss in ("fused", "tiled") or model.num_labels:
         return ()

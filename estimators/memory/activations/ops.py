@@ -18,15 +18,14 @@ class Ops(NamedTuple):
     graph: AutogradGraph
     workload: Workload
     weights: Mapping[str, Tensor]
-    """The layer's matrices by module name, fused experts by their own."""
+    """The layer's matrices by module name, and fused experts."""
     adapters: Adapters
     biased: frozenset[str] = frozenset()
-    """The modules that add a bias."""
+    """Modules with a bias."""
     reduces_gradients: bool = False
-    """ZeRO takes each gradient away as it is made; where tiles add to it, it stays until the last one."""
+    """ZeRO takes each gradient as it is made; where tiles add to it, after the last one."""
     keeps_frozen_inputs: bool = False
-    """DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains or not (deepspeed
-    0.19 `runtime/zero/linear.py`)."""
+    """ZeRO-3's linear layer is in use, which always saves its input (deepspeed 0.19 `runtime/zero/linear.py`)."""
 
     @property
     def itemsize(self) -> int:
@@ -35,7 +34,7 @@ class Ops(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """The model's own weights train (and not only adapters)."""
+        """The model's own weights train, not only adapters."""
         return self.workload.method == "full"
 
     @property
@@ -44,7 +43,7 @@ class Ops(NamedTuple):
         return self.workload.kernels != "torch"
 
     def new(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None) -> Value:
-        """A copy or a linear map of its inputs that saves nothing (scaling, contiguous, repeat)."""
+        """A copy or a linear map that saves nothing (scaling, contiguous, repeat)."""
         return self.graph.apply(label, inputs, rows=rows, width=width)
 
     def scale(self, value: Value, label: str = "") -> Value:
@@ -62,7 +61,7 @@ class Ops(NamedTuple):
         return self.graph.apply(label, (left, right), saves=saves, workspace=workspace, itemsize=itemsize)
 
     def cast(self, value: Value, itemsize: int) -> Value:
-        """`.to(dtype)`: the same tensor where the type is the same already."""
+        """`.to(dtype)`: the same tensor if the type is the same."""
         if value.itemsize == itemsize:
             return value
         label = value.storage.label.removesuffix(" in fp32")
@@ -73,7 +72,7 @@ class Ops(NamedTuple):
         return self.graph.apply(label, (value,), saves=(value,))
 
     def power(self, label: str, value: Value) -> Value:
-        """x^n, whose derivative n x^(n-1) takes two tensors more."""
+        """x^n; its derivative takes two more tensors."""
         return self.graph.apply(label, (value,), saves=(value,), workspace=2 * value.size)
 
     def saves_output(self, label: str, value: Value) -> Value:
@@ -85,18 +84,17 @@ class Ops(NamedTuple):
         return self.graph.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
 
     def dropout(self, value: Value, applied: object = True) -> Value:
-        """torch's fused dropout keeps a mask of one byte per element; nothing happens where it is not `applied`."""
+        """torch's fused dropout keeps a mask of one byte per element."""
         if not applied:
             return value
         mask = self.graph.tensor(value.rows, value.width, 1, "dropout mask")
         return self.graph.apply(value.storage.label, (value,), saves=(mask,))
 
     def folded(self, name: str) -> Value | None:
-        """W + scaling B A, which peft puts in the place of fused experts and routers; None where they are not adapted.
+        """W + scaling B A, which peft substitutes for fused experts and routers; None if they are not adapted.
 
-        A tensor as large as W for each layer, whatever the batch, kept for the backward pass because the product that
-        reads it saves its weight; its gradient is as large again, and of it come those of A and B.
-        Source: peft 0.21 `tuners/lora/layer.py` (ParamWrapper, `_LoraFactorsProxy`).
+        A tensor as large as W per layer, kept for the backward pass because its product saves it; its gradient is as
+        large. Source: peft 0.21 `tuners/lora/layer.py` (ParamWrapper, `_LoraFactorsProxy`).
         """
         tensor = self.weights[name]
         if not self.adapters.folds(tensor):
@@ -108,17 +106,15 @@ class Ops(NamedTuple):
         return self.graph.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
 
     def linear(self, name: str, value: Value, label: str = "") -> Value:
-        """`nn.Linear` or a router, with peft's adapter where there is one: W x + scaling * B(A(x)).
+        """`nn.Linear` or a router, with peft's adapter if there is one: W x + scaling * B(A(x)).
 
-        The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the
-        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
-        Dropout keeps a mask and hands lora_A a copy of the input, one for each adapted layer.
-        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). The adapter's weights have the model's type under
-        DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy, which autocast
-        casts back for the product. QLoRA dequantizes the weight for each product (bitsandbytes `MatMul4Bit`), in the
-        backward pass again; from int8 in the backward pass alone (`MatMul8bitLt`), which keeps the input as an
-        attribute of its own. Its forward pass has the input in fp16 and in int8 and the product in int32 besides; the
-        columns of outliers, few, are not counted.
+        The input is saved if the weight trains. With LoRA lora_A trains and saves the input, lora_B saves lora_A's
+        output; the scaled product and the sum are tensors of their own. Dropout keeps a mask and a copy of the input
+        per adapted layer. Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). Adapters have the model's type
+        under DeepSpeed; peft's own fp32 ones take the input as an fp32 copy, which autocast casts back. QLoRA
+        dequantizes the weight for each product (bitsandbytes `MatMul4Bit`), backward again; from int8 backward alone
+        (`MatMul8bitLt`), which keeps the input as an attribute. Its forward pass has the input in fp16 and int8 and
+        the product in int32; outlier columns are not counted.
         """
         weight = self.weights[name]
         width = weight.numel // value.width
@@ -208,13 +204,13 @@ def _factors(left: Value, right: Value) -> tuple[Value, ...]:
 
 
 def _per_row(ops: Ops, value: Value, label: str, heads: int) -> Value:
-    """One fp32 number per row: mean over the row, then the reciprocal square root, whose result is saved."""
+    """One fp32 number per row: the mean, then its reciprocal square root, which is saved."""
     mean = ops.graph.apply(f"{label} squared", (value,), width=heads, itemsize=4)
     return ops.saves_output(label, mean)
 
 
 def _weighted(ops: Ops, value: Value, label: str) -> Value:
-    """weight * x: x is saved only for the weight's gradient, which is a full product before it is summed."""
+    """weight * x: x is saved only for the weight's gradient, a full product before it is summed."""
     if not ops.trains:
         return ops.scale(value, label)
     return ops.graph.apply(label, (value,), saves=(value,), trains=True, workspace=value.size)

@@ -1,4 +1,5 @@
-"""Terms whose bytes are linear in the micro batch size, which is not known yet."""
+"""Recordings of a model's layers, and what is saved outside the layers: embeddings, tables, masks, an encoder's output,
+the final norm and the head's input. Bytes are linear in the micro batch size, which is not known yet."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
 
 class LinearTerm(NamedTuple):
-    """One term before the micro batch size is known."""
+    """A term before the micro batch size is known."""
 
     name: str
     size: Size
@@ -34,13 +35,12 @@ class LinearTerm(NamedTuple):
     not_covered: str = ""
 
     def terms(self, micro_batch_size: int) -> Terms:
-        """A one-element tuple, or an empty one for zero bytes."""
         formula = Formula(self.name, self.text, SOURCE, self.symbols, self.not_covered)
         return formula.term(self.size.at(micro_batch_size), B=micro_batch_size, **self.inputs)
 
 
 def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) -> LinearTerm:
-    """`count` times what one graph saves, every tensor with its bytes per token (per batch where B does not matter)."""
+    """`count` times the storages of one graph, with bytes per token (per batch if independent of B)."""
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in saved if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in saved if storage.fixed)
     sums = ((f"L B S ({tokens})", tokens), (f"L ({fixed})", fixed))
@@ -49,7 +49,7 @@ def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) ->
 
 
 def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[LinearTerm]:
-    """A term for each part of a layer."""
+    """One term per part of a layer."""
     groups: dict[str, list[Storage]] = {}
     for storage in saved:
         groups.setdefault(storage.part, []).append(storage)
@@ -58,11 +58,11 @@ def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run of operations saves, and the largest moments of its passes, each replayed when it is asked for."""
+    """What recorded operations save, and the largest moments of their passes."""
 
     graph: AutogradGraph
     value: Value
-    """The run's input."""
+    """The input."""
     output: Value
     copies: int = 0
     """Copies of the output's gradient, one for each summand, that are made first."""
@@ -85,7 +85,7 @@ class Recording:
 
     @cached_property
     def unsaved(self) -> tuple[Size, ...]:
-        """The moments of a forward pass that saves nothing, as checkpointing runs it first."""
+        """Moments of a forward pass that saves nothing, as checkpointing runs it first."""
         return frontier(self.graph.forward_moments(saves=False))
 
     @cached_property
@@ -94,13 +94,12 @@ class Recording:
 
     @cached_property
     def moved(self) -> tuple[Size, Size]:
-        """Bytes that cross GPU memory outside products, forward and backward."""
+        """Bytes through GPU memory outside products, forward and backward."""
         return forward_bytes(self.graph), backward_bytes(self.graph, self.output)
 
     @property
     def waiting(self) -> Size:
-        """Gradients that wait while a checkpointed layer runs again: its output's, and what is made of that before
-        anything saved is read."""
+        """Gradients that wait while a checkpointed layer runs again."""
         return Size(self.value.size * (1 + self.copies), 0)
 
 
@@ -135,11 +134,9 @@ class LayerRecorder(NamedTuple):
         return layer_variant(self.model, block)
 
     def blocks(self) -> list[tuple[Block, bool]]:
-        """The blocks; with adapters the first layer of a stream apart (True), for its input needs no gradient.
-
-        Checkpointing makes the embedding's output require one (`enable_input_require_grads`), and then it is like the
-        others, as where an embedding trains.
-        """
+        """The blocks; with adapters the first layer of a stream apart (True), because its input needs no gradient.
+        Checkpointing makes the embedding's output require one (`enable_input_require_grads`), as does a trained
+        embedding."""
         if self.trains_embedding or self.checkpointing:
             return [(block, False) for block in self.model.blocks]
         apart: list[tuple[Block, bool]] = []
@@ -167,7 +164,7 @@ class LayerRecorder(NamedTuple):
         )
 
     def layer(self, block: Block, *, first: bool) -> Recording:
-        """Run one layer. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
+        """Record one layer. Checkpointing keeps its input anyway, so it is not part of the recomputation."""
         variant, rows, ops = self.variant(block), self.rows(block), self.ops(block.tensors, "input")
         graph, hidden, item = ops.graph, self.model.stream_width(block), ops.itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
@@ -188,14 +185,14 @@ class LayerRecorder(NamedTuple):
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
-        """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per
+        """Shared by all layers: boolean for sdpa, one for all samples; of the scores' type for eager, one per
         sample."""
         eager = kernel == "eager"
         itemsize = ops.itemsize if eager and not variant.boolean_mask else 1
         return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=not eager, outer=True)
 
     def kernel(self, attention: Attention, variant: LayerVariant, rows: int) -> tuple[Kernel, bool]:
-        """The kernel, and whether a mask of S x S reaches it."""
+        """The kernel, and whether an S x S mask reaches it."""
         ranks = self.workload.sequence_parallel_size
         attention = attention.of_rank(ranks)
         windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
@@ -214,7 +211,7 @@ class LayerRecorder(NamedTuple):
 
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
-    """T5's relative positions: a number per head, query and key, for all samples and layers."""
+    """T5's relative positions, for all samples and layers."""
     return ops.graph.tensor(
         rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad, fixed=True, outer=True
     )
@@ -229,14 +226,14 @@ _SYMBOLS = {
 
 
 class End(NamedTuple):
-    """The end of the model, which is back-propagated before any layer."""
+    """The end of the model, the first to run backward."""
 
     recording: Recording
     term: LinearTerm
 
 
 def end(recorder: LayerRecorder) -> End:
-    """The final norm, a masked language model's transform (dense, activation, norm), and the input of the head."""
+    """The final norm, a masked language model's transform (dense, activation, norm), and the head's input."""
     model, block = recorder.model, recorder.model.blocks[-1]
     rows, variant = recorder.rows(block), recorder.variant(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
@@ -258,12 +255,12 @@ def end(recorder: LayerRecorder) -> End:
 
 
 def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """What lives as long as the layers do."""
+    """What lives as long as the layers."""
     return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
 
 
 def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
-    """cos and sin, shared by all samples and layers."""
+    """cos and sin."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
@@ -274,10 +271,8 @@ def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Checkpointed layers hold their masks for the recomputation; otherwise they are gone with the forward pass.
-
-    Relative positions (T5) are saved by the kernel in any case, a decoder's with the causal mask in every layer.
-    """
+    """Checkpointed layers hold their masks for the recomputation; otherwise they go with the forward pass. Relative
+    positions (T5) are saved in any case, a decoder's with the causal mask in every layer."""
     item, terms, seen = recorder.workload.weight_bytes, [], set()
     for block in recorder.model.blocks:
         rows, heads = recorder.rows(block), block.attention.heads
@@ -333,7 +328,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """An encoder's final norm and the output that every cross-attention reads."""
+    """An encoder's final norm and its output, which every cross-attention reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
@@ -355,6 +350,6 @@ def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
 
 
 def input_term(recorder: LayerRecorder, block: Block) -> LinearTerm:
-    """What checkpointing keeps of `block`: the input of each of its layers."""
+    """The inputs of a block's layers, kept by checkpointing."""
     hidden = _hidden(recorder, f"{block.stack} layer inputs", block)
     return LinearTerm(hidden.name, hidden.size.times(block.count), "L B S H w", {"L": block.count, **hidden.inputs})

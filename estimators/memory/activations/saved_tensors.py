@@ -42,13 +42,13 @@ class Size(NamedTuple):
 ZERO = Size(0, 0)
 
 IN_PLACE = True
-"""torch adds a gradient to an earlier one in place where nobody else holds that one, and scatters the gradient of an
-index into fresh zeros. Under a TorchDispatchMode, as in a dry run, it never does: both take one tensor more."""
+"""torch adds a gradient to an earlier one in place if nobody else holds it, and scatters an index's gradient into fresh
+zeros. Under a TorchDispatchMode, as in a dry run, both take one tensor more."""
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """The memory behind one or more tensors, as torch's UntypedStorage is: views share it, and it is saved once."""
+    """The memory behind one or more tensors, as torch's UntypedStorage: views share it, and it is saved once."""
 
     size: int
     label: str
@@ -57,7 +57,7 @@ class Storage:
     fixed: bool = False
     """Its size does not depend on the micro batch size."""
     outer: bool = False
-    """It belongs to the surroundings of the graph, which account for it."""
+    """It is accounted for outside the graph."""
 
 
 class Value(NamedTuple):
@@ -81,27 +81,27 @@ class _Node(NamedTuple):
     outputs: tuple[Value, ...]
     saved: tuple[Storage, ...] = ()
     passes: bool = False
-    """The gradient of the output is handed on as it is (add, view) instead of a new tensor."""
+    """The output's gradient is passed on (add, view) instead of a new tensor."""
     workspace: Size = ZERO
     forward_workspace: int = 0
     overwrites: bool = False
-    """The gradients of the inputs are written over what was saved."""
+    """The inputs' gradients overwrite what was saved."""
     product: bool = False
-    """It is a matrix product or an attention kernel, whose time is not that of the bytes it moves."""
+    """A matrix product or an attention kernel; its time does not depend on the bytes it moves."""
     moves: tuple[int, int] = (0, 0)
-    """Bytes per sample that its kernels move besides, forward and backward."""
+    """Further bytes per sample that its kernels move, forward and backward."""
     trains: bool = False
     """A weight of it requires a gradient."""
     held: tuple[Storage, ...] = ()
-    """Those of the saved that no hook of saved tensors sees, so that checkpointing does not let go of them."""
+    """Saved storages that hooks of saved tensors do not see, so that checkpointing keeps them."""
 
 
 @dataclass(slots=True, eq=False)
 class AutogradGraph:
-    """Operations in the order in which they run."""
+    """Operations in the order of execution."""
 
     part: str = ""
-    """The group that new storages are reported under."""
+    """The group of new storages."""
     nodes: list[_Node] = field(default_factory=list)
 
     def tensor(
@@ -115,7 +115,6 @@ class AutogradGraph:
         fixed: bool = False,
         outer: bool = False,
     ) -> Value:
-        """A tensor that no recorded operation made."""
         storage = Storage(rows * width * itemsize, label, self.part, fixed, outer)
         return Value(rows, width, itemsize, storage, needs_grad)
 
@@ -142,15 +141,10 @@ class AutogradGraph:
     ) -> Value:
         """One operation with one output, shaped like the first input unless other sizes are given.
 
-        saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
-        view:      the output shares the first input's storage. trains: a weight of the operation requires a gradient.
-        overwrites: the gradients of the inputs take the place of what was saved.
-        hidden:    the derivative keeps what it saves by itself instead of in `save_for_backward`.
-        workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once;
-                   forward_workspace: those of the forward pass, per sample.
-        product:   it is a matrix product or an attention kernel, whose time is not that of the bytes it moves.
-        moves:     bytes per sample that kernels of it read and write besides its inputs, outputs and workspace, forward
-                   and backward.
+        saves: inputs that the derivative reads. view: the output shares the first input's storage. hidden: the
+        derivative keeps what it saves by itself instead of in `save_for_backward`. workspace, fixed_workspace: bytes
+        of the backward pass per sample and once; forward_workspace: of the forward pass per sample. moves: bytes per
+        sample besides inputs, outputs and workspace. The others are those of `_Node`.
         """
         first = inputs[0]
         rows, width, itemsize = rows or first.rows, width or first.width, itemsize or first.itemsize
@@ -180,7 +174,7 @@ class AutogradGraph:
         return output
 
     def hold(self, *values: Value) -> None:
-        """Local variables of the code hold these tensors up to here, although nothing reads them any more."""
+        """Local variables hold these tensors up to here, although nothing reads them any more."""
         self.nodes.append(_Node(values, (), passes=True))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
@@ -188,22 +182,21 @@ class AutogradGraph:
         return self.apply(label, (value,), rows=rows, saves=(index,), workspace=0 if IN_PLACE else value.size)
 
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
-        """Views of neighbouring columns whose gradients are joined in one new tensor (`split`, `chunk`)."""
+        """Views of neighbouring columns; their gradients are joined in one new tensor (`split`, `chunk`)."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
         self.nodes.append(_Node((value,), parts))
         return parts
 
     def saved(self) -> tuple[Storage, ...]:
-        """Distinct storages that the backward pass will read, the surroundings' own left out."""
+        """Distinct storages that the backward pass will read."""
         return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if not storage.outer))
 
     def held(self) -> tuple[Storage, ...]:
-        """Those of the saved that non-reentrant checkpointing keeps from the forward pass all the same."""
+        """The saved storages that non-reentrant checkpointing keeps all the same."""
         return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.held if not storage.outer))
 
     def forward_moments(self, *, saves: bool = True) -> list[Size]:
-        """Live bytes after each operation of the forward pass: what is saved so far, if anything is, and what is still
-        to be read."""
+        """Live bytes after each operation of the forward pass: saved so far, and still to be read."""
         last = {value.storage: step for step, node in enumerate(self.nodes) for value in node.inputs}
         kept = set(self.saved()) if saves else set()
         alive: set[Storage] = set()
@@ -225,7 +218,7 @@ class AutogradGraph:
         return live.moments
 
     def backward_moments(self, output: Value) -> list[Size]:
-        """Live bytes during each node of the backward pass, less what is saved when it starts."""
+        """Live bytes during each node of the backward pass, less what is saved at its start."""
         users = Counter(storage for node in self.nodes for storage in node.saved)
         live = _LiveBytes()
         gradients = {id(output): live.gradient(output, users=1)}
@@ -252,7 +245,7 @@ class AutogradGraph:
 
     @staticmethod
     def _release(node: _Node, users: Counter[Storage], live: _LiveBytes) -> None:
-        """What the node had saved goes, unless another one has saved it too."""
+        """Free what the node saved, unless another one saved it too."""
         for storage in node.saved:
             users[storage] -= 1
             if not users[storage] and not storage.outer:
@@ -267,7 +260,7 @@ class _Gradient:
 
 
 class _LiveBytes:
-    """Bytes that are alive during a pass, and what they were at each moment."""
+    """Live bytes during a pass, and their value at each moment."""
 
     def __init__(self) -> None:
         self.live, self.moments = [0, 0], list[Size]()
@@ -280,7 +273,6 @@ class _LiveBytes:
         self.moments.append(Size(per_sample + workspace.per_sample, fixed + workspace.fixed))
 
     def gradient(self, value: Value, users: int = 0) -> _Gradient:
-        """A new gradient of a tensor."""
         size, fixed = value.size, value.storage.fixed
         self.add(size, fixed)
         return _Gradient(size, fixed, users)
@@ -291,7 +283,7 @@ class _LiveBytes:
             self.add(-gradient.size, gradient.fixed)
 
     def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
-        """Two gradients of one tensor are added, in the earlier one where nobody else holds it."""
+        """Two gradients of one tensor are added, in place if nobody else holds the earlier one."""
         if earlier.users == 1 and IN_PLACE:
             self.release(later)
             return earlier
@@ -303,7 +295,6 @@ class _LiveBytes:
 
 
 def total(storages: Iterable[Storage]) -> Size:
-    """Bytes of distinct storages."""
     sums = [0, 0]
     for storage in storages:
         sums[storage.fixed] += storage.size
@@ -311,7 +302,7 @@ def total(storages: Iterable[Storage]) -> Size:
 
 
 def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
-    """The moments of which one is the largest, whatever the micro batch size."""
+    """The moments that can be the largest for some micro batch size."""
     best: list[Size] = []
     for moment in sorted(set(moments), reverse=True):
         if not best or moment.fixed > best[-1].fixed:
@@ -320,8 +311,8 @@ def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
 
 
 def forward_bytes(graph: AutogradGraph) -> Size:
-    """Of a forward pass. Eager PyTorch runs a kernel for each operation, which reads its inputs from memory and writes
-    its result back; products and attention kernels are left to their FLOPs, a view moves nothing."""
+    """Bytes of a forward pass through GPU memory. Eager PyTorch runs a kernel per operation, which reads its inputs and
+    writes its result; products and attention kernels are left to their FLOPs, a view moves nothing."""
     moved, known = [0, 0], set[int]()  # what grows with the batch, and what does not
     for node in graph.nodes:
         moved[0] += node.moves[0]
@@ -340,9 +331,9 @@ def forward_bytes(graph: AutogradGraph) -> Size:
 
 
 def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
-    """Of a backward pass: an operation reads the gradient of its output for each input that needs one, and what it
-    saved, and writes the gradients; a workspace is written and read. Gradients that meet are added, which takes two
-    reads and a write, also those that products make."""
+    """Bytes of a backward pass: an operation reads its output's gradient once per input that needs one, and what it
+    saved, and writes the gradients; a workspace is written and read. Gradients of one tensor are added: two reads and a
+    write."""
     moved, arrived = [0, 0], {id(output)}
     for node in reversed(graph.nodes):
         gradients = [value for value in node.outputs if id(value) in arrived]
