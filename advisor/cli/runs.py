@@ -72,12 +72,12 @@ def dry_run(
     from ..question.cluster import cluster_of
     from ..question.run import read_run
     from ..render.dry_run import render_dry_run
-    from ..verification.dry_run import check_trace_file, prove_by_dry_run, write_trace
+    from ..verification.dry_run import check_trace_file, compared_dry_run, write_trace
 
     if timeline is not None:
         check_trace_file(timeline, force=force)
     config_file = run["config_file"]
-    answer = prove_by_dry_run(read_run(**run, cluster=cluster_of(machine)), **settings)
+    answer = compared_dry_run(read_run(**run, cluster=cluster_of(machine)), **settings)
     if timeline is not None:
         write_trace(answer, timeline)
     if html or plot:
@@ -114,9 +114,9 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..question.run import read_run
     from ..render.probe import render_probe
-    from ..verification.probe import prove_by_probe
+    from ..verification.probe import compared_probe
 
-    answer = prove_by_probe(
+    answer = compared_probe(
         read_run(**run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None)),
         device=machine["device"],
         memory_limit_bytes=memory_limit_bytes(machine),

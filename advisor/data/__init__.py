@@ -1,1 +1,1 @@
-"""From a file of rows to token sequences of which the answers are trained. No torch in here."""
+"""Rows of a training file as token sequences and samples. It does not import torch."""

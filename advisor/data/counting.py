@@ -75,7 +75,7 @@ class CountedData:
     def sentence(self) -> Phrase:
         """The contents of the file in words."""
         truncated = self.samples.cuts.truncated
-        said = phrase(
+        contents = phrase(
             "{file}: {rows} of {kind} are {samples} of at most {tokens} tokens",
             file=self.data.name,
             rows=_rows(self.data.rows),
@@ -84,14 +84,15 @@ class CountedData:
             tokens=f"{self.samples.seq_len:,}",
         )
         if truncated:
-            said = phrase("{counted}; {rows} longer than that", counted=said, rows=_rows(truncated))
+            contents = phrase("{counted}; {rows} longer than that", counted=contents, rows=_rows(truncated))
         how = phrase("by the model's tokenizer")
         if not self.exact:
             how = phrase(
                 "estimated as {bytes} bytes a token, because the model's tokenizer is not on this machine",
                 bytes=BYTES_PER_TOKEN,
             )
-        return phrase("{counted}; {tokens} tokens, {how}.", counted=said, tokens=f"{self.samples.tokens:,}", how=how)
+        tokens = f"{self.samples.tokens:,}"
+        return phrase("{counted}; {tokens} tokens, {how}.", counted=contents, tokens=tokens, how=how)
 
 
 def _rows(count: int) -> Phrase:

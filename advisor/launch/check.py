@@ -18,7 +18,7 @@ from ..question.question import Question, script_constraints
 from ..search.candidate import LIKELY, Candidate, chance
 from ..text.labels import checkpointing_title, plan_title
 from ..text.units import age, gib
-from ..verification.dry_run import prove_by_dry_run
+from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .request import LaunchRequest
@@ -93,7 +93,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
 
 def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     say("dry run ...")
-    answer = prove_by_dry_run(run)
+    answer = compared_dry_run(run)
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:

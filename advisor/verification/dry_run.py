@@ -1,5 +1,5 @@
-"""A dry run of a `Run` beside the closed form, and over time: memory as a line of sparks for the terminal; memory and
-one step's lanes for a trace viewer."""
+"""A dry run of a `Run`, compared with the closed form; and its timeline: memory as a sparkline for the terminal, memory
+and the lanes of one step for a trace viewer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SPARKS = "▁▂▃▄▅▆▇█"
 PLAIN_SPARKS = "_.-~=+*#"
 
 
-def prove_by_dry_run(
+def compared_dry_run(
     run: Run,
     *,
     rank: int | None = None,
     iterations: int = 4,
     expandable_segments: bool | None = None,
 ) -> DryRunAnswer:
-    """A dry run, or its earlier result (`past_results`), beside the closed form.
+    """A dry run, or its earlier result (`past_results`), with the closed form.
 
     expandable_segments: the allocator's setting; None: on where the printed start commands set it (NVIDIA GPUs).
 
@@ -43,11 +43,11 @@ def prove_by_dry_run(
     if expandable_segments is None:
         expandable_segments = run.cluster.gpu.vendor == "NVIDIA"
     result, age_s = dry_run_once(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    return beside_closed_form(run, result, age_s)
+    return compare_with_closed_form(run, result, age_s)
 
 
-def beside_closed_form(run: Run, result: DryRunResult, age_s: float | None = None) -> DryRunAnswer:
-    """A result beside the closed form for the plan of its configuration, with `auto` filled."""
+def compare_with_closed_form(run: Run, result: DryRunResult, age_s: float | None = None) -> DryRunAnswer:
+    """A result with the closed form for the plan of its configuration, with `auto` filled."""
     step = analytic = analytic_time = None
     with suppress(ClusterError):  # a GPU of unknown speed still has a memory
         step = simulated_step(result, run.cluster, seq_len=run.workload.seq_len)

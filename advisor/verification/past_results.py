@@ -1,7 +1,7 @@
 """Earlier dry runs and probes in the store that answer for the same run.
 
 Two runs are the same if everything that decides their result is equal: the whole configuration, the workload, the
-versions of the libraries, and what is compared beside them for each kind.
+versions of the libraries, and the conditions of each kind below.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class PastProbes:
 
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """The batch is in the configuration, and the limit is compared by size."""
-    beside = ("global_batch_size", "memory_limit_bytes")
-    return _digest(config, {name: value for name, value in workload.items() if name not in beside}, versions)
+    apart = ("global_batch_size", "memory_limit_bytes")
+    return _digest(config, {name: value for name, value in workload.items() if name not in apart}, versions)
 
 
 def _with_batch(run: Run) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A probe of a `Run`: the measured figures beside the closed form and the dry run of the same configuration."""
+"""A probe of a `Run`, compared with the closed form and the dry run of the same configuration."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
     return memory.device_bytes_per_gpu + host // ranks_per_node
 
 
-def prove_by_probe(
+def compared_probe(
     run: Run, *, rank: int, steps: int, dry: bool, on_progress: Callable[[str], None], **settings: Any
 ) -> ProbeAnswer:
     """Run it for a few steps and keep the result. dry: make a dry run for comparison. settings: of `probe`.

@@ -26,7 +26,7 @@ from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candi
 from ..search.choice import SAME_SPEED, best_of_rung, fastest_that_fits, worth_trying_first
 from ..text.labels import checkpointing_title, plan_title
 from ..text.units import rate, seconds
-from .dry_run import prove_by_dry_run
+from .dry_run import compared_dry_run
 from .past_results import PastProbes, probe_and_keep
 from .probe import cpu_rank_bytes
 from .probe_order import ProbeOrder, ProbeVerdict, as_measured, calibration
@@ -55,7 +55,7 @@ def verify(
     chosen = try_first = None
     for candidate in in_order(answer):
         on_start(candidate)
-        dry_run = prove_by_dry_run(run_of(question, candidate.plan, offline=offline))
+        dry_run = compared_dry_run(run_of(question, candidate.plan, offline=offline))
         proven = replace(candidate, fit=dry_run.fit)
         made[candidate.plan] = Verification(candidate=proven, dry_run=dry_run)
         if proven.fit.probability >= least:

@@ -22,7 +22,7 @@ from ds_advise.advisor.answer.recommendation import DryRunAnswer, Recommendation
 from ds_advise.advisor.question.run import run_of
 from ds_advise.advisor.search.candidate import SURE, Candidate
 from ds_advise.advisor.text.units import gib
-from ds_advise.advisor.verification.dry_run import prove_by_dry_run
+from ds_advise.advisor.verification.dry_run import compared_dry_run
 
 from ..document import put
 
@@ -122,7 +122,7 @@ def main() -> int:
     refuted, lines = 0, ""
     for each in chosen:
         run = run_of(each.answer.question, each.best.plan, offline=True)
-        proof = prove_by_dry_run(run)
+        proof = compared_dry_run(run)
         refuted += proof.fit.probability < SURE
         lines += line(each, proof)
         print(f"dry run of {each.words}: {proof.fit.verdict}, {proof.fit.probability:.1%}", flush=True)

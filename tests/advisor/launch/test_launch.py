@@ -286,7 +286,7 @@ def test_what_is_likely_to_fit_is_started(
     """And said to be no more than likely; what is not likely to fit is refused with its probability."""
     fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
     answer = SimpleNamespace(fit=fit, required_device_bytes_per_gpu=1, required_host_bytes_per_node=0)
-    monkeypatch.setattr("ds_advise.advisor.launch.check.prove_by_dry_run", lambda _: answer)
+    monkeypatch.setattr("ds_advise.advisor.launch.check.compared_dry_run", lambda _: answer)
     said = list[str]()
     found = _objections(folder, _run(folder), "dry-run", said=said)
     assert (not found) == starts

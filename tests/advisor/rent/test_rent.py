@@ -118,7 +118,7 @@ def test_old_cards_train_in_fp16(tmp_path: Path) -> None:
     }
 
 
-def _said(words: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def _printed(words: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     code = run(
         ["rent", "Qwen2.5-7B", "--method", "lora", "--samples", "20000", "--prices", str(prices), *words.split()]
     )
@@ -130,13 +130,13 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     prices: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    code, said = _said("--deadline 100h", prices, capsys)
-    assert code == 0 and "The cheapest that ends within 100 h: One 1 x A100-SXM4-80GB, spot." in said
-    code, said = _said("--deadline 1m", prices, capsys)
-    assert code == 1 and "No machine ends within" in said and "The fastest is One 2 x 8 x H100-SXM5" in said
-    code, said = _said("--budget 1000 --all", prices, capsys)
-    assert code == 0 and "The fastest that costs at most $1,000" in said and "spot: the provider" in said
-    assert "prices.csv has 6 machines" in said
+    code, printed = _printed("--deadline 100h", prices, capsys)
+    assert code == 0 and "The cheapest that ends within 100 h: One 1 x A100-SXM4-80GB, spot." in printed
+    code, printed = _printed("--deadline 1m", prices, capsys)
+    assert code == 1 and "No machine ends within" in printed and "The fastest is One 2 x 8 x H100-SXM5" in printed
+    code, printed = _printed("--budget 1000 --all", prices, capsys)
+    assert code == 0 and "The fastest that costs at most $1,000" in printed and "spot: the provider" in printed
+    assert "prices.csv has 6 machines" in printed
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     ],
 )
 def test_wrong_words_get_one_sentence(words: str, why: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = _said(words, prices, capsys)
-    assert code == 2 and why in said and said.count("ds-advise:") == 1
+    code, printed = _printed(words, prices, capsys)
+    assert code == 2 and why in printed and printed.count("ds-advise:") == 1
 
 
 def test_a_question_that_no_machine_can_be_asked_is_an_error(prices: Path) -> None:

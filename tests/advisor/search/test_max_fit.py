@@ -1,5 +1,4 @@
-"""What is asked to be as large as it may be fits, what is said to be too large does not, and more memory never allows
-less."""
+"""The largest size found fits, the next larger does not, and more memory never allows less."""
 
 from __future__ import annotations
 
@@ -34,18 +33,18 @@ def test_bisection_stops_at_a_part_of_the_number() -> None:
     assert low <= 1000 < high <= low * (1 + 1 / 64)
 
 
-def found(model: str, gpus: str | Cluster, **said: Any) -> Largest:
-    result = ask(model, gpus=gpus, **said).largest
+def found(model: str, gpus: str | Cluster, **options: Any) -> Largest:
+    result = ask(model, gpus=gpus, **options).largest
     assert result is not None
     return result
 
 
-def fits(model: str, gpus: str, **said: Any) -> bool:
-    return predicted(ask(model, gpus=gpus, **said)).recommended is not None
+def fits(model: str, gpus: str, **options: Any) -> bool:
+    return predicted(ask(model, gpus=gpus, **options)).recommended is not None
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "said"),
+    ("model", "gpus", "options"),
     [
         ("Qwen2.5-0.5B", "1x16GB", {}),
         ("Qwen2.5-7B", "4x24GB", {"method": "lora"}),
@@ -53,23 +52,23 @@ def fits(model: str, gpus: str, **said: Any) -> bool:
         ("Llama-3.1-8B", "2xA100-80GB", {"ram": "256GB", "gradient_checkpointing": "on"}),
     ],
 )
-def test_the_largest_micro_batch_fits_and_the_next_does_not(model: str, gpus: str, said: dict[str, Any]) -> None:
-    most = found(model, gpus, micro_batch="max", **said)
-    assert fits(model, gpus, micro_batch=most.value, **said)
-    assert not fits(model, gpus, micro_batch=most.too_large, **said)
+def test_the_largest_micro_batch_fits_and_the_next_does_not(model: str, gpus: str, options: dict[str, Any]) -> None:
+    most = found(model, gpus, micro_batch="max", **options)
+    assert fits(model, gpus, micro_batch=most.value, **options)
+    assert not fits(model, gpus, micro_batch=most.too_large, **options)
 
 
 @pytest.mark.parametrize("gpus", ["4x24GB", "1x8GB"])
 def test_the_largest_of_a_family_fits_and_the_next_does_not(gpus: str) -> None:
-    said = {"gpus": gpus, "ram": "256GB"}
-    answer = predicted(ask("Qwen2.5", model_size="max", **said))
+    options = {"gpus": gpus, "ram": "256GB"}
+    answer = predicted(ask("Qwen2.5", model_size="max", **options))
     assert answer.recommended is not None
     assert answer.question.largest is not None
     assert answer.question.largest.value == answer.question.model.name
-    assert not fits(str(answer.question.largest.too_large), **said)
+    assert not fits(str(answer.question.largest.too_large), **options)
 
 
-SAID: list[tuple[str, dict[str, Any]]] = [
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2.5-0.5B", {"seq_len": "max"}),
     ("Qwen2.5-0.5B", {"seq_len": "max", "ram": "32GB"}),
     ("Qwen2.5-1.5B", {"micro_batch": "max", "method": "lora"}),
@@ -77,16 +76,16 @@ SAID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "said"), SAID, ids=str)
-def test_more_memory_never_allows_less(model: str, said: dict[str, Any]) -> None:
-    said = dict(said)
-    one = parse_cluster("2xA100-80GB", ram=said.pop("ram", None))
+@pytest.mark.parametrize(("model", "options"), OPTIONS, ids=str)
+def test_more_memory_never_allows_less(model: str, options: dict[str, Any]) -> None:
+    options = dict(options)
+    one = parse_cluster("2xA100-80GB", ram=options.pop("ram", None))
     values = []
     for gigabytes in (3, 6, 12, 40, 79):
         cluster = replace(one, gpu=replace(one.gpu, memory_bytes=gigabytes * 2**30))
-        question = ask(model, gpus=cluster, **said)
+        question = ask(model, gpus=cluster, **options)
         assert question.largest is not None
-        size = question.model.parameters if "model_size" in said else question.largest.value or 0
+        size = question.model.parameters if "model_size" in options else question.largest.value or 0
         values.append(int(size) if question.largest.value else 0)
     assert all(less <= more for less, more in pairwise(values)), values
     assert values[0] < values[-1]
@@ -137,7 +136,7 @@ def test_a_family_is_the_models_that_differ_in_size_alone(name: str, smallest: s
 
 
 @pytest.mark.parametrize(
-    ("model", "said", "why"),
+    ("model", "options", "why"),
     [
         ("Qwen2.5-7B", {"model_size": "max"}, "one size"),
         ("nothing", {"model_size": "max"}, "no family"),
@@ -146,13 +145,13 @@ def test_a_family_is_the_models_that_differ_in_size_alone(name: str, smallest: s
         ("gpt2", {"micro_batch": "max", "seq_len": "max"}, "contradict each other"),
     ],
 )
-def test_what_cannot_be_searched_is_told(model: str, said: dict[str, Any], why: str) -> None:
+def test_what_cannot_be_searched_is_told(model: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(DsAdviseError, match=why):
-        ask(model, gpus="1x24GB", **said)
+        ask(model, gpus="1x24GB", **options)
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "said", "sentence"),
+    ("model", "gpus", "options", "sentence"),
     [
         (
             "gpt2",
@@ -170,9 +169,9 @@ def test_what_cannot_be_searched_is_told(model: str, said: dict[str, Any], why: 
         ("Llama-3.1-70B", "1x8GB", {"micro_batch": "max"}, "Micro batch 1, the smallest, does not fit."),
     ],
 )
-def test_the_answer_says_what_was_found(model: str, gpus: str, said: dict[str, Any], sentence: str) -> None:
-    answer, console = predicted(ask(model, gpus=gpus, **said)), Console(file=StringIO(), width=200)
+def test_the_answer_says_what_was_found(model: str, gpus: str, options: dict[str, Any], sentence: str) -> None:
+    answer, console = predicted(ask(model, gpus=gpus, **options)), Console(file=StringIO(), width=200)
     print_answer(answer, console)
     assert sentence in " ".join(console.file.getvalue().split())
-    option = next(name for name, value in said.items() if value == "max")
+    option = next(name for name, value in options.items() if value == "max")
     assert to_json(advice_of(answer))["largest"]["option"] == option

@@ -33,9 +33,9 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "said"), QUESTIONS, ids=str)
-def test_the_quick_search_finds_the_plan_of_the_ladder(model: str, said: dict[str, Any]) -> None:
-    question = ask(model, **said)
+@pytest.mark.parametrize(("model", "options"), QUESTIONS, ids=str)
+def test_the_quick_search_finds_the_plan_of_the_ladder(model: str, options: dict[str, Any]) -> None:
+    question = ask(model, **options)
     quick, whole = fastest(question), fastest_that_fits(predict_all(question)[0])
     assert (quick and (quick.plan, quick.fit, quick.tokens_per_s)) == (
         whole and (whole.plan, whole.fit, whole.tokens_per_s)

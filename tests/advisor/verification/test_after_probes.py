@@ -61,7 +61,7 @@ def ask(model: str, *, limit: int = LIMIT, ranks: int = 2, **changes: Any) -> Re
 
 
 def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
-    """The candidate's probe on a machine that takes so many times as long as predicted."""
+    """The candidate's probe on a machine slower than predicted by a factor."""
     time = candidate.estimate.time
     step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     return helpers.ran(step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8)
@@ -196,7 +196,7 @@ def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
     assert sum(trial.age_s is not None for trial in again.probes) == series.runs
 
 
-def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:
+def test_plans_for_unnamed_nvme_cannot_be_run(model: str) -> None:
     tiny = ask(model, limit=10**8)
     assert any(candidate.rung == "zero3-nvme" and candidate.fit.limit == "gpu" for candidate in tiny.candidates)
     assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}

@@ -235,5 +235,5 @@ def test_a_model_that_needs_values_is_probed_without_a_dry_run(
     assert run(["dry-run", "ds.json", *asked, "--gpus", "2x24GB"]) == 2
     assert "ds-advise probe" in capsys.readouterr().err
     assert run(["probe", "ds.json", *asked, "--device", "cpu", "--ranks", "2"]) == 0
-    said = capsys.readouterr()
-    assert "no dry run for comparison" in said.err and "memory per rank" in said.out
+    printed = capsys.readouterr()
+    assert "no dry run for comparison" in printed.err and "memory per rank" in printed.out

@@ -280,7 +280,7 @@ def parts(time: TimeEstimate) -> tuple[float, float, float]:
 
 
 def probed(time: TimeEstimate, device: float, optimizer: float, links: float, *, waits: bool = True) -> ProbeResult:
-    """A probe of a machine whose three kinds of work take so many times the prediction."""
+    """A probe of a machine with a factor on each of the three kinds of work."""
     on_device, in_optimizer, waiting = (
         part * factor for part, factor in zip(parts(time), (device, optimizer, links), strict=True)
     )

@@ -1,4 +1,4 @@
-"""`--verify` and `ds-advise dry-run`: the real engine confirms the recommendation, and says where every byte goes."""
+"""`--verify` and `ds-advise dry-run`: the real engine confirms the recommendation and accounts for every byte."""
 
 from __future__ import annotations
 

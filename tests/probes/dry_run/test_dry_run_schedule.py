@@ -14,7 +14,7 @@ import pytest
 import torch
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.dry_run import render_dry_run
-from ds_advise.advisor.verification.dry_run import beside_closed_form, trace
+from ds_advise.advisor.verification.dry_run import compare_with_closed_form, trace
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
@@ -192,7 +192,7 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     """In JSON by component, without the operations; for people in a line beside the closed form's."""
     shape = shape_from_config(MODEL, name="small")
     run = Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD, shape=shape)
-    answer = beside_closed_form(run, recorded)
+    answer = compare_with_closed_form(run, recorded)
     printed = answer.to_json()
     assert "schedule" not in printed
     assert printed["step_s"] == pytest.approx(sum(printed["step_s_by_component"].values()))
@@ -209,7 +209,8 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
 
 def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:
     """Host, streams and copies as threads; their spans end with the step, and two of one thread never overlap."""
-    answer = beside_closed_form(Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), recorded)
+    run = Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD)
+    answer = compare_with_closed_form(run, recorded)
     assert answer.step is not None
     events = json.loads(json.dumps(trace(answer)))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
