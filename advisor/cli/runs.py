@@ -71,7 +71,7 @@ def dry_run(
     """
     from ..question.cluster import cluster_of
     from ..question.run import read_run
-    from ..render.dry_run import render_dry_run
+    from ..render.runs import render_dry_run
     from ..verification.dry_run import check_trace_file, compared_dry_run, write_trace
 
     if timeline is not None:
@@ -113,7 +113,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     """
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..question.run import read_run
-    from ..render.probe import render_probe
+    from ..render.runs import render_probe
     from ..verification.probe import compared_probe
 
     answer = compared_probe(

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ..answer.recommendation import DryRunAnswer
-from ..render.dry_run import summary, verdict
+from ..render.runs import dry_run_summary, dry_run_verdict
 from ..text.labels import cluster_title
 from ..text.units import gib, rate, seconds
 from . import document as doc
@@ -46,9 +46,9 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
     )
     return doc.Report(
         subject=f"Dry run of {run.model_name or 'a module'} · {cluster_title(run.cluster)}",
-        verdict=str(verdict(answer.fit)),
+        verdict=str(dry_run_verdict(answer.fit)),
         tone="good" if answer.fit.fits else "bad" if answer.fit.verdict == "does not fit" else "warn",
-        lead=summary(answer, shares=False),
+        lead=dry_run_summary(answer, shares=False),
         tiles=_tiles(answer),
         sections=(
             doc.Section("memory", "Memory over the run", timeline),

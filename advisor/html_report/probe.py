@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..render.probe import ended, render_probe, where
+from ..render.runs import FAILURE_SENTENCES, probe_place, render_probe
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc
@@ -26,7 +26,7 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
     """The report."""
     result, failure = answer.result, answer.result.failure
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    lead, tiles, figures = f"{where(answer)}; random weights and tokens unless a checkpoint was given.", [], []
+    lead, tiles, figures = f"{probe_place(answer)}; random weights and tokens unless a checkpoint was given.", [], []
     if failure is not None:
         lead = f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}"
     else:
@@ -46,7 +46,7 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
     title = "The configuration, as DeepSpeed got it"
     return doc.Report(
         subject=f"Probe of {answer.run.model_name or 'a module'}",
-        verdict="It runs." if failure is None else ended(failure),
+        verdict="It runs." if failure is None else FAILURE_SENTENCES[failure.kind],
         tone="good" if failure is None else "bad",
         lead=[lead],
         tiles=tiles,

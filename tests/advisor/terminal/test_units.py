@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.render.probe import where
+from ds_advise.advisor.render.runs import probe_place
 from ds_advise.advisor.text.lines import ended
 from ds_advise.advisor.text.units import count, counted_noun, gib, rate, seconds, whole_percents
 from ds_advise.estimators.errors import DsAdviseError
@@ -60,4 +60,4 @@ def test_ranks_on_the_cpu_are_named_once() -> None:
         answer: Any = SimpleNamespace(
             result=SimpleNamespace(solo=False, world_size=2), run=SimpleNamespace(cluster=cluster)
         )
-        assert where(answer) == words
+        assert probe_place(answer) == words
