@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, Unpack, cast, get_args, get_type_hints
+from dataclasses import replace
+from typing import Any, Unpack, cast, get_args
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
@@ -13,7 +13,7 @@ from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
 from .question.options import QuestionOptions, documented
 from .question.question import Question
-from .question.workload import named_values, yes_or_no
+from .question.workload import settings_of
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung
 from .search.search import candidates_of
@@ -53,7 +53,7 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     if rung not in PLANS:
         raise WorkloadError(f"unknown rung {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
     named = cast("Rung | PlainPyTorch", rung)
-    chosen = _settings(settings)
+    chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
     if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
         question = replace(question, sequence_parallel_size=question.sequence_parallel_size or 1)
         chosen = {"zero_hpz_partition_size": 1} | chosen
@@ -67,31 +67,3 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
 def plain_pytorch(question: Question) -> Candidate:
     """The best shape of plain PyTorch: FSDP on several GPUs, torch's optimizer alone on one."""
     return plan_of(question, "fsdp" if question.cluster.world_size > 1 else "torch")
-
-
-def _settings(said: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    if said is None:
-        return {}
-    pairs = said if isinstance(said, Mapping) else named_values(said)
-    types, known = get_type_hints(Plan), [field.name for field in fields(Plan) if field.name not in _FIXED]
-    for name in pairs:
-        if name not in known:
-            raise WorkloadError(f"a plan has no setting {name[:40]!r}", fix=f"set one of {', '.join(known)}")
-    return {name: _value(name, value, types[name]) for name, value in pairs.items()}
-
-
-def _value(name: str, value: Any, kind: Any) -> Any:
-    """The value of a setting in its type: a count (`200000000`, `2e8`), yes or no, or one of the words it knows."""
-    if kind is bool:
-        return yes_or_no(name, value)
-    if kind is int:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = -1.0
-        if not (0 <= number < 2**63 and number.is_integer()):
-            raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix="pass a whole number such as 200000000 or 2e8")
-        return int(number)
-    if value not in get_args(kind):
-        raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass one of {', '.join(get_args(kind))}")
-    return value

@@ -26,7 +26,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from ds_advise.advisor.question.options import option_table
+from ds_advise.advisor.question import options
 
 from .document import put
 
@@ -198,6 +198,29 @@ def picture() -> str:
         command = [sys.executable, "-m", "ds_advise", *QUESTION, "--no-write", "--quiet", "--plot", str(drawn)]
         subprocess.run(command, check=True)
         return drawn.read_text(encoding="utf-8")
+
+
+GROUPS = {
+    "Machine": options.MachineOptions,
+    "Training on the CPU": options.CpuOptions,
+    "Method": options.MethodOptions,
+    "Training": options.TrainingOptions,
+    "Software": options.SoftwareOptions,
+    "Amount of training": options.JobOptions,
+    "Answer": options.AnswerOptions,
+}
+
+
+def option_table() -> str:
+    """The options of a question, for docs/asking.md."""
+    rows = ["| option | meaning |", "|---|---|"]
+    for title, group in GROUPS.items():
+        rows.append(f"| **{title}** | |")
+        for option in (options.OPTIONS[name] for name in options.names_in(group)):
+            values = {"switch": "", "choice": "|".join(option.choices), "count": "N", "count or max": "N|max"}
+            flag = f"{option.flag} {option.metavar or values[option.kind]}".rstrip().replace("|", "\\|")
+            rows.append(f"| `{flag}` | {option.text} |")
+    return "\n".join(rows) + "\n"
 
 
 def main() -> None:

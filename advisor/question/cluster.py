@@ -24,40 +24,23 @@ _ASSUMED_GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
 400 Gb/s), p5 and p6-b200 (8 x H100 or B200, 3200 Gb/s), the most common cloud machines of each (docs.aws.amazon.com,
 EC2 accelerated computing instances). Other nodes get 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at most."""
 
-_DRIVE_UNITS = {
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "pb": 10**15,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_MEMORY_UNITS = {**_DRIVE_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
+_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
 """Memory is sold in powers of two, drives are sold in powers of ten."""
 
 _LONGEST_TEXT = 200
 
-_SIZE_EXAMPLES = {
-    "--ram": "256GB",
-    "--nvme": "/mnt/nvme:2TB",
-    "--memory": "2GB",
-    "--max-memory": "30GiB",
-    "--max-ram": "200GiB",
+_INFINIBAND_GBIT_PER_S = {
+    "qdr": 32,
+    "fdr": 56,
+    "edr": 100,
+    "hdr100": 100,
+    "hdr": 200,
+    "ndr200": 200,
+    "ndr": 400,
+    "xdr": 800,
 }
-
-_NETWORKS_GBIT_PER_S = {
-    "ib-qdr": 32,
-    "ib-fdr": 56,
-    "ib-edr": 100,
-    "ib-hdr100": 100,
-    "ib-hdr": 200,
-    "ib-ndr200": 200,
-    "ib-ndr": 400,
-    "ib-xdr": 800,
-}
-"""InfiniBand generations, 4 lanes, data rate (QDR's 40 Gb/s of signal carry 32 of data)."""
+"""By generation, 4 lanes, data rate (QDR's 40 Gb/s of signal carry 32 of data)."""
 
 _NAME_AND_SIZE = re.compile(
     r"((?:[a-z]|\d{4})[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b", flags=re.IGNORECASE | re.ASCII
@@ -203,11 +186,9 @@ def _described(gpus: str) -> Cluster:
     nodes, per_node = (int(first), int(second)) if second else (1, int(first or 1))
     if not kind:
         raise ClusterError(f"--gpus {gpus!r} names no kind of GPU", why="memory and speed depend on it", fix=_GRAMMAR)
-    if nodes < 1 or per_node < 1:
-        raise ClusterError(f"--gpus {gpus!r} has no GPU in it", why="a count below one trains nothing", fix=_GRAMMAR)
-    if nodes > MOST_NODES:
+    if not 0 < nodes <= MOST_NODES or per_node < 1:
         raise ClusterError(
-            f"--gpus {gpus!r} asks for {nodes} nodes", why=f"at most {MOST_NODES} are accepted", fix=_GRAMMAR
+            f"--gpus {gpus!r}", why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed", fix=_GRAMMAR
         )
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
@@ -282,9 +263,9 @@ def _rate(text: str) -> float:
     fix = "write it as 200Gb/s, 25GB/s, 100GbE or ib-hdr (8x200Gb/s for eight adapters per node)"
     match = re.fullmatch(r"(?:(\d{1,3})\s*x\s*)?(.+)", text.strip(), flags=re.IGNORECASE)
     adapters, link = (int(match[1] or 1), match[2].strip()) if match else (1, text)
-    known = _NETWORKS_GBIT_PER_S.get(re.sub(r"^(ib|infiniband)[ _-]?", "ib-", link.lower()))
-    if known is not None:
-        rate = known * 1e9 / 8
+    generation = re.fullmatch(r"(?:ib|infiniband)[ _-]?(\w+)", link.lower())
+    if generation is not None and generation[1] in _INFINIBAND_GBIT_PER_S:
+        rate = _INFINIBAND_GBIT_PER_S[generation[1]] * 1e9 / 8
     else:
         number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)", link, flags=re.IGNORECASE)
         if number is None:
@@ -321,10 +302,10 @@ def parse_ram(text: str) -> tuple[int, str]:
 
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` or `256GiB`. GB of memory are powers of two, GB of a drive are powers of ten."""
-    fix = f"write it as {option} {_SIZE_EXAMPLES[option]}"
+    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE)
     unit = match[2].lower() if match else ""
-    scale = (_DRIVE_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
+    scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
     if match is None or scale is None:
         raise ClusterError(f"{option} {text!r} is not a size", why="a number and a unit are needed", fix=fix)
     size = int(float(match[1]) * scale)

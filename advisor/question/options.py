@@ -1,8 +1,8 @@
 """The options of a question, each declared once: its type, default and help.
 
 Everything else is derived from the declarations: the options of every command (`advisor.cli.options`), the signature
-and documentation of `advise()` and `estimate()` (`documented`), the form of the page (`advisor.page.options`), and the
-table in docs/asking.md. A new option needs its declaration here, and the code in which it acts.
+and documentation of `advise()` and `estimate()` (`documented`), the form of the page (`advisor.page`), and the table in
+docs/asking.md (`benchmarks/shown_output.py`). A new option needs its declaration here, and the code in which it acts.
 """
 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
@@ -54,6 +54,12 @@ class Option(NamedTuple):
     def flag(self) -> str:
         """The name on the command line, such as `--seq-len`."""
         return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def text(self) -> str:
+        """The help with the default."""
+        default = self.default_text or ("" if self.default in (None, False) else self.default)
+        return f"{self.help} [default: {default}]" if default != "" else self.help
 
 
 class MachineOptions(TypedDict, total=False):
@@ -218,18 +224,6 @@ class QuestionOptions(
     """All options of a question; one that is left out has its default (`with_defaults`)."""
 
 
-GROUPS: Mapping[str, type] = {
-    "Machine": MachineOptions,
-    "Training on the CPU": CpuOptions,
-    "Method": MethodOptions,
-    "Training": TrainingOptions,
-    "Software": SoftwareOptions,
-    "Amount of training": JobOptions,
-    "Answer": AnswerOptions,
-}
-"""The groups in the order of the help, by their titles in docs/asking.md."""
-
-
 def _declared(name: str, annotation: Any) -> Option:
     """The option of an annotation, with its name, kind and choices."""
     option: Option = annotation.__metadata__[0]
@@ -312,23 +306,6 @@ def documented(function: _Function) -> _Function:
         for name, annotation in QuestionOptions.__annotations__.items()
     ]
     function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    lines = [f"    {option.name}: {option.help} {_default(option)}".rstrip() for option in OPTIONS.values()]
+    lines = [f"    {option.name}: {option.text}" for option in OPTIONS.values()]
     function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
     return function
-
-
-def _default(option: Option) -> str:
-    default = option.default_text or ("" if option.default in (None, False) else option.default)
-    return f"[default: {default}]" if default != "" else ""
-
-
-def option_table() -> str:
-    """The table of docs/asking.md."""
-    rows = ["| option | meaning |", "|---|---|"]
-    for title, group in GROUPS.items():
-        rows.append(f"| **{title}** | |")
-        for option in (OPTIONS[name] for name in names_in(group)):
-            value = {"switch": "", "choice": "|".join(option.choices), "count": "N", "count or max": "N|max"}
-            flag = f"{option.flag} {option.metavar or value[option.kind]}".rstrip().replace("|", "\\|")
-            rows.append(f"| `{flag}` | {option.help} {_default(option)}".rstrip() + " |")
-    return "\n".join(rows) + "\n"

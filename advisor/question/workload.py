@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, get_args
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ...ds_configs.read import optimizer_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import DEFAULT_SEQ_LEN, OptimizerStep, Precision, Software, Workload
+from ...estimators.workload import DEFAULT_SEQ_LEN, Precision, Software, Workload
 from .options import OPTIONS, with_defaults
 
 _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequence_parallel_size"}
@@ -104,50 +105,52 @@ def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
 
 
 def software_of(software: str | Mapping[str, Any] | None) -> Software:
-    """The software that names and values describe; in a text a name alone means yes.
+    """The software of a text such as `transformers=4.45,reentrant`, or of a mapping. Raises WorkloadError."""
+    if software is None:
+        return Software()
+    return Software(**settings_of(Software, software, option="--software"))
 
-    Raises WorkloadError for an unknown name or value.
+
+def settings_of(
+    kind: type, settings: str | Mapping[str, Any], *, option: str, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """Fields of a dataclass in a text such as `a=1,b`, in which a name alone means yes, or in a mapping.
+
+    Raises WorkloadError for an unknown name, or a value that is not of the field's type.
     """
-    pairs = named_values(software) if isinstance(software, str) else software or {}
-    known = [field.name for field in fields(Software)]
-    described = {}
-    for name, value in pairs.items():
-        key = str(name).replace("-", "_").lower()
-        if key not in known:
-            listed = ", ".join(field.replace("_", "-") for field in known)
-            raise WorkloadError(f"--software has nothing called {name[:40]!r}", fix=f"name one of {listed}")
-        described[key] = _software_value(key, value)
-    return Software(**described)
-
-
-def _software_value(name: str, value: Any) -> Any:
-    if name in ("transformers", "deepspeed", "torch"):
-        version = _VERSION.fullmatch(".".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
-        if version is None:
-            raise WorkloadError(
-                f"{str(value)[:40]!r} is no version of {name}", fix=f"pass a version such as --software {name}=4.45"
-            )
-        return int(version[1]), int(version[3] or 0)
-    if name == "optimizer_step":
-        if value not in get_args(OptimizerStep):
-            listed = ", ".join(get_args(OptimizerStep))
-            raise WorkloadError(f"unknown optimizer-step {str(value)[:40]!r}", fix=f"pass one of {listed}")
-        return value
-    return yes_or_no(f"--software {name.replace('_', '-')}", value)
-
-
-def named_values(text: str) -> dict[str, str]:
-    """The values by name of `a=1,b`; a name alone means yes."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return {name.strip(): value.strip() or "yes" for name, _, value in (word.partition("=") for word in words)}
-
-
-def yes_or_no(name: str, value: object) -> bool:
-    """The truth value of a bool or a word. Raises WorkloadError for any other value."""
-    found = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
-    if found is None:
-        raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix="pass yes or no")
+    if isinstance(settings, str):
+        words = [word.partition("=") for word in settings.split(",") if word.strip()]
+        settings = {name.strip(): value.strip() or "yes" for name, _, value in words}
+    types = {name: hint for name, hint in get_type_hints(kind).items() if name not in without}
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        field = str(name).replace("-", "_").lower()
+        if field not in types:
+            raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types)}")
+        found[field] = _typed(f"{option} {name}", value, types[field])
     return found
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """A value of a bool, a count (`200000000`, `2e8`), a version (`4.45`) or a Literal."""
+    choices: Sequence[str] = get_args(kind)
+    if kind is bool:
+        choices = tuple(_WORDS)
+        if isinstance(value, bool) or str(value).lower() in choices:
+            return value if isinstance(value, bool) else _WORDS[str(value).lower()]
+    elif kind is int:
+        choices = ("a whole number such as 200000000", "2e8")
+        with suppress(TypeError, ValueError):
+            if 0 <= float(value) < 2**63 and float(value).is_integer():
+                return int(float(value))
+    elif get_origin(kind) is tuple:
+        choices = ("a version such as 4.45",)
+        version = _VERSION.fullmatch(".".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
+        if version is not None:
+            return int(version[1]), int(version[3] or 0)
+    elif value in choices:
+        return value
+    raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {' or '.join(choices)}")
 
 
 def _document_length(document_len: int | None, seq_len: int) -> int | None:
