@@ -34,7 +34,7 @@ IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "trainin
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @question_options(
     ("gpus", "ram", "seq_len", "framework", "offline"),
-    extra={"model": model_option("Model: check memory and speed too.")},
+    extra=[model_option("Model: check memory and speed too.")],
     gpus={"default": None},
     framework={"default": None, "default_text": 'hf for a file with an "auto"'},
 )
@@ -194,15 +194,13 @@ _UNSET = {"default": None, "default_text": "from the file"}
         *("gpus", "ram", "nvme", "interconnect"),
         *("method", "lora_rank", "seq_len", "micro_batch", "gradient_checkpointing", "risk", "offline"),
     ),
-    extra={
-        "format": click.option(
-            "--format", type=click.Choice(IMPORT_FORMATS), help="Format of FILE.  [default: detected]"
-        ),
-        "model": model_option("Model.  [default: from the file]"),
-        "ds_config": click.option(
+    extra=[
+        click.option("--format", type=click.Choice(IMPORT_FORMATS), help="Format of FILE.  [default: detected]"),
+        model_option("Model.  [default: from the file]"),
+        click.option(
             "--ds-config", type=PATH, metavar="FILE", help="DeepSpeed configuration, in place of the named one."
         ),
-    },
+    ],
     gpus={"default": None, "default_text": "auto; counts from the file"},
     method=_UNSET,
     lora_rank=_UNSET,

@@ -103,23 +103,25 @@ def question_options(
     *,
     into: str = "question",
     searches: bool = False,
-    extra: Mapping[str, Decorator] | None = None,
+    extra: Sequence[Decorator] = (),
     **changes: Mapping[str, Any],
 ) -> Decorator:
     """Gives a command the declared options with these names, and hands it their values as one dictionary.
 
     into: the parameter that receives the dictionary.
-    extra: further options by the names of their parameters, whose values the dictionary has too.
+    extra: further options for the dictionary.
     changes: fields of the declarations that differ for the command, by name.
     """
-    own = {name: question_option(name, searches=searches, **changes.get(name, {})) for name in names}
-    aliases = {old: click.option(f"--{old}", hidden=True) for old, (new, _) in RENAMED.items() if new in own}
-    options = {**own, **(extra or {}), **aliases}
+    own = [question_option(name, searches=searches, **changes.get(name, {})) for name in names]
+    aliases = [old for old, (new, _) in RENAMED.items() if new in names]
+    options = [*own, *extra, *(click.option(f"--{old}", hidden=True) for old in aliases)]
+    bare: Any = _decorated(lambda: 0, options)
+    parameters = [parameter.name for parameter in bare.__click_params__]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def grouped(**values: Any) -> int:
-            group = {name: values.pop(name) for name in options}
+            group = {name: values.pop(name) for name in parameters}
             for old in aliases:
                 value = group.pop(old)
                 if value is not None:
@@ -128,7 +130,7 @@ def question_options(
             warn_ignored_options(group)
             return command(**{into: group}, **values)
 
-        return _decorated(grouped, list(options.values()))
+        return _decorated(grouped, options)
 
     return decorate
 
@@ -182,15 +184,15 @@ def run_options(*, model_required: bool = True) -> Decorator:
     return question_options(
         (*names, "framework", "offline"),
         into="run",
-        extra={
-            "config_file": click.argument("config_file", metavar="DS_CONFIG", type=PATH),
-            "model": model_option(
+        extra=[
+            click.argument("config_file", metavar="DS_CONFIG", type=PATH),
+            model_option(
                 model if model_required else "Model name.  [default: from the script's arguments]",
                 required=model_required,
             ),
-            "accumulation": ACCUMULATION,
-            "input_shape": click.option("--input-shape", metavar="SIZES", help=shape),
-        },
+            ACCUMULATION,
+            click.option("--input-shape", metavar="SIZES", help=shape),
+        ],
         micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1"},
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
         precision={"help": "Replaces an `auto` in bf16 or fp16."},
@@ -214,7 +216,7 @@ def compare_options(command: Command) -> Command:
     job = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
     decorate = question_options(
         (*machines, "method", *LORA, *training, "framework", *job, "offline"),
-        extra={"model": model_option("Model: compare memory and speed too."), "accumulation": ACCUMULATION},
+        extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
         gpus={"default": None, "default_text": "auto"},
         micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for a rung the fastest"},
         precision={"help": "Replaces an `auto`; precision of rungs."},

@@ -232,40 +232,38 @@ _TRAINED = (
 @question_options(
     (*_TRAINED, *names_in(CpuOptions), "data", "epochs", "packing", "eval_split"),
     into="options",
-    extra={
-        "model": model_option("Model: a folder with config.json, tokenizer and safetensors, or a hub id."),
-        "eval_data": click.option("--eval-data", metavar="FILE", help="Evaluation data; replaces --eval-split."),
-        "shape": click.option(
+    extra=[
+        model_option("Model: a folder with config.json, tokenizer and safetensors, or a hub id."),
+        click.option("--eval-data", metavar="FILE", help="Evaluation data; replaces --eval-split."),
+        click.option(
             "--format",
             "shape",
             type=click.Choice(["chat", "prompt-completion", "instruction", "text-label", "text"]),
             help="Format of a row.  [default: detected]",
         ),
-        "system": click.option("--system", metavar="TEXT", help="System message for chats without one."),
-        "max_steps": click.option("--max-steps", type=COUNT, help="Number of optimizer steps; replaces --epochs."),
-        "learning_rate": click.option(
+        click.option("--system", metavar="TEXT", help="System message for chats without one."),
+        click.option("--max-steps", type=COUNT, help="Number of optimizer steps; replaces --epochs."),
+        click.option(
             "--learning-rate", type=float, metavar="RATE", help="Peak learning rate.  [default: 2e-5; 2e-4 with LoRA]"
         ),
-        "lora_alpha": click.option(
-            "--lora-alpha", type=COUNT, help="Scale of the LoRA adapters.  [default: twice --lora-rank]"
-        ),
-        "seed": click.option("--seed", type=click.IntRange(min=0, max=2**31), default=42, help="Random seed."),
-        "save_steps": click.option(
+        click.option("--lora-alpha", type=COUNT, help="Scale of the LoRA adapters.  [default: twice --lora-rank]"),
+        click.option("--seed", type=click.IntRange(min=0, max=2**31), default=42, help="Random seed."),
+        click.option(
             "--save-steps",
             type=COUNT,
             help="Steps between checkpoints and evaluations.  [default: a tenth of all, at most 500]",
         ),
-        "report_to": click.option(
+        click.option(
             "--report-to",
             type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]),
             default="auto",
             help="Logger of the loss; auto: TensorBoard if installed.",
         ),
-        "merge": click.option("--merge", is_flag=True, help="Also save the model with the LoRA adapters merged."),
-        "rung": click.option("--rung", type=click.Choice(RUNGS), help="Rung.  [default: the fastest that fits]"),
-        "no_probe": click.option("--no-probe", is_flag=True, help="Check by a dry run instead of a probe."),
-        "no_check": click.option("--no-check", is_flag=True, help="Start without probe, dry run and disk check."),
-    },
+        click.option("--merge", is_flag=True, help="Also save the model with the LoRA adapters merged."),
+        click.option("--rung", type=click.Choice(RUNGS), help="Rung.  [default: the fastest that fits]"),
+        click.option("--no-probe", is_flag=True, help="Check by a dry run instead of a probe."),
+        click.option("--no-check", is_flag=True, help="Start without probe, dry run and disk check."),
+    ],
     data={"help": "Training data: .jsonl, .json, .csv, .tsv or .parquet."},
     seq_len={"default_text": "the longest sample, within the model's limit"},
     global_batch={"help": "Samples per optimizer step.", "default_text": "32, less for few samples"},
