@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.question.run import sample_shape
-from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
+from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.validate.lint import lint, read_document
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,19 +38,6 @@ def test_two_thousand_broken_inputs_break_nothing(tmp_path: Path) -> None:
     assert min(tally.answered, tally.refused) > 200
 
 
-@settings(max_examples=150)
-@given(raw=st.binary(max_size=200))
-def test_any_bytes_are_a_configuration_or_one_line(raw: bytes) -> None:
-    """Both readers' view of it."""
-    try:
-        document = read_document(raw, name="x")
-    except ConfigFileError as error:
-        assert "\n" not in error.what
-        return
-    for framework in ("hf", "deepspeed"):
-        lint(document, facts=facts(), framework=framework)  # type: ignore[arg-type]
-
-
 @settings(max_examples=200)
 @given(data=st.data())
 def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
@@ -76,17 +63,6 @@ def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
         return
     report = lint(document, facts=facts())
     assert all(1 <= finding.line <= text.count("\n") + 1 for finding in report.findings)
-
-
-@given(text=st.text(max_size=20))
-def test_a_sample_shape_is_numbers_or_one_line(text: str) -> None:
-    """`--input-shape`."""
-    try:
-        shape = sample_shape(text)
-    except DsAdviseError as error:
-        assert "\n" not in error.what
-    else:
-        assert shape and all(size > 0 for size in shape)
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "3,", "", "\u0663", "1e3", "0", "-1", "3, 0x2"])

@@ -39,6 +39,7 @@ from ds_advise.estimators.workload import Workload
 from tests.advisor.schemas.validator import wrong
 from tests.helpers import TINY
 
+BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
 
 
@@ -89,16 +90,12 @@ def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
     assert proposal["plan"]["fits"] and (form["launched"], form["finished"], form["model"]) == (None, False, None)
 
 
-def test_what_is_said_wins(ask: Ask) -> None:
-    """Sequence length, batch, steps and rate; the rows that are cut are counted."""
+def test_options_take_precedence_over_defaults(ask: Ask) -> None:
+    """Sequence length, batch, steps and rate; the rows that are cut are counted. LoRA has a rate of its own."""
     _, printed, _ = ask("--dry --seq-len 20 --global-batch 6 --max-steps 7 --learning-rate 0.5")
     assert "Sequence length 20; rows cut: 40" in printed
     assert "global batch 6" in printed
     assert "7 steps (1.05 epochs) at a learning rate of 0.5" in printed
-
-
-def test_lora_has_a_rate_of_its_own(ask: Ask) -> None:
-    """Ten times that of full training."""
     assert "a learning rate of 0.0002" in ask("--dry --method lora")[1]
 
 
@@ -188,18 +185,18 @@ def test_impossible_options_are_refused_at_once(ask: Ask, options: str, printed:
     assert printed in error
 
 
-def test_model_and_data_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless a training goes on."""
-    assert run(["train", "--data", "x.jsonl"]) == 2
-    assert "--model is missing" in capsys.readouterr().err
-    assert run(["train", "--model", "x"]) == 2
-    assert "--data is missing" in capsys.readouterr().err
-
-
-def test_resume_needs_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty folder has none."""
-    assert run(["train", "--resume", "--output-dir", str(tmp_path)]) == 2
-    assert "holds no training to resume" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--data x.jsonl", "--model is missing"),
+        ("--model x", "--data is missing"),
+        ("--resume --output-dir empty", "holds no training to resume"),
+    ],
+)
+def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
+    """Model, data, and for --resume a training."""
+    assert run(["train", *options.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,29 +216,19 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
         pass  # whoever ended has let it go
 
 
-def test_models_that_are_no_causal_language_models(ask: Ask, model: Path) -> None:
-    """The built-in trainer predicts next tokens; others need a script."""
-    bert = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    (model / "config.json").write_text(json.dumps(bert))
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", BERT, "is not a causal language model"),
+        ("config.json", TINY | {"vocab_size": 100}, "but the model has 100 embeddings"),
+        ("pytorch_model.bin", None, "no safetensors"),
+    ],
+)
+def test_models_that_cannot_be_trained(ask: Ask, model: Path, file: str, content: object, message: str) -> None:
+    """Other kinds of models, a tokenizer of another model, and pickled weights, which can run code."""
+    (model / file).write_text(json.dumps(content))
     code, _, error = ask()
-    assert code == 2
-    assert "is not a causal language model" in error
-
-
-def test_a_tokenizer_of_another_model(ask: Ask, model: Path) -> None:
-    """Token numbers beyond the embeddings would end in a crash on every rank."""
-    (model / "config.json").write_text(json.dumps(TINY | {"vocab_size": 100}))
-    code, _, error = ask()
-    assert code == 2
-    assert "but the model has 100 embeddings" in error
-
-
-def test_pickled_weights_are_not_read(ask: Ask, model: Path) -> None:
-    """Reading them can run code."""
-    (model / "pytorch_model.bin").touch()
-    code, _, error = ask()
-    assert code == 2
-    assert "no safetensors" in error
+    assert code == 2 and message in error
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:
@@ -302,26 +289,12 @@ def test_the_sequence_length_follows_the_data() -> None:
     assert length(_file(tokens=1000), packing=True) == 1000
 
 
-@pytest.mark.parametrize(
-    ("samples", "ranks", "micro_batch", "wanted"),
-    [
-        (10_000, 8, None, 32),
-        (10_000, 3, None, 33),
-        (10_000, 64, None, 64),
-        (100, 2, None, 10),
-        (5, 2, None, 2),
-        (10_000, 2, 5, 40),
-    ],
-)
-def test_the_global_batch_divides_over_the_ranks(
-    samples: int, ranks: int, micro_batch: int | None, wanted: int
-) -> None:
-    """32 samples, fewer where an epoch would have less than ten steps, rounded up."""
-    assert defaults.global_batch(samples, ranks=ranks, micro_batch=micro_batch) == wanted
-
-
-def test_a_training_leaves_ten_checkpoints() -> None:
-    """At most 500 steps apart."""
+def test_defaults_of_batch_and_checkpoints() -> None:
+    """32 samples, fewer where an epoch would have less than ten steps, rounded up to the ranks; ten checkpoints, at
+    most 500 steps apart."""
+    cases = {(10_000, 8): 32, (10_000, 3): 33, (10_000, 64): 64, (100, 2): 10, (5, 2): 2}
+    assert {case: defaults.global_batch(case[0], ranks=case[1], micro_batch=None) for case in cases} == cases
+    assert defaults.global_batch(10_000, ranks=2, micro_batch=5) == 40
     assert [default_save_steps(steps) for steps in (3, 100, 100_000)] == [1, 10, 500]
 
 
