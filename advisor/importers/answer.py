@@ -11,7 +11,7 @@ from ...ds_configs.write import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...validate.lint import LintReport, lint, load_facts
+from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
 from ..answer.advice import PlanFigures, plan_figures
@@ -22,7 +22,7 @@ from ..render.lint import FindingFigures, finding_figures
 from .figures import ImportFigures, figures_of
 from .formats import Format, launched, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
-from .rewrite import ChangedFile, changed_files
+from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source
 
 _RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
@@ -191,18 +191,9 @@ def _document(part: DeepSpeedPart) -> Document | None:
 
 
 def _lint(document: Document, run: ImportedRun, figures: ImportFigures | None) -> LintReport:
-    facts = load_facts()
-    if figures is None:
-        return lint(document, facts=facts, framework=run.framework)
-    report = lint(
-        document,
-        facts=facts,
-        framework=run.framework,
-        cluster=figures.cluster,
-        model=figures.model,
-        workload=figures.workload,
-    )
-    return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
+    report = lint_part(document, run.framework, figures)
+    left_out = _RULES_ON_FIGURES if figures is not None else ()
+    return replace(report, findings=tuple(each for each in report.findings if each.code not in left_out))
 
 
 @dataclass(frozen=True, kw_only=True)

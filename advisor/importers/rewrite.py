@@ -12,7 +12,7 @@ from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.write import config_text, write_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
-from ...estimators.workload import Workload
+from ...estimators.workload import Framework, Workload
 from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
 from .figures import ImportFigures
@@ -47,14 +47,12 @@ def changed_files(
 
     Raises ConfigFileError where the file's form does not let it be changed.
     """
+    plan = figures.plan
     if figures.is_better and figures.recommended is not None:
         plan = figures.recommended.plan
-        text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
-    elif run.faults and run.sharding == "zero":  # the same plan, as the tool takes it
-        plan = figures.plan
+    if plan is not figures.plan or (run.faults and run.sharding == "zero"):
         text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
     else:
-        plan = figures.plan
         text = None if document is None or report is None else _corrected(document, report)
         if text is None:
             return ()
@@ -111,15 +109,22 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
         config = _for_accelerate(config, own or {}, plan, figures.workload)
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
-    report = lint(
+    return _corrected(document, lint_part(document, "hf", figures)) or document.text
+
+
+def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
+    """Lint of a DeepSpeed configuration, with the model and the machines where they are known."""
+    facts = load_facts()
+    if figures is None:
+        return lint(document, facts=facts, framework=framework)
+    return lint(
         document,
-        facts=load_facts(),
-        framework="hf",
+        facts=facts,
+        framework=framework,
         cluster=figures.cluster,
         model=figures.model,
         workload=figures.workload,
     )
-    return _corrected(document, report) or document.text
 
 
 def _for_accelerate(
@@ -152,16 +157,14 @@ def _config_path(path: Path, run: ImportedRun, *, is_new: bool) -> Path:
 def _check(source: Source, form: Format, text: str, better: Improvement) -> None:
     """That the changed text says what was meant. Raises ConfigFileError where it does not."""
     again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
-    plan, part = better.plan, again.deepspeed
-    wanted, said = [better.config is not None], [part is not None]
-    if form.name != "accelerate":
-        wanted.append(plan.gradient_checkpointing)
-        said.append(bool(again.gradient_checkpointing))
-    batches = again.micro_batch_size in (None, plan.micro_batch_size) and again.gradient_accumulation_steps in (
-        plan.gradient_accumulation_steps,
-        *([1] if form.name == "accelerate" else []),
+    plan, accelerate = better.plan, form.name == "accelerate"
+    same = (
+        again.micro_batch_size in (None, plan.micro_batch_size)
+        and again.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
+        and (accelerate or bool(again.gradient_checkpointing) == plan.gradient_checkpointing)
+        and (again.deepspeed is None) == (better.config is None)
     )
-    if not batches or wanted != said:
+    if not same:
         raise ConfigFileError(
             "the file's form does not let its options be changed one by one",
             why="a value in it serves several options",

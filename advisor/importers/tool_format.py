@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -73,9 +73,9 @@ class Reading:
     remarks: list[str]
     obstacles: list[str]
 
-    def switched(self, names: Iterable[str]) -> list[str]:
-        """Those of the switches that are on; all of them are marked as read."""
-        return [name for name in names if self.arguments.flag(name)]
+    def switched(self, names: str) -> list[str]:
+        """Those of the switches, separated by blanks, that are on; all of them are marked as read."""
+        return [name for name in names.split() if self.arguments.flag(name)]
 
     def use_quantization(self, bits: int, *, bitsandbytes: bool = True) -> None:
         """Adapters on frozen weights of this many bits."""
@@ -117,7 +117,7 @@ class ToolFormat:
     attention: tuple[str, ...] = ("attn_implementation", "attn_impl")
     default_precision: str = "fp32"
     software: Mapping[str, bool] = field(default_factory=dict)
-    liger: tuple[str, ...] = ()
+    liger: str = ""
     """Switches of Liger's kernels and fused loss."""
     micro_batch: tuple[str, ...] = ("per_device_train_batch_size",)
     """The first is written."""
@@ -136,9 +136,9 @@ class ToolFormat:
     superseded: tuple[str, ...] = ()
     """Keys that a new DeepSpeed configuration replaces."""
     not_modelled: Mapping[str, str] = field(default_factory=dict)
-    """What the estimators lack, by the key that turns it on with a value other than false, 0 or 1."""
+    """What the estimators lack: the keys that turn it on with a value other than false, 0 or 1."""
     approximated: Mapping[str, str] = field(default_factory=dict)
-    """Remarks by the switch that they belong to."""
+    """Remarks: their switches."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
     knows_all_keys: bool = True
     """False: options of the user's own are among them."""
@@ -183,18 +183,19 @@ class ToolFormat:
         )
         if reading.switched(self.liger):
             reading.training.update(kernels="liger", loss="fused")
-        reading.remarks.extend(self.approximated[name] for name in reading.switched(self.approximated))
+        reading.remarks.extend(text for text, keys in self.approximated.items() if reading.switched(keys))
         self.details(reading)
-        missing = [name for name in reading.switched(self.not_modelled) if arguments.text(name) not in ("1", "0.0")]
-        reading.obstacles.extend(f"there are no figures here of {self.not_modelled[name]}" for name in missing)
-        keys = self._leftovers(arguments)
+        for what, keys in self.not_modelled.items():
+            if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
+                reading.obstacles.append(f"there are no figures here of {what}")
+        leftovers = self._leftovers(arguments)
         both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
         return ImportedRun(
             training={name: value for name, value in reading.training.items() if value is not None},
             remarks=tuple(dict.fromkeys(reading.remarks)),
             obstacle=next(iter(reading.obstacles), ""),
-            uncounted=keys.uncounted,
-            unknown=keys.unknown,
+            uncounted=leftovers.uncounted,
+            unknown=leftovers.unknown,
             faults=(_TWO_PRECISIONS,) if both else (),
             **reading.run,
         )

@@ -21,7 +21,7 @@ _PREFERENCE = re.compile(r"(^|[/_.])(dpo|kto|ppo|grpo|orpo|rloo|gkd|reward)([/_.
 
 def _training_arguments_details(reading: Reading) -> None:
     arguments, line = reading.arguments, reading.source.line
-    if reading.switched(("use_flash_attn", "use_flash_attention_2")):
+    if reading.switched("use_flash_attn use_flash_attention_2"):
         reading.training["attention"] = "flash"
     if arguments.adapts:
         reading.training.update(method="qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora)
@@ -49,7 +49,7 @@ TRAINING_ARGUMENTS = ToolFormat(
         source.arguments.are_training_arguments and not {"finetuning_type", "stage"} & set(source.values)
     ),
     details=_training_arguments_details,
-    liger=("use_liger_kernel", "use_liger"),
+    liger="use_liger_kernel use_liger",
     micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
     default_micro_batch=8,
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
@@ -111,27 +111,26 @@ LLAMA_FACTORY = ToolFormat(
     seq_len=("cutoff_len",),
     default_seq_len=2048,  # hparams/data_args.py
     attention=("flash_attn",),
-    liger=("enable_liger_kernel",),
+    liger="enable_liger_kernel",
     default_micro_batch=8,
     disables_checkpointing="disable_gradient_checkpointing",
     not_modelled={
-        "use_galore": "GaLore's projected states",
-        "use_apollo": "APOLLO's projected states",
-        "use_badam": "BAdam's blocks",
-        "use_adam_mini": "Adam-mini's states",
-        "use_llama_pro": "LLaMA Pro's added layers",
-        "use_unsloth": "unsloth's own layers",
-        "use_kt": "KTransformers",
-        "use_mca": "Megatron's layers",
-        "use_megatron_bridge": "Megatron's layers",
-        "use_hyper_parallel": "its hyper-parallel mode",
-        "mixture_of_depths": "mixture of depths",
-        "shift_attn": "LongLoRA's shifted attention",
-        "use_asft_loss": "a second, frozen pass of the model",
-        "fp8": "training in fp8",
+        "GaLore's projected states": "use_galore",
+        "APOLLO's projected states": "use_apollo",
+        "BAdam's blocks": "use_badam",
+        "Adam-mini's states": "use_adam_mini",
+        "LLaMA Pro's added layers": "use_llama_pro",
+        "unsloth's own layers": "use_unsloth",
+        "KTransformers": "use_kt",
+        "Megatron's layers": "use_mca use_megatron_bridge",
+        "its hyper-parallel mode": "use_hyper_parallel",
+        "mixture of depths": "mixture_of_depths",
+        "LongLoRA's shifted attention": "shift_attn",
+        "a second, frozen pass of the model": "use_asft_loss",
+        "training in fp8": "fp8",
     },
     approximated={
-        "use_unsloth_gc": "unsloth's checkpointing, which keeps layers' inputs in host RAM, is counted as ordinary"
+        "unsloth's checkpointing, which keeps layers' inputs in host RAM, is counted as ordinary": "use_unsloth_gc",
     },
     harmless=re.compile(
         r"template|media_dir|mix_strategy|interleave_probs|buffer_size|tool_format|default_system|enable_thinking|"
@@ -226,25 +225,24 @@ MS_SWIFT = ToolFormat(
     attention=("attn_impl",),
     default_precision="auto",
     software={"fp32-adapters": True},
-    liger=("use_liger_kernel",),
+    liger="use_liger_kernel",
     default_micro_batch=1,
     checkpoints=True,
     fsdp_settings=(),
     superseded=("zero_hpz_partition_size", "deepspeed_autotp_size"),
     deepspeed=_ms_swift_deepspeed,
     not_modelled={
-        "use_galore": "GaLore's projected states",
-        "lisa_activated_layers": "LISA",
-        "freeze_parameters": "a part of the weights trained",
-        "freeze_parameters_ratio": "a part of the weights trained",
-        "freeze_parameters_regex": "a part of the weights trained",
-        "trainable_parameters": "a part of the weights trained",
-        "target_parameters": "adapters on parameters that are no module",
-        "optimizer": "an optimizer of ms-swift's own",
-        "rlhf_type": "preference training",
-        "sequence_parallel_size": "samples shared over GPUs by ms-swift's own attention",
+        "GaLore's projected states": "use_galore",
+        "LISA": "lisa_activated_layers",
+        "partial training": "freeze_parameters freeze_parameters_ratio freeze_parameters_regex trainable_parameters",
+        "adapters on parameters that are no module": "target_parameters",
+        "an optimizer of ms-swift's own": "optimizer",
+        "preference training": "rlhf_type",
+        "samples shared over GPUs by ms-swift's own attention": "sequence_parallel_size",
     },
-    approximated={"target_regex": "the pattern of target_regex is counted as all linear layers"},
+    approximated={
+        "the pattern of target_regex is counted as all linear layers": "target_regex",
+    },
     harmless=re.compile(
         r"model_type|model_name|model_author|model_kwargs|template\w*|system|agent_template|use_hf|external_plugins|"
         r"truncation_strategy|loss_scale|columns|shuffle\w*|interleave_prob|stopping_strategy|download_mode|norm_bbox|"
@@ -307,11 +305,13 @@ def _axolotl_kernels(reading: Reading) -> None:
     """Attention, fused kernels and the loss."""
     arguments, training = reading.arguments, reading.training
     switches = {"flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager"}
-    chosen = [switches[name] for name in reading.switched(switches)]
+    chosen = [switches[name] for name in reading.switched(" ".join(switches))]
     training["attention"] = training["attention"] or next(iter(chosen), None)
     plugins = " ".join(arguments.texts("plugins"))
-    names = ("liger_rms_norm", "liger_rope", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
-    if reading.switched(names) and "Liger" in plugins:
+    if (
+        reading.switched("liger_rms_norm liger_rope liger_layer_norm liger_glu_activation liger_swiglu")
+        and "Liger" in plugins
+    ):
         training["kernels"] = "liger"
     if arguments.flag("liger_fused_linear_cross_entropy") and "Liger" in plugins:
         training["loss"] = "fused"
@@ -323,8 +323,6 @@ def _axolotl_kernels(reading: Reading) -> None:
     elif arguments.flag("chunked_cross_entropy"):
         training["loss"] = "chunked"
 
-
-_FUSED_ADAPTERS = "adapters in fused kernels are counted as ordinary ones"
 
 AXOLOTL = ToolFormat(
     name="axolotl",
@@ -348,29 +346,25 @@ AXOLOTL = ToolFormat(
     fsdp_settings=("fsdp_version",),
     refuses_two_precisions=False,
     not_modelled={
-        "rl": "preference training",
-        "reward_model": "a reward model",
-        "process_reward_model": "a reward model",
-        "unfrozen_parameters": "a part of the weights trained",
-        "lisa_n_layers": "LISA",
-        "relora": "ReLoRA",
-        "qat": "quantization-aware training",
-        "fp8": "training in fp8",
-        "quantize_moe_experts": "quantized experts",
-        "ebft": "EBFT",
-        "diffusion": "diffusion training",
-        "lora_target_parameters": "adapters on parameters that are no module",
-        "tensor_parallel_size": "layers split over GPUs by PyTorch",
-        "expert_parallel_size": "expert parallelism",
-        "context_parallel_size": "samples shared over GPUs by ring attention",
-        "sequence_parallel_degree": "samples shared over GPUs by ring attention",
+        "preference training": "rl",
+        "a reward model": "reward_model process_reward_model",
+        "partial training": "unfrozen_parameters",
+        "LISA": "lisa_n_layers",
+        "ReLoRA": "relora",
+        "quantization-aware training": "qat",
+        "training in fp8": "fp8",
+        "quantized experts": "quantize_moe_experts",
+        "EBFT": "ebft",
+        "diffusion training": "diffusion",
+        "adapters on parameters that are no module": "lora_target_parameters",
+        "layers split over GPUs by PyTorch": "tensor_parallel_size",
+        "expert parallelism": "expert_parallel_size",
+        "samples shared over GPUs by ring attention": "context_parallel_size sequence_parallel_degree",
     },
     approximated={
-        "torch_compile": "it is counted as not compiled",
-        "peft_use_dora": "DoRA is counted as LoRA",
-        "lora_mlp_kernel": _FUSED_ADAPTERS,
-        "lora_qkv_kernel": _FUSED_ADAPTERS,
-        "lora_o_kernel": _FUSED_ADAPTERS,
+        "it is counted as not compiled": "torch_compile",
+        "DoRA is counted as LoRA": "peft_use_dora",
+        "adapters in fused kernels are counted as ordinary ones": "lora_mlp_kernel lora_qkv_kernel lora_o_kernel",
     },
     harmless=re.compile(
         r"model_type|model_config|processor_type|processor_kwargs|strict|sample_packing\w*|pad_to_\w+|eot_tokens|tokens|"
