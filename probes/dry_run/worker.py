@@ -15,19 +15,22 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from pydantic import TypeAdapter
 
-from ..recording import phases as recorded_phases
+from ..recording.allocation_classifier import AllocationClassifier
+from ..recording.ledger import Ledger
+from ..recording.mode import RecordingMode
+from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
 from ..recording.result import DryRunResult
+from ..recording.schedule import ScheduleRecorder
 from ..run import Request, isolated_config
-from ..simulated_gpu import collectives
-
-if TYPE_CHECKING:
-    from ..recording.ledger import Ledger
-    from ..recording.phases import PhaseRecorder
-    from ..recording.schedule import ScheduleRecorder
+from ..simulated_gpu import attention, collectives, kernels, patches
+from ..simulated_gpu.device import DEVICE_TYPE, register
+from ..simulated_gpu.quick_fake import QuickFakeTensorMode
+from . import models, training
 
 
 def main() -> None:
@@ -73,8 +76,6 @@ def _import_all(request: Request) -> None:
         *(["peft"] if request.workload.method == "lora" else []),
     ):
         importlib.import_module(name)
-    from . import models, training  # noqa: F401
-
     if request.model is not None:
         models.model_class(models.transformers_config(request))
 
@@ -122,12 +123,6 @@ def _package(error: Exception) -> str:
 
 
 def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
-    from ..recording.allocation_classifier import AllocationClassifier
-    from ..recording.ledger import Ledger
-    from ..recording.phases import PhaseRecorder
-    from ..recording.schedule import ScheduleRecorder
-    from ..simulated_gpu.device import DEVICE_TYPE, register
-
     register()
     classifier = AllocationClassifier()
     ledger = Ledger(DEVICE_TYPE, classifier.classify)
@@ -137,10 +132,6 @@ def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
 
 def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> None:
     """Patch torch, DeepSpeed and transformers to train on the simulated GPU."""
-    import torch
-
-    from ..simulated_gpu import attention, kernels, patches
-
     patches.before_deepspeed()
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
@@ -172,11 +163,6 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
 
 
 def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunResult:
-    from ..recording.mode import RecordingMode
-    from ..simulated_gpu.device import DEVICE_TYPE
-    from ..simulated_gpu.quick_fake import QuickFakeTensorMode
-    from . import training
-
     ledger = recorder.ledger
     schedule = recorder.schedule
     _simulate(request, ledger, schedule)
@@ -191,9 +177,9 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     return DryRunResult(
         phases=phases,
         iterations=request.iterations,
-        peak=recorded_phases.highest_peak(recorder, request),
-        peak_by_phase=recorded_phases.peak_by_phase(recorder),
-        timeline=recorded_phases.timeline(recorder),
+        peak=highest_peak(recorder, request),
+        peak_by_phase=peak_by_phase(recorder),
+        timeline=timeline(recorder),
         schedule=schedule.recorded(),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),

@@ -21,13 +21,12 @@ def note(**values):
 
 
 def watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 1, **limits: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 1, stall_s: float = 3600
 ) -> tuple[list[dict[str, Any]], RankFailure | None]:
     (tmp_path / "stand_in.py").write_text(RANK + body + "\nos._exit(0)")
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    limits = {"stall_s": 3600, "timeout_s": 3600, **limits}
-    return watch(range(ranks), tmp_path, worker="stand_in", on_progress=lambda _: None, **limits)
+    return watch(range(ranks), tmp_path, worker="stand_in", stall_s=stall_s, timeout_s=3600)
 
 
 def test_ranks_find_the_ninja_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
