@@ -19,10 +19,10 @@ from .search.choice import best_of_rung
 from .search.search import candidates_of
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
-"""What `rung` names: the eight rungs, and plain PyTorch beside them."""
+"""Values of `rung`: the eight rungs, and plain PyTorch."""
 
 _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
-"""Fields of a plan that the rung and the question decide."""
+"""Fields of a plan that follow from the rung and the question."""
 
 
 @documented

@@ -187,7 +187,7 @@ class JobOptions(TypedDict, total=False):
     """How much is trained."""
 
     data: Annotated[
-        str | Path | None, Option("Training data, whose rows are counted: .jsonl, .csv, .parquet.", metavar="FILE")
+        str | Path | None, Option("Training data; its rows are counted: .jsonl, .csv, .parquet.", metavar="FILE")
     ]
     samples: Annotated[int | str | None, Option("Samples per epoch: 52k. Replaces --data.", metavar="N")]
     tokens: Annotated[int | str | None, Option("Training tokens in total: 1B. Replaces --data.", metavar="N")]

@@ -32,8 +32,8 @@ HOST_STREAM_SHARE = 0.6
 three counted ones, and at most 0.8 of the data sheet is reached. Assumed."""
 
 CORE_FLOPS_PER_S = 20e9
-"""Products on one core if not measured: a quarter of AVX2's peak at 2.5 GHz (80 GFLOP/s), of which large products reach
-half. Used for bf16 too, in which a CPU without bf16 units is no faster. Assumed."""
+"""Products on one core if not measured: half of the 40 GFLOP/s that large products reach with AVX2 at 2.5 GHz.
+Used for bf16 too, in which a CPU without bf16 units is no faster. Assumed."""
 
 MEMORY_BYTES_PER_S = 20e9
 """Memory bandwidth of the host if not measured: one channel of DDR4-3200 (25.6 GB/s) less a fifth. Assumed."""
