@@ -1,4 +1,4 @@
-"""What a foreign run needs as it is, and the best plan of the same training."""
+"""The figures of an imported run as it is, and the best plan of the same training."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ..search.choice import as_fast
 from ..text.units import times
 from .imported_run import ImportedRun
 
-_WORTH_A_WORD = 1.1
+_LEAST_GAIN = 1.1
 """Speed-ups below this are within what is known of the host."""
 
 _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
-"""Stands for a run without DeepSpeed: everything that a configuration could say is left to the run's own words."""
+"""The configuration of a run without DeepSpeed: it leaves everything to the run's own options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFigures:
-    """What a run needs, and what would be better for it."""
+    """The needs of a run, and a better plan for it."""
 
     model: ModelShape
     cluster: Cluster
@@ -60,9 +60,9 @@ def figures_of(
 ) -> ImportFigures:
     """The figures of a run on these GPUs.
 
-    offloads_checkpoints: whether the file can say that layers' inputs wait in host RAM.
+    offloads_checkpoints: whether the file has a key that offloads the inputs of checkpointed layers.
 
-    Raises ConfigFileError and WorkloadError where the run contradicts itself, or nothing is known of what it names.
+    Raises ConfigFileError and WorkloadError where the run contradicts itself, or names something unknown.
     """
     config, equal_parts = _config(run), cluster
     cluster = _with_threads(run, cluster)
@@ -76,13 +76,13 @@ def figures_of(
     refusal = unsupported(model, workload, plan, cluster) or ""
     as_is = None if refusal else predict(model, workload, cluster, plan)
     if as_is is not None and as_is.plan.offload_optimizer != "none":
-        remarks += _on_threads(as_is, predict(model, workload, equal_parts, plan), cluster)
+        remarks += _threads_remark(as_is, predict(model, workload, equal_parts, plan), cluster)
     workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
     recommended = None
     if plan.autotp_size == 1:  # the script's data loader knows the groups
         question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
         if run.leaves_batch_to_script:
-            recommended = _recommended(_as_the_script_has_it(question, plan), run, offloads_checkpoints=True)
+            recommended = _recommended(_with_batch_of(question, plan), run, offloads_checkpoints=True)
         if recommended is None:
             recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
@@ -100,8 +100,8 @@ def figures_of(
     )
 
 
-def _as_the_script_has_it(question: Question, plan: Plan) -> Question:
-    """The question with the micro batch and the checkpointing of the plan."""
+def _with_batch_of(question: Question, plan: Plan) -> Question:
+    """The question with the micro batch and the checkpointing of the plan fixed."""
     kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
     return replace(
         question,
@@ -111,7 +111,7 @@ def _as_the_script_has_it(question: Question, plan: Plan) -> Question:
 
 
 def _recommended(question: Question, run: ImportedRun, *, offloads_checkpoints: bool) -> Candidate | None:
-    """The best plan of DeepSpeed; a run without it goes on without it where that is as fast."""
+    """The best plan with DeepSpeed; for a run without DeepSpeed its own plan where that is as fast."""
     best = predicted(question).recommended
     if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
         best = predicted(replace(question, gradient_checkpointing="on")).recommended
@@ -139,17 +139,17 @@ def _config(run: ImportedRun) -> Mapping[str, Any]:
 
 
 def _with_threads(run: ImportedRun, cluster: Cluster) -> Cluster:
-    """The cluster with the host's threads that the run is given; without a word of them, those of its launcher."""
+    """The cluster with the host threads of the run: those that it sets, else the default of its launcher."""
     threads = run.threads_per_rank
     if threads is None and run.launcher is not None and cluster.world_size > 1:
         threads = unset_threads(run.launcher, cluster)
     return cluster if threads is None else replace(cluster, threads_per_rank=threads)
 
 
-def _on_threads(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:
-    """A sentence, where an equal part of the cores for each rank would make the step much faster."""
+def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:
+    """A remark where an equal share of the cores for each rank would make the step much faster."""
     gain = as_is.time.step_s / with_equal_parts.time.step_s
-    if gain < _WORTH_A_WORD:
+    if gain < _LEAST_GAIN:
         return ()
     threads = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
     return (
@@ -159,7 +159,7 @@ def _on_threads(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster)
 
 
 def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(what is trained, what was left out of it)."""
+    """(options of the workload, remarks on options that are left out)."""
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     training = {**run.training, "software": software}
     liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
@@ -170,31 +170,19 @@ def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple
 
 
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
-    micro = run.micro_batch_size or 1
-    accumulation = run.gradient_accumulation_steps
+    micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
     if accumulation is None:
         accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))
+    batch: dict[str, Any] = {
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_checkpointing": bool(run.gradient_checkpointing),
+    }
+    offloads = run.gradient_checkpointing == "offload"
     if run.sharding != "zero":
-        plan = plan_for(
-            _plain(run, cluster),
-            model,
-            workload,
-            cluster,
-            micro_batch_size=micro,
-            gradient_accumulation_steps=accumulation,
-            gradient_checkpointing=bool(run.gradient_checkpointing),
-        )
-        return replace(plan, cpu_checkpointing=run.gradient_checkpointing == "offload")
+        return replace(plan_for(_plain(run, cluster), model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
-        return plan_from_ds_config(
-            config,
-            model,
-            cluster,
-            micro_batch_size=micro,
-            gradient_accumulation_steps=accumulation,
-            gradient_checkpointing=bool(run.gradient_checkpointing),
-            cpu_checkpointing=run.gradient_checkpointing == "offload",
-        )
+        return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
     except ConfigFileError as error:
         name = run.deepspeed.name if run.deepspeed is not None else ""
         raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error

@@ -1,4 +1,4 @@
-"""A JSON file of options, changed in as few characters as will do."""
+"""YAML and JSON files of options: read, and changed without touching comments, order and quotes of other keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _dumped(value: Value, document: Document, owner: DocumentNode) -> str:
 
 
 _MOST_ALIASES = 20
-"""A configuration has a few. Aliases of aliases multiply: with so many a text grows to thousands of values at most."""
+"""Aliases of aliases multiply: with this many, a text grows to thousands of values at most."""
 
 _FIX = "give the configuration file that you pass to the tool"
 

@@ -1,4 +1,4 @@
-"""What a file of another tool means, for people."""
+"""The answer on a file of another tool in a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_KEYS = 12
 
 
 def render_import(answer: ImportAnswer, console: Console) -> None:
-    """What the file is, what its run needs, what would be better, what is wrong, and what would change in it."""
+    """The file, the needs of its run, a better plan, errors, and the changes to the file."""
     run, name = answer.run, printable(str(answer.source.path))
     title = f"a script that trains with {run.tool}" if answer.source.line is not None else answer.form.title
     sentence(console, Text(f"{name} is {title}.", style="bold"))
@@ -30,9 +30,9 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
         sentence(console, _capital(ended(printable(remark))))
-    _listed("Not counted, for nothing is concluded from them here", run.uncounted, console)
+    _listed("Not counted", run.uncounted, console)
     if answer.form.name != "accelerate":  # whose unknown keys are a fault
-        _listed(f"No keys of {run.tool}", run.unknown, console)
+        _listed(f"Unknown to {run.tool}", run.unknown, console)
     _wrong(answer, console)
     _changes(answer, console)
 
@@ -58,7 +58,7 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
     better = figures.recommended
     if better is None:
         batch = workload.global_batch_size
-        sentence(console, f"No plan that is predicted fits with its global batch of {batch}: see what would help with")
+        sentence(console, f"No predicted plan fits with its global batch of {batch}. For changes that would help, run")
         sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
     elif figures.is_better:
         _plan("Better", better, figures, console)

@@ -42,8 +42,8 @@ def changed_files(
     *,
     destination: Path | None,
 ) -> tuple[ChangedFile, ...]:
-    """The tool's file and the DeepSpeed configuration as they should be; nothing where the run is best as it is, its
-    tool takes it, and nothing in its DeepSpeed part can be corrected without changing the training.
+    """The tool's file and the DeepSpeed configuration with the better plan, or with what the tool refuses or lint
+    corrects without changing the training; nothing where there is nothing to change.
 
     Raises ConfigFileError where the file's form does not let it be changed.
     """
@@ -95,8 +95,8 @@ def write_files(files: tuple[ChangedFile, ...], *, force: bool) -> tuple[Path, .
 
 
 def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, accelerate: bool) -> str | None:
-    """The text of the DeepSpeed configuration for a plan, with everything of the run's own that the plan does not
-    decide; None for a plan without DeepSpeed."""
+    """The text of the DeepSpeed configuration for a plan, with the run's own keys that the plan does not decide; None
+    for a plan without DeepSpeed."""
     if plan.sharding != "zero":
         return None
     own = run.deepspeed.config if run.deepspeed is not None else None
@@ -130,8 +130,8 @@ def lint_part(document: Document, framework: Framework, figures: ImportFigures |
 def _for_accelerate(
     config: Mapping[str, Any], own: Mapping[str, Any], plan: Plan, workload: Workload
 ) -> dict[str, Any]:
-    """What accelerate's own file said must stand in the configuration beside which it may not say it; the optimizer
-    stays the script's."""
+    """The configuration with the settings that accelerate refuses in its own file beside a configuration, and without
+    an optimizer of its own, since the script has one."""
     config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
@@ -140,13 +140,13 @@ def _for_accelerate(
 
 
 def _corrected(document: Document, report: LintReport) -> str | None:
-    """The text with what can be corrected without changing the training, None where there is nothing."""
+    """The text with the corrections that do not change the training, None where there are none."""
     text, made = apply(document, report.edits)
     return text if made else None
 
 
 def _config_path(path: Path, run: ImportedRun, *, is_new: bool) -> Path:
-    """Beside the changed file; else beside the configuration that was named, by the name under which it was found."""
+    """The path of the DeepSpeed configuration: next to a new file, else next to the configuration that is replaced."""
     name = f"{path.stem}.ds_config.json"
     named = run.deepspeed.name if run.deepspeed is not None else ""
     if is_new or not named.endswith(".json"):
@@ -155,7 +155,7 @@ def _config_path(path: Path, run: ImportedRun, *, is_new: bool) -> Path:
 
 
 def _check(source: Source, form: Format, text: str, better: Improvement) -> None:
-    """That the changed text says what was meant. Raises ConfigFileError where it does not."""
+    """Reads the changed text again. Raises ConfigFileError where it is not the better run."""
     again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
     plan, accelerate = better.plan, form.name == "accelerate"
     same = (

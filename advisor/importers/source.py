@@ -38,15 +38,15 @@ class Source:
     """How many more commands train."""
     job: SlurmJob | None = None
     started_by: Source | None = None
-    """The script whose training command hands this configuration to its tool."""
+    """The script whose training command names this configuration."""
 
     @property
     def arguments(self) -> ScriptArguments:
-        """The values as options. Every call returns new ones, of which nothing has been read."""
+        """The values as options; every call returns new ones, with none of them marked as read."""
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
 
     def handed_by(self, script: Source | None) -> Source:
-        """The file with what the script's command says in the place of its keys; None for a file that is read alone."""
+        """The file with the options of the script's command in place of its keys; None for a file that is read alone."""
         if script is None or script.line is None:
             return self
         return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
@@ -77,7 +77,7 @@ class Source:
 
 
 def read_source(path: Path, kind: Kind | None = None) -> Source:
-    """The file. kind: None tells it by content and ending.
+    """The file. kind: None recognises it by content and ending.
 
     Raises ConfigFileError for what cannot be read, and for a text that is none of the kinds.
     """
@@ -143,7 +143,7 @@ def find_file(name: str, folder: Path) -> Path | None:
 
 
 def with_launch(run: ImportedRun, source: Source) -> ImportedRun:
-    """The run with the processes that its command and Slurm start, its environment, and what only the shell knows."""
+    """The run with its processes by the command and by Slurm, its environment, and a remark on unknown variables."""
     line, job = source.line, source.job or SlurmJob()
     assert line is not None
     nodes, per_node = line.counts()
