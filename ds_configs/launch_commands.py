@@ -1,4 +1,4 @@
-"""The commands that start the training, for each launcher."""
+"""The commands that start a training with each launcher, and the hostfile of DeepSpeed's launcher."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from ..estimators.workload import Framework
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]
 
 ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-"""The environment variable that the memory figures rest on: segments that grow lose almost nothing to fragmentation."""
+"""The environment variable that the memory figures assume: growing segments lose almost nothing to fragmentation."""
 
 
 def threads_setting(cluster: Cluster) -> str:
-    """`OMP_NUM_THREADS=...`: an equal part of a node's cores for each rank; the user's own value stays.
-
-    Where the cores are not known, the shell of the node counts them.
-    """
+    """`OMP_NUM_THREADS=...`: an equal part of a node's cores for each rank, counted by the node's shell where they are
+    not known; the user's own value stays."""
     if cluster.cpu_cores_per_node is not None:
         return f"OMP_NUM_THREADS={threads_per_rank(cluster)}"
     return f"OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$(($(nproc) / {cluster.gpus_per_node}))}}"
 
 
 def unset_threads(launcher: Launcher, cluster: Cluster) -> int:
-    """Threads of each rank where nobody sets OMP_NUM_THREADS.
+    """Threads of each rank without OMP_NUM_THREADS.
 
     torchrun sets 1 for several ranks on a node (torch 2.13 distributed/run.py), accelerate always (1.15
     commands/launch.py); the deepspeed launcher sets none (0.19.8 launcher/launch.py), and every rank takes all cores.
@@ -46,24 +44,24 @@ PROGRAMS: Mapping[Launcher, tuple[str, ...]] = {
     "torchrun": ("torchrun",),
     "accelerate": ("accelerate", "launch"),
 }
-"""The launchers as they are typed."""
+"""The launchers' programs."""
 
 LAUNCHER_MODULES: Mapping[Launcher, str] = {
     "deepspeed": "deepspeed.launcher.runner",
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.launch",
 }
-"""The modules behind them, for `python -m`: certain to be of the same environment as that python."""
+"""The launchers' modules, for `python -m` in the same environment."""
 
 _NODE_RANK, _MASTER_ADDR = "$NODE_RANK", "$MASTER_ADDR"
 
 
 class Rendezvous(NamedTuple):
-    """How the ranks of several nodes meet.
+    """Rendezvous of the ranks of several nodes.
 
     "hostfile": the deepspeed launcher is started once and reaches the nodes of `hostfile` by ssh.
-    "static":   a launcher is started on every node; `node_rank` says which it is, `address` is the first node's.
-    "slurm":    `srun` starts torchrun once on every node of the allocation `job`; they meet at `address`.
+    "static":   a launcher is started on every node, with its number `node_rank` and the first node's `address`.
+    "slurm":    `srun` starts torchrun once on every node of the allocation `job`; `address` is the rendezvous endpoint.
     """
 
     kind: Literal["hostfile", "static", "slurm"]
@@ -96,18 +94,23 @@ def launcher_words(
 ) -> list[str]:
     """The words of the command that starts `target` (a script or module and its arguments) on every rank.
 
-    config_path: for accelerate, which hands the configuration to the script itself; None where the script knows it.
-    rendezvous:  of several nodes. "hostfile" needs the deepspeed launcher, which also knows no other, "slurm" torchrun.
-    port:        on one node, in place of the launcher's default. program: how the launcher is called (default
-        `PROGRAMS`).
-    bind_cores:  the deepspeed launcher ties each rank to its part of the cores, which needs numactl, and sets
-        OMP_NUM_THREADS to it; no effect on the others.
+    config_path: for accelerate, which passes the configuration to the script; None where the script has it.
+    rendezvous:  for several nodes. "hostfile" is for the deepspeed launcher, which has no other, "slurm" for torchrun.
+    port:        on one node, in place of the launcher's default. program: in place of `PROGRAMS`.
+    bind_cores:  the deepspeed launcher binds each rank to its part of the cores, which needs numactl, and sets
+        OMP_NUM_THREADS; no effect on the others.
     """
     call = list(PROGRAMS[launcher] if program is None else program)
     nodes, gpus = cluster.nodes, cluster.gpus_per_node
     if launcher == "accelerate":
-        place = ["--use_deepspeed", *([] if config_path is None else ["--deepspeed_config_file", config_path])]
-        place += _accelerate_place(cluster, rendezvous, port)
+        place = ["--use_deepspeed", *([] if config_path is None else _options(deepspeed_config_file=config_path))]
+        if rendezvous is not None:
+            place += _options(num_machines=nodes, num_processes=cluster.world_size, machine_rank=rendezvous.node_rank)
+            place += _options(main_process_ip=rendezvous.address, main_process_port=rendezvous.port)
+            place += _options(deepspeed_multinode_launcher="standard")
+        else:
+            place += _options(num_processes=gpus)
+            place += [] if port is None else _options(main_process_port=port)
     elif rendezvous is None:
         place = [] if port is None else _options(master_port=port)
         place += _options(num_gpus=gpus) if launcher == "deepspeed" else _options(nproc_per_node=gpus)
@@ -125,28 +128,13 @@ def launcher_words(
     return [*call, *place, *bound, *(["--module"] if is_module else []), *target]
 
 
-def _accelerate_place(cluster: Cluster, rendezvous: Rendezvous | None, port: int | None) -> list[str]:
-    """accelerate's words for where the ranks run and meet."""
-    if rendezvous is None:
-        one_node = _options(num_processes=cluster.gpus_per_node)
-        return one_node if port is None else one_node + _options(main_process_port=port)
-    return _options(
-        num_machines=cluster.nodes,
-        num_processes=cluster.world_size,
-        machine_rank=rendezvous.node_rank,
-        main_process_ip=rendezvous.address,
-        main_process_port=rendezvous.port,
-        deepspeed_multinode_launcher="standard",
-    )
-
-
 def _options(**values: str | int) -> list[str]:
     """`--name value` for each, as words."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """The words as a line to paste; the two variables that every node fills in itself stay variables."""
+    """The words as a line to paste, with the two variables of every node unquoted."""
     return " ".join(word if word in (_NODE_RANK, _MASTER_ADDR) else shlex.quote(word) for word in words)
 
 
@@ -161,12 +149,12 @@ def launch_commands(
 ) -> dict[str, list[str]]:
     """Shell lines by launcher: `deepspeed`, `torchrun` and `accelerate`; each list is run from top to bottom.
 
-    On one node each is one line. On several, `deepspeed` is started once and reaches the nodes of a hostfile by ssh; a
-    comment line says what stands in that. The other launchers are started on every node, with MASTER_ADDR set to the
-    first node's address and NODE_RANK to the node's number from 0. accelerate is for "hf" only.
+    On several nodes `deepspeed` is started once, with a comment line about its hostfile. The others are started on
+    every node, with MASTER_ADDR set to the first node's address and NODE_RANK to the node's number from 0.
+    accelerate is for "hf" only.
 
-    sets_threads: the nodes that are reached by ssh get `threads_setting`, which passes no variables on; elsewhere it is
-        expected in the environment. bind_cores: see `launcher_words`; on one node alone.
+    sets_threads: nodes that ssh reaches get `threads_setting`; elsewhere it is expected in the environment.
+    bind_cores:   see `launcher_words`; on one node only.
     """
     target = [script, *config_arguments(framework, config_path)]
     by_ssh, by_hand, before = None, None, []
@@ -191,20 +179,20 @@ def launch_commands(
 
 
 _ENTRY = re.compile(r"^(\S+)\s+slots=(\d{1,9})(?!\d)")
-"""What launcher/runner.py `_parse_hostfile` (DeepSpeed 0.19.8) takes from a line, ignoring what follows the number."""
+"""A line as launcher/runner.py `_parse_hostfile` (DeepSpeed 0.19.8) reads it, which ignores the rest of the line."""
 
 _NAME = re.compile(r"^(?:[\w.-]+@)?[A-Za-z0-9_][\w.:-]*$")
-"""Names that may be handed to ssh, because it cannot take them for an option."""
+"""Names that ssh cannot read as an option."""
 
 _MOST_CHARACTERS = 1_000_000
 _FIX = "write a line such as `worker-0 slots=8` for each node"
 
 
 def read_hostfile(file: Path) -> dict[str, int]:
-    """Node -> its slots (GPUs), as the launcher reads them.
+    """Node -> slots (GPUs), as the launcher reads them.
 
     Raises ConfigFileError for what the launcher refuses (a line without slots, a node twice, no node), for a name that
-    ssh could take for an option, and for a file that cannot be read; without the file the launcher would train here.
+    ssh could read as an option, and for a file that cannot be read.
     """
     nodes: dict[str, int] = {}
     for number, line in enumerate(_text(file).split("\n"), start=1):

@@ -1,4 +1,4 @@
-"""The transformers.TrainingArguments that belong to a plan, and accelerate's configuration file."""
+"""The parts of a plan that belong in the training script: TrainingArguments, and lines of Python."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan
 from ..estimators.workload import Workload
-from .launch_commands import PORT
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
-"""What transformers calls the attention kernels."""
+"""transformers' names of the attention kernels."""
 
 _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
 """Arguments that are objects of accelerate's classes, as Python writes them."""
@@ -25,9 +24,9 @@ def training_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
 
-    gradient_checkpointing_kwargs: unless asked for otherwise, the non-reentrant form, which PyTorch recommends and LoRA
-    needs (behind frozen embeddings no input of a block requires a gradient, and the reentrant form then computes none).
-    optim: only for optimizers that DeepSpeed does not create; with an `optimizer` block it has no effect.
+    gradient_checkpointing_kwargs: by default the non-reentrant form, which LoRA needs (behind frozen embeddings no
+    input of a block requires a gradient, and the reentrant form then computes none).
+    optim: only for optimizers that DeepSpeed does not create; an `optimizer` block overrides it.
     """
     arguments: dict[str, Any] = {
         "output_dir": "output",
@@ -57,8 +56,8 @@ def training_arguments(
 def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:
     """Keyword arguments of accelerate's ParallelismConfig, and of its `sp_handler`, where GPUs share samples.
 
-    dp_shard_size: the groups of GPUs; accelerate makes train_batch_size of it. The model must be loaded with the
-    attention that is named here.
+    dp_shard_size: the groups of GPUs, from which accelerate computes train_batch_size. The model must be loaded with
+    the same attention.
     """
     return {
         "sp_backend": "deepspeed",
@@ -72,29 +71,6 @@ def training_arguments_snippet(arguments: dict[str, Any]) -> str:
     """Python source of the call, one argument a line."""
     source = "".join(f"\n{name}={_argument(name, value)},".replace("\n", "\n    ") for name, value in arguments.items())
     return f"TrainingArguments({source}\n)"
-
-
-def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_config.json") -> str:
-    """YAML for `accelerate launch --config_file`, for scripts on accelerate without the Trainer.
-
-    Precision and accumulation stay with the script, `Accelerator(mixed_precision="bf16",
-    gradient_accumulation_steps=...)`: accelerate refuses a configuration that repeats what a DeepSpeed configuration
-    can say. `Accelerator(parallelism_config=...)` stays there too: accelerate reads it from this file for FSDP only. On
-    several nodes machine_rank and main_process_ip are the node's own to fill in.
-    """
-    lines = [
-        "compute_environment: LOCAL_MACHINE",
-        "distributed_type: DEEPSPEED",
-        "deepspeed_config:",
-        f"  deepspeed_config_file: {json.dumps(config_path)}",  # a JSON string is a YAML string
-        f"  zero3_init_flag: {json.dumps(plan.zero_stage == 3)}",
-        *(["  deepspeed_multinode_launcher: standard"] if cluster.nodes > 1 else []),
-        f"num_machines: {cluster.nodes}",
-        f"num_processes: {cluster.world_size}",
-        "machine_rank: 0",
-        *(["main_process_ip: node-0", f"main_process_port: {PORT}"] if cluster.nodes > 1 else []),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _argument(name: str, value: Any) -> str:
@@ -118,7 +94,7 @@ _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torc
 
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
-    """The lines of Python that the plan needs in the training script, before the training begins."""
+    """The lines that the plan needs in the training script before the training begins."""
     lines = model_lines(workload) + _pageable_inputs(plan, workload)
     if workload.framework == "hf":
         arguments = script_arguments(workload, plan, cluster, config_path)
@@ -126,11 +102,8 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
             lines += _SHARING_IMPORTS
         return lines + training_arguments_snippet(arguments).splitlines()
     if plan.gradient_checkpointing:
-        enable = (
-            "activation_checkpointing_enable(offload=True)"
-            if plan.cpu_checkpointing
-            else "gradient_checkpointing_enable()"
-        )
+        offloaded = plan.cpu_checkpointing
+        enable = "activation_checkpointing_enable(offload=True)" if offloaded else "gradient_checkpointing_enable()"
         lines.append(f"model.{enable}")
     if plan.sequence_parallel_size > 1:
         lines += _sharing_lines(plan, workload)
@@ -142,18 +115,18 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
 
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
-    """The lines that such a script needs once the Trainer is made, before `trainer.train()`."""
+    """The lines that a script with the Trainer needs before `trainer.train()`."""
     return _tiling_lines(model, plan, workload, "trainer.model") if workload.framework == "hf" else []
 
 
 def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> dict[str, Any]:
-    """The script's TrainingArguments; on CPUs with what keeps the Trainer from looking for a GPU."""
+    """The script's TrainingArguments; on CPUs with the settings that the Trainer needs there."""
     arguments = training_arguments(plan, workload, cluster, config_path=config_path)
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
 def model_lines(workload: Workload) -> list[str]:
-    """How the model is loaded and adapted, where that is not transformers' default."""
+    """Loading and adapting the model, where that is not transformers' default."""
     arguments = []
     if workload.attention in ATTENTION and workload.attention != "sdpa":
         arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
@@ -179,8 +152,8 @@ def model_lines(workload: Workload) -> list[str]:
 
 
 def _pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
-    """How a script keeps transformers from page-locking layers' inputs on the host, which rounds each up to a power of
-    two; nothing where it may (transformers 5.23 modeling_utils.py `_activation_checkpointing_enable`)."""
+    """Lines that keep transformers from page-locking layers' inputs on the host, which rounds each up to a power of two
+    (transformers 5.23 modeling_utils.py `_activation_checkpointing_enable`); none where the host has the memory."""
     if not plan.cpu_checkpointing or workload.software.pinned_inputs:
         return []
     return [
@@ -191,7 +164,7 @@ def _pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
 
 
 def _tiling_lines(model: ModelShape, plan: Plan, workload: Workload, name: str) -> list[str]:
-    """How a script lets feed-forward and loss of the model called `name` work on tiles; nothing where they do not."""
+    """Lines for tiled feed-forward and loss of the model called `name`; none without tiles."""
     tiles = tiles_of(model, workload, plan)
     calls = {"tile_feed_forward": tiles.mlp, "tile_loss": tiles.loss}
     used = {function: count for function, count in calls.items() if count}
@@ -210,8 +183,8 @@ _SHARING_IMPORTS = [
 
 
 def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
-    """How a script of one's own lets GPUs share samples; the loss is the mean of the ranks', exact where each has as
-    many labels."""
+    """Ulysses sequence parallelism in a script without the Trainer. The loss is the mean over the ranks, exact where
+    each has the same number of labels."""
     return [
         "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter",
         "mpu = UlyssesSPAttentionHF.register_with_transformers(",
@@ -228,7 +201,7 @@ def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
 
 
 def _splitting_lines(ranks: int) -> list[str]:
-    """How a script of one's own gives GPUs that split layers the same samples; DeepSpeed compares their first batch."""
+    """A sampler that gives the same samples to GPUs that split layers; DeepSpeed compares their first batch."""
     return [
         "sampler = DistributedSampler(",
         f"    dataset, num_replicas=torch.distributed.get_world_size() // {ranks},",

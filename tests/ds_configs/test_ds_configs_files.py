@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
-from ds_advise.ds_configs.training_script import accelerate_config, training_arguments, training_arguments_snippet
+from ds_advise.ds_configs.training_script import training_arguments, training_arguments_snippet
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -178,20 +178,6 @@ def test_the_snippet_is_python() -> None:
     call = ast.parse(training_arguments_snippet(arguments), mode="eval").body
     assert isinstance(call, ast.Call)
     assert {word.arg: ast.literal_eval(word.value) for word in call.keywords} == arguments
-
-
-@pytest.mark.parametrize(("stage", "cluster"), [(2, ONE_NODE), (3, FOUR_NODES)])
-def test_accelerate_reads_its_configuration(tmp_path: Path, stage: int, cluster: Cluster) -> None:
-    """accelerate's own loader accepts every key, with a path that YAML would misread unquoted."""
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    plan = Plan(zero_stage=stage, micro_batch_size=1)  # type: ignore[arg-type]  # from the table above
-    file = tmp_path / "accelerate.yaml"
-    file.write_text(accelerate_config(plan, cluster, config_path="a: b.json"))
-    loaded = load_config_from_file(str(file))
-    assert loaded.deepspeed_config["deepspeed_config_file"] == "a: b.json"
-    assert loaded.deepspeed_config["zero3_init_flag"] == (stage == 3)
-    assert (loaded.num_processes, loaded.num_machines) == (cluster.world_size, cluster.nodes)
 
 
 def _umask() -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.training_script import accelerate_config, training_arguments
+from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -167,9 +167,15 @@ def test_lora_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
 
 @pytest.mark.slow
 def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepare) -> None:
-    """accelerate fills every `auto` from the script and from the configuration file that we write for it."""
+    """accelerate fills every `auto` from the script and from its own configuration file."""
     run = prepare("zero2-offload", "hf")
-    (run.folder / "accelerate.yaml").write_text(accelerate_config(run.plan, run.cluster, config_path=str(run.config)))
+    lines = [
+        "compute_environment: LOCAL_MACHINE",
+        "distributed_type: DEEPSPEED",
+        f"deepspeed_config: {{deepspeed_config_file: {json.dumps(str(run.config))}, zero3_init_flag: false}}",
+        f"num_processes: {run.cluster.world_size}",
+    ]
+    (run.folder / "accelerate.yaml").write_text("\n".join(lines))
     options = ["--main_process_port", str(free_port()), "--config_file", "accelerate.yaml"]
     command = ["accelerate", "launch", *options, str(SCRIPTS / "train_with_accelerate.py")]
 
