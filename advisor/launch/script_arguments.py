@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -31,6 +32,8 @@ _METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type", "tuning_t
 
 _FOUR_BITS = ("use_4bit_quantization", "load_in_4bit", "use_4bit", "q_lora")
 _BITS = ("quantization_bit", "quant_bits", "bits")
+
+_SAVE_STEPS, _EPOCHS = 500, 3
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
@@ -144,12 +147,30 @@ class ScriptArguments:
 
     @property
     def checkpoints(self) -> int | None:
-        """The largest number of the Trainer's checkpoints that are on the disk at once; None without a limit. A new one
-        is saved before the oldest of `save_total_limit` is removed."""
-        if self.text("save_strategy") == "no":
-            return 0
-        limit = self.number("save_total_limit")
-        return None if limit is None else limit + 1
+        """The largest number of the Trainer's checkpoints that are on the disk at once; None where it is unknown.
+
+        Defaults of transformers 5 (`training_args.py`): every 500 steps and at the end, 3 epochs, all kept. A new one
+        is saved before the oldest of `save_total_limit` is removed.
+        """
+        strategy, every, epochs = self.text("save_strategy") or "steps", self.text("save_steps"), self._epochs
+        steps, limit = self.number("max_steps"), self.number("save_total_limit")
+        saved: int | None = None
+        if strategy in ("no", "epoch"):
+            saved = 0 if strategy == "no" else None if steps else epochs
+        elif strategy == "steps" and every is not None and re.fullmatch(r"0?\.\d+", every) and float(every):
+            saved = math.ceil(1 / float(every))
+        elif strategy == "steps" and steps and (every is None or int(self.number("save_steps") or 0)):
+            saved = math.ceil(steps / (self.number("save_steps") or _SAVE_STEPS))
+        if limit is None:
+            return saved
+        return limit + 1 if saved is None else min(saved, limit + 1)
+
+    @property
+    def _epochs(self) -> int | None:
+        given = self.text("num_train_epochs")
+        if given is None:
+            return _EPOCHS
+        return math.ceil(float(given)) if re.fullmatch(r"\d{1,6}(\.\d+)?", given) else None
 
     @property
     def passes_a_config(self) -> bool:

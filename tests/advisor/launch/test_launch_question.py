@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -158,13 +159,21 @@ def test_the_method_is_said_on_the_command_line(capsys: pytest.CaptureFixture[st
     ("words", "count"),
     [
         ("", None),
-        ("--max_steps 2100 --save_steps 100", None),
-        ("--save_total_limit 2", 3),
+        ("--max_steps 2000", 4),
+        ("--max_steps 2100 --save_steps 100", 21),
+        ("--max_steps 2100 --save_steps 100 --save_total_limit 2", 3),
+        ("--max_steps 10 --save_steps 10 --save_total_limit 5", 1),
         ("--save_strategy no", 0),
+        ("--save_strategy epoch", 3),
+        ("--save_strategy epoch --num_train_epochs 1.5", 2),
+        ("--save_strategy epoch --max_steps 100", None),
+        ("--save_steps 0.1", 10),
+        ("--num_train_epochs 2 --save_total_limit 3", 4),
+        ("--save_strategy best", None),
     ],
 )
 def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: int | None) -> None:
-    """One more than the limit while a new one is saved; unknown without a limit."""
+    """All of them without a limit; unknown where the length of the data decides."""
     assert ScriptArguments(words.split()).checkpoints == count
 
 
@@ -265,3 +274,21 @@ def test_the_file_that_is_checked_is_the_one_that_trains(launched: Launched, nam
     code, _, err = launched(f"{PARSER}deepspeed.initialize(model=net, config='other.json')")
     assert code == 2
     assert "line 3, names other.json" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "refused"),
+    [
+        ("HfArgumentParser(TrainingArguments)", "--bf16", True),
+        ("HfArgumentParser(TrainingArguments)", "--bf16 True --output_dir out", True),
+        ("HfArgumentParser(TrainingArguments)", "--bf16 --use_cpu", False),
+        ("TrainingArguments(bf16=args.bf16, use_cpu=True)", "--bf16", False),
+        ("HfArgumentParser(TrainingArguments)", "--bf16 false", False),
+        ("deepspeed.initialize()", "--bf16", False),
+    ],
+)
+def test_bf16_on_the_cpu_needs_its_option(asked: Asked, text: str, words: str, refused: bool) -> None:
+    """transformers refuses it, after a probe that would not show it."""
+    Path("train.py").write_text(text)
+    with pytest.raises(WorkloadError, match="add --use_cpu") if refused else nullcontext():
+        asked(*words.split(), device="cpu", gpus="auto", ranks=2)
