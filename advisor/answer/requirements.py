@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
 from ...estimators.workload import Framework
@@ -44,37 +44,30 @@ class CheckResult:
     requirements: tuple[Requirement, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Requirements besides the absence of errors and fitting; None: none."""
+Limits = Mapping[RequirementName, float]
+"""The largest allowed memory, RAM, duration and cost, and the least speed; without a name there is no limit."""
 
-    max_memory_bytes: int | None = None
-    max_ram_bytes: int | None = None
-    min_tokens_per_s: float | None = None
-    max_duration_s: float | None = None
-    max_cost: float | None = None
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        max_memory: str | None,
-        max_ram: str | None,
-        min_tokens_per_second: float | None,
-        max_duration: str | None,
-        max_cost: float | None,
-    ) -> Limits:
-        """The limits from their options. Raises DsAdviseError for sizes and times that are none."""
-        for name, value in (("min-tokens-per-second", min_tokens_per_second), ("max-cost", max_cost)):
-            if value is not None and not 0 < value < float("inf"):
-                raise WorkloadError(f"--{name} is {value:g}", why="it must be above 0", fix=f"pass a sensible --{name}")
-        return cls(
-            max_memory_bytes=(max_memory and parse_size("--max-memory", max_memory, least=10**6, most=10**15)) or None,
-            max_ram_bytes=(max_ram and parse_size("--max-ram", max_ram, least=10**6, most=10**15)) or None,
-            min_tokens_per_s=min_tokens_per_second,
-            max_duration_s=None if max_duration is None else parse_duration("--max-duration", max_duration),
-            max_cost=max_cost,
-        )
+def parse_limits(
+    *,
+    max_memory: str | None,
+    max_ram: str | None,
+    min_tokens_per_second: float | None,
+    max_duration: str | None,
+    max_cost: float | None,
+) -> Limits:
+    """The limits from their options. Raises DsAdviseError for sizes and times that are none."""
+    for name, value in (("min-tokens-per-second", min_tokens_per_second), ("max-cost", max_cost)):
+        if value is not None and not 0 < value < float("inf"):
+            raise WorkloadError(f"--{name} is {value:g}", why="it must be above 0", fix=f"pass a sensible --{name}")
+    limits: dict[RequirementName, float | None] = {
+        "memory": parse_size("--max-memory", max_memory, least=10**6, most=10**15) if max_memory else None,
+        "ram": parse_size("--max-ram", max_ram, least=10**6, most=10**15) if max_ram else None,
+        "speed": min_tokens_per_second,
+        "duration": None if max_duration is None else parse_duration("--max-duration", max_duration),
+        "cost": max_cost,
+    }
+    return {name: limit for name, limit in limits.items() if limit}
 
 
 def check_file(
@@ -103,30 +96,30 @@ def check_file(
         value=fit.probability,
         limit=LEAST["safe"],
     )
-    for key, value, text, limit, limit_text in _limited(candidate, context, limits):
-        met = value >= limit if key == "speed" else value <= limit
-        bound = "at least" if key == "speed" else "at most"
-        yield Requirement(
-            file=name, name=key, met=met, detail=f"{text}, {bound} {limit_text} allowed", value=value, limit=limit
-        )
+    for key, (value, text, write) in _figures(candidate, context).items():
+        if key in limits:
+            bound, met = "at most", value <= limits[key]
+            if key == "speed":
+                bound, met = "at least", value >= limits[key]
+            detail = f"{text}, {bound} {write(limits[key])} allowed"
+            yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
 
 
-def _limited(
-    candidate: Candidate, known: ComparisonContext, limits: Limits
-) -> Iterator[tuple[RequirementName, float, str, float, str]]:
-    """For each limit the value and the limit, each also as text."""
+def _figures(
+    candidate: Candidate, context: ComparisonContext
+) -> dict[RequirementName, tuple[float, str, Callable[[Any], str]]]:
+    """What limits are compared with: the figure, the figure as text, and what writes a limit."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
-    duration, price = known.duration(candidate), known.price
-    if limit := limits.max_memory_bytes:
-        yield "memory", needed, f"{gib(needed)} GiB per GPU", limit, gib(limit)
-    if limit := limits.max_ram_bytes:
-        yield "ram", host, f"{gib(host)} GiB per node", limit, gib(limit)
-    if least := limits.min_tokens_per_s:
-        ends = time.tokens_per_s_range
-        interval = "" if ends is None else f" ({rough_rate(ends[0])} to {rough_rate(ends[1])})"
-        yield "speed", time.tokens_per_s, f"{rate(time.tokens_per_s)} tokens/s{interval}", least, rate(least)
-    if duration is not None and (longest := limits.max_duration_s):
-        yield "duration", duration.duration_s, hours(duration.duration_s), longest, hours(longest)
-    if duration is not None and price is not None and (most := limits.max_cost):
-        cost = duration.cost(price)
-        yield "cost", cost, money(cost, price.currency), most, money(most, price.currency)
+    ends, duration, price = time.tokens_per_s_range, context.duration(candidate), context.price
+    interval = "" if ends is None else f" ({rough_rate(ends[0])} to {rough_rate(ends[1])})"
+    found: dict[RequirementName, tuple[float, str, Callable[[Any], str]]] = {
+        "memory": (needed, f"{gib(needed)} GiB per GPU", gib),
+        "ram": (host, f"{gib(host)} GiB per node", gib),
+        "speed": (time.tokens_per_s, f"{rate(time.tokens_per_s)} tokens/s{interval}", rate),
+    }
+    if duration is not None:
+        found["duration"] = (duration.duration_s, hours(duration.duration_s), hours)
+    if duration is not None and price is not None:
+        cost, currency = duration.cost(price), price.currency
+        found["cost"] = (cost, money(cost, currency), lambda limit: money(limit, currency))
+    return found

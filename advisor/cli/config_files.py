@@ -105,7 +105,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     Exit code: 0 all are met, 1 one is not, 2 a file cannot be read or the question cannot be answered.
     """
     from ..answer.comparison import read_context
-    from ..answer.requirements import CheckResult, Limits, check_file
+    from ..answer.requirements import CheckResult, check_file, parse_limits
     from ..question.job import check_job, has_amount
 
     model, gpus = question.pop("model"), question.pop("gpus")
@@ -116,7 +116,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
         raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
     if limits["max_cost"] and question["price"] is None:
         raise click.UsageError("--max-cost needs --price")
-    parsed = Limits.of(**limits)
+    parsed = parse_limits(**limits)
     framework = question["framework"] if question["framework"] == "deepspeed" else None
     known = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
     found = [

@@ -65,10 +65,10 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
         (["nope.json"], "no such file"),
         ([], "missing argument"),
         (["good.json", "--max-memory", "9GiB"], "--model"),
-        (["good.json", *ON, "--max-memory", "9"], "no size"),
+        (["good.json", *ON, "--max-memory", "9"], "not a size"),
         (["good.json", *ON, "--max-duration", "24h"], "--tokens"),
         (["good.json", *ON, "--tokens", "1B", "--max-cost", "5"], "--price"),
-        (["good.json", *ON, *JOB, "--max-duration", "soon"], "no time"),
+        (["good.json", *ON, *JOB, "--max-duration", "soon"], "not a duration"),
         (["good.json", *ON, "--min-tokens-per-second", "-1"], "above 0"),
     ],
 )
