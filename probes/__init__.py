@@ -1,1 +1,1 @@
-"""Measurements: what a plan really needs, found by running it."""
+"""Measurements: dry runs, probes and benchmarks of plans and machines, and their store."""

@@ -1,7 +1,7 @@
 """The dry run: the installed DeepSpeed's real engine and real model code, as one rank of N, on a simulated GPU.
 
-`dry_run(run)` answers a `DryRunResult`: bytes on the GPU, on the host and on NVMe, by phase
-and by what they are. torch and DeepSpeed are imported only in the subprocess that it starts.
+`dry_run(run)` returns a `DryRunResult`: bytes on the GPU, on the host and on NVMe, by phase and category. torch and
+DeepSpeed are imported only in its subprocess.
 """
 
 from ..recording.result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint

@@ -1,4 +1,4 @@
-"""What a dry run answers."""
+"""The result of a dry run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PHASES = ("load", "initialize", "forward", "backward", "step")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
-    """One rank's memory in one phase of one iteration (0: before training), in bytes of tensors unless said otherwise.
+    """One rank's memory in one phase of one iteration (0: before training), in bytes of tensors.
 
-    Live bytes are those at the end of the phase, peak bytes the highest within it. With gradient accumulation the micro
-    batches of an iteration are taken together: last live, highest peak, summed NVMe.
+    Live bytes are at the end of the phase, peak bytes the maximum within it. With gradient accumulation the micro
+    batches of an iteration are joined: last live, highest peak, summed NVMe.
     """
 
     iteration: int
@@ -30,7 +30,7 @@ class PhaseMemory:
     host_pinned_peak_bytes: int
     host_held_live_bytes: int
     host_held_peak_bytes: int
-    """As the host gives it: pinned blocks are rounded up to powers of two and never returned."""
+    """Memory of the host: pinned blocks are rounded up to powers of two and never returned."""
     total_live_bytes: int
     total_peak_bytes: int
     """GPU and host together."""
@@ -52,14 +52,14 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
-    """The moment of a stretch of the run, within one phase, at which the GPU holds the most."""
+    """The time in a stretch of a phase at which the GPU holds the most."""
 
     iteration: int
     phase: str
     begins: int
-    """When the stretch begins, in allocations and frees since the start of the run."""
+    """Start of the stretch, in allocations and frees since the start of the run."""
     event: int
-    """When the moment is."""
+    """The time, likewise."""
     gpu_bytes: int
     host_bytes: int
     host_pinned_bytes: int
@@ -69,17 +69,17 @@ class TimelinePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """What the caching allocator holds during training, at most."""
+    """The most memory that the caching allocator holds during training."""
 
     reserved_bytes_per_gpu: int
-    """With memory to spare."""
+    """With ample memory."""
     required_bytes_per_gpu: int
-    """When memory is so short that it returns every unused segment first: what must be there."""
+    """With scarce memory, when it returns every unused segment first: the needed memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The moment of training at which one GPU holds the most tensors.
+    """The time of training at which one GPU holds the most tensors.
 
     With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in
     `by_category`).
@@ -91,30 +91,30 @@ class Peak:
     """The tensors, as `torch.cuda.max_memory_allocated()` counts them."""
     reserved_bytes_per_gpu: int
     required_bytes_per_gpu: int
-    """Both as in `Reserved`, under the setting of the allocator that the run was asked with."""
+    """As in `Reserved`, under the requested setting of the allocator."""
     with_expandable_segments: Reserved
     without_expandable_segments: Reserved
     device_bytes_per_gpu: int | None
-    """What is reserved and what no allocator sees (CUDA context, NCCL); None without a cluster."""
+    """Reserved memory and memory outside the allocator (CUDA context, NCCL); None without a cluster."""
     host_bytes_per_node: int
-    """The highest over all phases, loading included, times the ranks of a node."""
+    """The maximum over all phases including loading, times the ranks of a node."""
     by_category: dict[str, int]
     by_module: dict[str, int]
-    """Parts of the allocated bytes; each of the two adds up to them."""
+    """Parts of the allocated bytes, as `by_category`; each adds up to them."""
     largest: tuple[LiveTensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunResult:
-    """One rank's memory through load, initialize and a few iterations, and what the peak consists of."""
+    """One rank's memory during load, initialize and a few iterations, and the parts of the peak."""
 
     phases: tuple[PhaseMemory, ...]
-    """Of the iterations that ran. One that repeats the one before it to the byte is the last."""
+    """Of the executed iterations. An iteration that repeats the one before it is the last."""
     iterations: int
-    """As many as were asked for; those that did not run would repeat the last one."""
+    """Number of requested iterations; those not executed would repeat the last one."""
     peak: Peak
     peak_loading_gpu_bytes: int
-    """The highest allocated before the first iteration, which may exceed the peak of training."""
+    """The maximum before the first iteration, which may exceed the peak of training."""
     nvme_bytes_per_rank: int
     """Files on NVMe."""
     parameters: int
@@ -124,14 +124,14 @@ class DryRunResult:
     gpus_per_node: int
     versions: dict[str, str]
     config: dict[str, Any]
-    """The configuration as DeepSpeed got it, `auto` filled."""
+    """The configuration of DeepSpeed, without `auto`."""
     seconds: float
     peak_by_phase: dict[str, dict[str, int]]
-    """By category: what forward, backward and step consist of when each is highest."""
+    """Bytes by category at the maximum of forward, backward and step."""
     timeline: tuple[TimelinePoint, ...] = ()
-    """A point for each of evenly spaced stretches of the run."""
+    """A point for each stretch of the run."""
     library_workspace_bytes: int = 0
-    """cuBLAS's workspaces, which `torch.cuda.memory_allocated` counts in every phase and `phases` leave out."""
+    """cuBLAS's workspaces, which `torch.cuda.memory_allocated` counts in every phase, unlike `phases`."""
     schedule: Schedule | None = None
     """What the last iteration executed and what ordered it, for its time (`estimators.schedule.simulate`)."""
 
@@ -144,7 +144,7 @@ class DryRunResult:
         if self.schedule is None:
             return asdict(self)
         values = asdict(replace(self, schedule=replace(self.schedule, entries=())))
-        values["schedule"]["entries"] = self.schedule.entries  # a hundred thousand, which `asdict` would copy slowly
+        values["schedule"]["entries"] = self.schedule.entries  # `asdict` would copy 100,000 entries slowly
         return values
 
 
