@@ -76,6 +76,8 @@ def ds_config(
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # Gradients are reduced as they are without it; the default is fp32, twice the bytes.
         config["seq_parallel_communication_data_type"] = workload.precision
+    if plan.communication_data_type:
+        config["communication_data_type"] = plan.communication_data_type
     if plan.zero_quantized_gradients and workload.precision == "bf16":
         # DeepSpeed's kernel reads any 16-bit type as fp16 (csrc/quantization/pt_binding.cpp).
         config["communication_data_type"] = "fp16"

@@ -89,7 +89,14 @@ def plan_from_ds_config(
         for block, device in ((optimizer, offload_optimizer), (param, offload_param))
         if device != "none"
     ]
-    return replace(plan, pin_memory=any(pinned) or not pinned, zero_hpz_partition_size=copied, **read)
+    reduced_in = str(config.get("communication_data_type") or "").lower()
+    return replace(
+        plan,
+        pin_memory=any(pinned) or not pinned,
+        zero_hpz_partition_size=copied,
+        communication_data_type="fp32" if reduced_in == "fp32" else "",
+        **read,
+    )
 
 
 def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size: int) -> Any:

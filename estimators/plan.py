@@ -197,6 +197,10 @@ class Plan(PlanSettings):
         filled_from_hidden_size=lambda hidden: hidden * hidden,
     )
     """Stages 1 and 2 hold one such bucket, two with overlap_comm."""
+    communication_data_type: str = plan_field(
+        "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
+    )
+    """"fp32" or "", which is the training precision. Predicted at stages 1 and 2."""
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe", stages=(3,)
     )
@@ -232,6 +236,11 @@ class Plan(PlanSettings):
     def master_bytes(self) -> int:
         """Bytes of a master weight, and of a gradient as the optimizer takes it."""
         return 2 if self.bf16_master_weights_and_grads else 4
+
+    @property
+    def reduces_in_fp32(self) -> bool:
+        """Whether gradients are cast to fp32 to be reduced. Under sequence parallelism it is the default."""
+        return self.zero_stage in (1, 2) and (self.sequence_parallel_size > 1 or self.communication_data_type == "fp32")
 
     @property
     def quantizes_collectives(self) -> bool:

@@ -60,8 +60,8 @@ class FlatGradients(GradientMemory):
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
-        # Under Ulysses what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
-        self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
+        # What is copied to be reduced may be copied once more, to fp32 (`allreduce_bucket`).
+        self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)
         # Elements of gradients that this rank owns, once reduced: none on the GPU when they are offloaded.
         self.owned = 0 if self.offloaded else sharded.touched
         owned_last = 0 if self.offloaded else sharded.last_load.touched

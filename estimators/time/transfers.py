@@ -76,7 +76,7 @@ def gradient_copies_s(step: Step, copied: float) -> float:
 def _reduced_element(step: Step) -> int:
     """Bytes of an element while it is reduced: ZeRO 1 and 2 cast it under sequence parallelism (deepspeed 0.19.8
     stage_1_and_2.py `allreduce_bucket`)."""
-    return 4 if step.plan.sequence_parallel_size > 1 and step.plan.zero_stage in (1, 2) else step.element
+    return 4 if step.plan.reduces_in_fp32 else step.element
 
 
 def reduced_last(step: Step) -> float:

@@ -48,6 +48,7 @@ SETTINGS: list[tuple[Rung, dict[str, Any]]] = [
     ("zero3-offload", {"offload_optimizer_ratio": 0.25}),
     ("zero2", {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}),
     ("zero2", {"autotp_size": 2}),
+    ("zero1", {"communication_data_type": "fp32"}),
     ("zero3", {"sequence_parallel_size": 2}),
     ("zero3", {"zero_hpz_partition_size": 2, "zero_quantized_weights": True, "zero_quantized_gradients": True}),
 ]
