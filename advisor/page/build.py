@@ -62,7 +62,6 @@ _LEFT_OUT = (
     "probes/dry_run",
     "probes/recording",
     "probes/simulated_gpu",
-    "probes/rank_processes",
     "probes/real_run",
     "validate/doctor",
 )
