@@ -1,9 +1,14 @@
-"""A package's source files as syntax trees, and the values in them that are known without running the code."""
+"""Facts of a DeepSpeed version, parsed from its sources without running them.
+
+`class_blocks`: the blocks that pydantic classes check, with fields, types, defaults and deprecations. `looked_up_keys`:
+the keys that other code looks up by name. `signatures`: the arguments of optimizers and schedulers.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +41,10 @@ class ParsedSources:
                     constants[name] = known
         return constants
 
-    def body(self, file: str) -> list[ast.stmt]:
-        """The statements of a file, none of a file that was not read."""
-        tree = self.trees.get(file)
-        return tree.body if tree is not None else []
-
     def functions(self, file: str, name: str) -> list[ast.FunctionDef]:
-        """The functions of this name in a file."""
-        return [node for node in self.body(file) if isinstance(node, ast.FunctionDef) and node.name == name]
+        """The functions of this name in a file, none in a file that was not read."""
+        body = self.trees[file].body if file in self.trees else []
+        return [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
 
     def literal(self, node: ast.expr | None) -> Any:
         return literal(node, self.constants)
@@ -193,7 +194,8 @@ class _ClassReader:
         is_block = owner is not None and any(ast.unparse(base) == "DeepSpeedConfigModel" for base in owner.bases)
         extra = self._extra(options.get("json_schema_extra"))
         successor = extra.get("new_param", "")
-        dictionary = FieldType(name="dict", optional=_is_optional(node.annotation))
+        optional = isinstance(node.annotation, ast.Subscript) and ast.unparse(node.annotation.value) == "Optional"
+        dictionary = FieldType(name="dict", optional=optional)
         return ConfigField(
             name=name,
             alias=alias,
@@ -223,9 +225,8 @@ class _ClassReader:
         class_node = self._find(name)
         if class_node is not None and any(ast.unparse(base) == "Enum" for base in class_node.bases):
             values = [self._sources.literal(value) for _, value in assignments(class_node)]
-            return FieldType(
-                name="choice", choices=tuple(dict.fromkeys(value for value in values if value is not UNKNOWN))
-            )
+            known = dict.fromkeys(value for value in values if value is not UNKNOWN)
+            return FieldType(name="choice", choices=tuple(known))
         for alias, value in assignments(self._sources.trees[self._file]):
             if alias == name and isinstance(value, ast.Subscript):
                 return self._type(value)
@@ -236,8 +237,7 @@ class _ClassReader:
         parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
         match outer:
             case "Optional":
-                inner = self._type(inside)
-                return FieldType(name=inner.name, optional=True, choices=inner.choices, parts=inner.parts)
+                return replace(self._type(inside), optional=True)
             case "Literal":
                 return FieldType(name="literal", choices=tuple(map(self._sources.literal, parts)))
             case "Union":
@@ -251,10 +251,6 @@ def _class_name(annotation: ast.expr) -> str:
     """The class in `Class` or `Optional[Class]`."""
     inner = annotation.slice if isinstance(annotation, ast.Subscript) else annotation
     return inner.id if isinstance(inner, ast.Name) else ""
-
-
-def _is_optional(annotation: ast.expr) -> bool:
-    return isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Optional"
 
 
 _READERS: dict[str, dict[str, str]] = {
@@ -416,28 +412,12 @@ _OPTIMIZERS = (
 )
 
 
-def deepspeed_optimizers(folder: Path) -> Signatures:
-    return {name: found for file in _OPTIMIZERS for name, found in signatures(folder / file).items()}
-
-
-def torch_optimizers(folder: Path) -> Signatures:
-    files = sorted((folder / "optim").glob("[a-z]*.py"))
-    own = [file for file in files if file.stem not in ("lr_scheduler", "optimizer", "swa_utils")]
-    return {name: found for file in own for name, found in signatures(file).items() if not name.startswith("_")}
-
-
-def torch_schedulers(folder: Path) -> Signatures:
-    found = signatures(folder / "optim" / "lr_scheduler.py")
-    return {name: parameters for name, parameters in found.items() if not name.startswith("_")}
-
-
-def signatures(file: Path) -> Signatures:
-    """Each class of a file with its arguments but `self` and the first one, which is the optimizer or its
-    parameters."""
-    tree = parse(file)
+def signatures(*files: Path) -> Signatures:
+    """Each class of these files with its arguments except `self` and the first one, the optimizer or its parameters."""
     return {
         node.name: _parameters(function.args)
-        for node in (tree.body if tree is not None else ())
+        for file in files
+        for node in getattr(parse(file), "body", ())
         if isinstance(node, ast.ClassDef)
         for function in node.body
         if isinstance(function, ast.FunctionDef) and function.name == "__init__"
@@ -488,16 +468,23 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
         if path not in blocks and not _is_open(path):
             left = sorted(name for name in names if (f"{path}.{name}" if path else name) not in removed)
             blocks[path] = ConfigBlock(path=path, strict=False, keys=tuple(left))
+    optim = torch_folder / "optim" if torch_folder else Path()
+    torch_files = sorted(optim.glob("[a-z]*.py")) if torch_folder else []
+    own = [file for file in torch_files if file.stem not in ("lr_scheduler", "optimizer", "swa_utils")]
     return DeepSpeedFacts(
         version=version,
         blocks=tuple(blocks.values()),
         removed=removed,
         optimizers=tuple(sources.constants.get("DEEPSPEED_OPTIMIZERS", ())),
-        optimizer_classes=deepspeed_optimizers(folder),
+        optimizer_classes=signatures(*(folder / file for file in _OPTIMIZERS)),
         schedulers=signatures(folder / _SCHEDULERS),
-        torch_optimizers=torch_optimizers(torch_folder) if torch_folder else {},
-        torch_schedulers=torch_schedulers(torch_folder) if torch_folder else {},
+        torch_optimizers=_public(signatures(*own)),
+        torch_schedulers=_public(signatures(optim / "lr_scheduler.py")) if torch_folder else {},
     )
+
+
+def _public(found: Signatures) -> Signatures:
+    return {name: parameters for name, parameters in found.items() if not name.startswith("_")}
 
 
 def _is_open(path: str) -> bool:
