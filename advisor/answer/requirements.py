@@ -98,10 +98,10 @@ def check_file(
     )
     for key, (value, text, write) in _figures(candidate, context).items():
         if key in limits:
-            bound, met = "at most", value <= limits[key]
+            bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
             if key == "speed":
-                bound, met = "at least", value >= limits[key]
-            detail = f"{text}, {bound} {write(limits[key])} allowed"
+                bound, met = f"at least {write(limits[key])} required", value >= limits[key]
+            detail = f"{text}, {bound}"
             yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
 
 

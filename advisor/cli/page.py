@@ -6,35 +6,30 @@ from pathlib import Path
 
 import click
 
-from .options import DEBUG
+from .options import DEBUG, PATH
 
 
-@click.command(short_help="Open the what-if page in the browser, or build it for a web server.")
-@click.option("--build", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Build a static page into DIR.")
+@click.command()
+@click.option("--build", "folder", type=PATH, metavar="DIR", help="Build a static page into this folder.")
 @click.option(
-    "--pyodide",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With --build, take Pyodide from its npm package's file or from a folder; by default npm fetches it.",
+    "--pyodide", type=PATH, metavar="FILE", help="Pyodide's npm package or folder.  [default: npm fetches it]"
 )
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Serve at this port; by default a free one."
-)
-@click.option("--no-browser", is_flag=True, help="Do not open a browser; print the address alone.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the server; 0: a free one.")
+@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @DEBUG
 def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool) -> int:
-    """Ask what if: the advice changes as you drag GPUs, sequence, batch and RAM.
+    """Ask what if: the advice changes with GPUs, sequence, batch and RAM.
 
     \b
     ds-advise page                         # opens it here; ends with Ctrl-C
-    ds-advise page --build site            # a folder that any web server serves, and that works offline
+    ds-advise page --build site            # a folder for any web server, which works offline
 
-    Exit code: 0, or 2 where the page cannot be opened or built.
+    Exit code: 0, or 2 if the page cannot be opened or built.
     """
     if folder is not None:
         return _build(folder, pyodide)
     if pyodide is not None:
-        raise click.UsageError("--pyodide goes with --build")
+        raise click.UsageError("--pyodide needs --build")
     from ..page.serve import page_server
 
     with page_server(port) as server:
@@ -57,5 +52,5 @@ def _build(folder: Path, pyodide: Path | None) -> int:
     click.echo(f"Built {folder}: {len(files)} files, {size:.1f} MB.")
     if not any(file.name == MEMORY for file in files):
         click.echo("Node is missing or could not run Pyodide: each visit imports everything, which takes seconds.")
-    click.echo(f"Look at it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
+    click.echo(f"Open it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
     return 0
