@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ds_advise.advisor.launch.request import LaunchRequest, Script
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.training_script import training_arguments
+from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.real_run.result import ProbeResult, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
@@ -85,3 +92,42 @@ def ask_forks(requests: Sequence[Request], _timeout_s: float = 0.0) -> list[DryR
         assert isinstance(answer, DryRunResult), answer
         results.append(answer)
     return results
+
+
+def write_training(
+    folder: Path,
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    framework: Framework,
+    *,
+    model: dict[str, Any] = TINY_SIZES,
+    steps: int = 5,
+    samples: int | None = None,
+    tiles: int = 0,
+    file: str = "ds_config.json",
+) -> None:
+    """Write the configuration of a plan, and `job.json`, the input of the training scripts. The learning rate is larger
+    than a user's, for a small model on random tokens."""
+    shape = shape_from_config({"model_type": "qwen2", **model}, name="small")
+    config = ds_config(plan, shape, workload, cluster, flavor=framework)
+    learning_rate = 1e-2 if workload.method == "lora" else 1e-3
+    if framework == "deepspeed":
+        config["optimizer"]["params"]["lr"] = learning_rate
+    write_config(config, folder / file, force=False)
+    (folder / "reports").mkdir()
+    job = {
+        "model": model,
+        "dtype": {"bf16": "bfloat16", "fp32": "float32"}[workload.precision],
+        "lora_rank": workload.lora_rank if workload.method == "lora" else 0,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+        "optimizer_steps": steps,
+        "samples": samples or cluster.world_size * plan.micro_batch_size * plan.gradient_accumulation_steps,
+        "sequence_parallel_size": plan.sequence_parallel_size,
+        "tiles": tiles,
+        "autotp_size": plan.autotp_size,
+        "reports": str(folder / "reports"),
+        "training_arguments": training_arguments(plan, workload, cluster)
+        | {"output_dir": str(folder / "out"), "learning_rate": learning_rate},
+    }
+    (folder / "job.json").write_text(json.dumps(job))

@@ -22,16 +22,13 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.training_script import training_arguments
-from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Rung
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.store import Store
 
-from tests.helpers import TINY, TINY_SIZES
+from tests.helpers import TINY, write_training
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 LIMIT_S, BUILD_LIMIT_S = 900, 1800
@@ -63,29 +60,9 @@ def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest
             gradient_accumulation_steps=2,
             gradient_checkpointing=True,
         )
-        config = ds_config(plan, shape, workload, cluster, flavor=framework)
-        if framework == "deepspeed":
-            config["optimizer"]["params"]["lr"] = 1e-3
-        write_config(config, tmp_path / file, force=False)
-        for name in ("model", "reports"):
-            (tmp_path / name).mkdir()
+        write_training(tmp_path, plan, workload, cluster, framework, steps=STEPS, file=file)
+        (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text(json.dumps(TINY))
-        (tmp_path / "job.json").write_text(
-            json.dumps(
-                {
-                    "model": TINY_SIZES,
-                    "dtype": "bfloat16",
-                    "lora_rank": 0,
-                    "gradient_checkpointing": True,
-                    "optimizer_steps": STEPS,
-                    "samples": 8,
-                    "sequence_parallel_size": 1,
-                    "reports": str(tmp_path / "reports"),
-                    "training_arguments": training_arguments(plan, workload, cluster)
-                    | {"output_dir": str(tmp_path / "out"), "learning_rate": 1e-3},
-                }
-            )
-        )
         monkeypatch.setenv("TRAINING_JOB", str(tmp_path / "job.json"))
         extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
         return plan

@@ -16,17 +16,14 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.training_script import training_arguments
-from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan, Rung
 from ds_advise.estimators.workload import Framework, Workload
 
-from tests.helpers import TINY_SIZES
+from tests.helpers import TINY_SIZES, write_training
 from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, free_port, run_ranks, run_to_the_end
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
@@ -85,7 +82,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
     ) -> Run:
         workload = workload or Workload()
         folder = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
-        for name in ("", "nvme", "reports"):
+        for name in ("", "nvme"):
             (folder / name).mkdir()
         shape = shape_from_config({"model_type": "qwen2", **model}, name="small")
         cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24), nvme_path=str(folder / "nvme"))
@@ -101,32 +98,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             ),
             **changes,
         )
-        config = ds_config(plan, shape, workload, cluster, flavor=flavor)
-        learning_rate = 1e-2 if workload.method == "lora" else 1e-3
-        if flavor == "deepspeed":
-            config["optimizer"]["params"]["lr"] = learning_rate
-        job = {
-            "model": model,
-            "dtype": {"bf16": "bfloat16", "fp32": "float32"}[workload.precision],
-            "lora_rank": workload.lora_rank if workload.method == "lora" else 0,
-            "gradient_checkpointing": plan.gradient_checkpointing,
-            "optimizer_steps": steps,
-            "samples": samples or RANKS * micro_batch_size * gradient_accumulation_steps,
-            "sequence_parallel_size": plan.sequence_parallel_size,
-            "tiles": tiles,
-            "autotp_size": plan.autotp_size,
-            "reports": str(folder / "reports"),
-            "training_arguments": training_arguments(plan, workload, cluster)
-            | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
-        }
-        (folder / "job.json").write_text(json.dumps(job))
-        run = Run(
-            folder=folder,
-            flavor=flavor,
-            plan=plan,
-            cluster=cluster,
-        )
-        write_config(config, run.config, force=False)
+        write_training(folder, plan, workload, cluster, flavor, model=model, steps=steps, samples=samples, tiles=tiles)
+        run = Run(folder=folder, flavor=flavor, plan=plan, cluster=cluster)
         extensions(*_builders(plan))
         return run
 
