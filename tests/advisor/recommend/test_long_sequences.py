@@ -200,20 +200,6 @@ def test_what_cannot_be_tiled_is_told(model: str, question: dict[str, Any], why:
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "gpus"), [("Llama-3.1-8B", "8xH100"), ("Qwen2.5-0.5B", "1x24GB"), ("gpt2-xl", "1x24GB")]
-)
-def test_the_longest_sequence_fits_and_a_longer_one_does_not(model: str, gpus: str) -> None:
-    """Unless the model has no more positions."""
-    longest = ask(model, gpus=gpus, seq_len="max")
-    length = longest.question.workload.seq_len
-    assert longest.recommended is not None
-    if length == longest.question.model.max_positions and longest.question.model.has_learned_positions:
-        return
-    longer = length + max(1024, -(-length // 16 // 1024) * 1024)
-    assert ask(model, gpus=gpus, seq_len=longer).recommended is None
-
-
 SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
 SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 32000}
 
