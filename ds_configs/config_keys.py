@@ -132,7 +132,7 @@ _BLOCKS = tuple(dict.fromkeys(path.partition(".")[0] for path in _EXPLAINED))
 
 
 def meaning(path: str) -> str:
-    """What the key decides, "" where the table does not say."""
+    """What the key decides, "" for a key without a meaning in the table."""
     return CONFIG_KEYS[path].meaning if path in CONFIG_KEYS else ""
 
 

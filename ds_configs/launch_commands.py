@@ -203,7 +203,7 @@ def read_hostfile(file: Path) -> dict[str, int]:
         if match is None or not _NAME.match(match[1]):
             problem = f"line {number} is not a node with its slots: {entry[:60]!r}"
         elif match[1] in nodes:
-            problem = f"{match[1]} stands there twice"
+            problem = f"{match[1]} is listed twice"
         else:
             nodes[match[1]] = int(match[2])
             continue

@@ -41,7 +41,7 @@ SUB_GROUP = 100_000_000
 6 B per element on top of everything else: 0.6 GB here, 6 GB with its default of 1e9."""
 
 NVME_SUB_GROUP = 20_000_000
-"""The same for an optimizer on NVMe, whose swap buffers each hold one fp32 sub-group in pinned RAM. Its files of 80 MB
+"""The same for an optimizer on NVMe. Each swap buffer holds one fp32 sub-group in pinned RAM. Its files of 80 MB
 still read at the drive's full rate: a request is 1 MiB."""
 
 NVME_RAM_SHARE = 8
@@ -66,12 +66,12 @@ def plan_for(
     Sizes count elements. A setting without effect on the rung keeps its default. FSDP gathers and reduces layer by
     layer and keeps nothing; plain PyTorch without it has no settings.
 
-    overlap_comm: on. Communication runs beside the computation, for a second bucket (stages 1 and 2). Off on one GPU
+    overlap_comm: on. Communication overlaps computation, for a second bucket (stages 1 and 2). Off on one GPU
         without offload, which has nothing to overlap.
     reduce_bucket_size: `BUCKET`, or `BUCKET_PER_RANK` x N where that is more; at most 1/`BUCKET_SHARE` of the GPU, and
         never more than all trainable parameters, because DeepSpeed allocates the bucket whole. Its default of 5e8 costs
         1 to 2 GB; the Trainer's `auto` is H^2, for H = 768 a bucket of 1.2 MB, too small for any link.
-    stage3_prefetch_bucket_size: one layer, whose gather then hides behind the layer before it; at least `BUCKET`, at
+    stage3_prefetch_bucket_size: one layer, so that its gather hides behind the layer before it; at least `BUCKET`, at
         most 1/`BUCKET_SHARE` of the GPU (held twice while DeepSpeed concatenates the shards).
     stage3_param_persistence_threshold: 10 H, like the Trainer's `auto`. Norms and biases stay gathered: few bytes, and
         their gathers would be all latency. Matrices do not.

@@ -309,7 +309,7 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
     value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
     if given and value != given:
         raise ConfigFileError(
-            f"{key} is {value}, but TrainingArguments says {given}",
+            f"{key} is {value}, but TrainingArguments has {given}",
             why="the Trainer stops at the contradiction",
             fix=f'set {key} to "auto"',
         )

@@ -5,7 +5,7 @@ when it is made), or with its own model before `deepspeed.initialize`. They need
 nothing else of this package. Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py (TiledMLP,
 sequence_tiled_compute).
 
-Not covered: feed-forwards with dropout, whose second forward pass would draw another mask. A batch of fewer tokens than
+Not covered: feed-forwards with dropout: their second forward pass would draw another mask. A batch of fewer tokens than
 (tiles - 1)^2 may be cut in fewer tiles than that, and DeepSpeed then never reduces the feed-forward's gradients.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def tile_feed_forward(model: Any, tiles: int) -> None:
-    """Let every MLP of the model work on its tokens in so many tiles, forward and backward."""
+    """Split the tokens of every MLP of the model into tiles, in the forward and the backward pass."""
     from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP
 
     def tiled(module: Any) -> Any:

@@ -132,7 +132,9 @@ def model_lines(workload: Workload) -> list[str]:
         arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
     if workload.method == "qlora" and workload.quantization == "int8":
         arguments.append("    quantization_config=BitsAndBytesConfig(load_in_8bit=True),")
-    elif workload.method == "qlora" and workload.quantization == "nf4":  # a GPTQ checkpoint says so itself
+    elif (
+        workload.method == "qlora" and workload.quantization == "nf4"
+    ):  # a GPTQ checkpoint has its own quantization_config
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
             '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',

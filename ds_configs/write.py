@@ -78,7 +78,7 @@ def _has_content(target: Path, path: Path, text: str) -> bool:
 
 
 def replace_file(target: Path, content: str | bytes) -> None:
-    """Write beside the target and rename, keeping the target's permissions."""
+    """Write to a temporary file in the same folder and rename it, keeping the target's permissions."""
     import tempfile  # here, because most answers write nothing
 
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()

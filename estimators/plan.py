@@ -123,7 +123,7 @@ class PlanSettings:
         path="zero_optimization.offload_optimizer.ratio",
         only_if_set=True,
     )
-    """Share of stage 3's sub-groups whose masters, states and step are on the host; the first ones stay on the GPU."""
+    """Share of stage 3's sub-groups with masters, states and step on the host; the first ones stay on the GPU."""
     bf16_master_weights_and_grads: bool = plan_field(
         False,
         "master weights, and gradients as the optimizer takes them, in bf16 instead of fp32",

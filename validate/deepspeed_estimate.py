@@ -1,4 +1,4 @@
-"""What DeepSpeed's own memory estimators say about a plan, beside our figures."""
+"""A plan's memory by DeepSpeed's own estimators."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class DeepSpeedEstimate:
 def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:
     """Call the installed DeepSpeed's estimator for a plan's model states.
 
-    There is one for ZeRO-2 and one for ZeRO-3; stages 0 and 1 get ZeRO-2's, and `leaves_out` says so. Both count every
-    parameter as trained in 16 bits with Adam. ZeRO-3's model is taken as built in shards (zero_init), as the Trainer
-    builds it.
+    There is one for ZeRO-2 and one for ZeRO-3; stages 0 and 1 get ZeRO-2's, and `leaves_out` states it. Both count
+    every parameter as trained in 16 bits with Adam. ZeRO-3's model is built in shards (zero_init), as by the Trainer.
 
     Importing DeepSpeed imports torch, 1.5 s of a fresh process. Nothing is printed on stdout, where DeepSpeed logs. An
     installation that cannot be imported is a `problem`, not an error.

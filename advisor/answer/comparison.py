@@ -43,11 +43,11 @@ class ComparisonContext:
     options: QuestionOptions
     """Precision and optimizer count where a file leaves them open."""
     micro_batch_size: int | None = None
-    """What TrainingArguments says, which fills `auto`; None: 1 for a file, what is fastest for a rung."""
+    """TrainingArguments' value, which fills `auto`; None: 1 for a file, the fastest for a rung."""
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
     job: Job | None = None
-    """How much is trained; None where nobody said."""
+    """The amount of training; None if unknown."""
     price: Price | None = None
     job_basis: tuple[str, ...] = ()
     """As in `Question`."""
@@ -189,7 +189,7 @@ def compare(first: str, second: str, context: ComparisonContext | None = None) -
 
 
 def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
-    """The keys of either file whose settings are not the same once `auto` and what is missing have their values."""
+    """The keys of either file with different settings once `auto` and missing keys have their values."""
     found = []
     for path in sorted(first.paths() | second.paths(), key=rank):
         ours, theirs = first.get(path), second.get(path)
@@ -217,12 +217,12 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
 
 
 def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
-    """A file or a rung as one side, whose errors are those of `compare`."""
+    """A file or a rung as one side. Raises as `compare`."""
     facts = facts or load_facts()
     if name in RUNGS and not Path(name).exists():
         if context is None:
             raise WorkloadError(
-                f"{name} is a rung, whose numbers follow from the model and the GPUs",
+                f"{name} is a rung: its numbers follow from the model and the GPUs",
                 fix="pass --model and --gpus, or a ds_config.json in its place",
             )
         return _rung_side(name, context, facts)
@@ -257,8 +257,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
 
 
 def _one_for_auto(config: dict[str, Any], key: str) -> int | None:
-    """1 for an `auto` that nobody fills; the Trainer's own 8 samples per GPU would say more of the Trainer than of the
-    file."""
+    """1 for an `auto` without a given value: the Trainer's default of 8 samples per GPU is no property of the file."""
     return 1 if config.get(key) == "auto" else None
 
 

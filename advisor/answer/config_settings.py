@@ -26,7 +26,7 @@ _DEEPEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value and where it comes from. An `auto` that nobody here can fill has the value "auto"."""
+    """A value and its origin. An `auto` of unknown value has the value "auto"."""
 
     value: Any
     origin: Origin
@@ -69,7 +69,7 @@ class ConfigSettings:
         return self.default(path)
 
     def active(self, path: str) -> bool:
-        """Whether the block that a key stands in is switched on. The switch itself is always of interest."""
+        """Whether the key's block is switched on. The switch itself always counts as on."""
         owner, _, name = path.rpartition(".")
         if not owner or name in _ACTIVATORS:
             return True
@@ -110,7 +110,7 @@ class ConfigSettings:
         return Setting(value=known.default, origin="default")
 
     def _filled(self, path: str) -> Any:
-        """What stands in for `auto`; None where only the Trainer knows."""
+        """The value that replaces `auto`; None where only the Trainer knows it."""
         known = CONFIG_KEYS.get(path)
         by_hidden_size = known is not None and known.filled_from_hidden_size is not None
         if self.plan is not None:

@@ -50,7 +50,7 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentNode:
-    """A value: as Python has it, and where it stands; with its members or items, if it has any."""
+    """A value as Python has it, its place, and its members or items."""
 
     value: Any
     start: int
@@ -59,7 +59,7 @@ class DocumentNode:
     items: tuple[DocumentNode, ...] = ()
 
     def member(self, key: str) -> Member | None:
-        """The member that counts: of a key that stands twice, the last."""
+        """The member of this name, the last where there are several."""
         return next((member for member in reversed(self.members) if member.key == key), None)
 
 
@@ -99,7 +99,7 @@ class Document:
         return member
 
     def duplicates(self) -> Iterator[tuple[tuple[str, ...], Member]]:
-        """(path, member) of every key that stands in its object a second time or more."""
+        """(path, member) of every repetition of a key in its object."""
         return _duplicates(self.root, ())
 
     @cached_property
@@ -216,7 +216,7 @@ class _Reader:
         return DocumentNode(value=bare[0].strip(), start=at, end=at + len(bare[0].rstrip()))
 
     def _value_ends(self, at: int) -> bool:
-        """Whether only white space stands between here and a comma, bracket, comment or the end of the line."""
+        """Whether only white space is between here and a comma, bracket, comment or the end of the line."""
         end = _BLANKS.match(self.text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
         return self.text[end : end + 1] in ("", ",", "}", "]", "#", "/", "\n", "\r")
 

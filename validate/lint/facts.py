@@ -68,7 +68,7 @@ class ConfigBlock:
         return next((known for known in self.fields if key in known.names), None)
 
     def names(self) -> tuple[str, ...]:
-        """Every key that may stand in it, under the name that files use."""
+        """Every key that it may have, under the name that files use."""
         return self.keys + tuple(known.usual_name for known in self.fields)
 
     def path_of(self, key: str) -> str:
@@ -147,7 +147,7 @@ def to_json(facts: DeepSpeedFacts) -> dict[str, Any]:
 
 
 def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"]) -> DeepSpeedFacts:
-    """The reverse of `to_json`, without pydantic, whose import takes longer than the rest of lint. Raises KeyError,
+    """The reverse of `to_json`, without pydantic: its import takes longer than the rest of lint. Raises KeyError,
     TypeError or ValueError for another form."""
     blocks = [{**block, "fields": tuple(map(_field, block["fields"]))} for block in form["blocks"]]
     return DeepSpeedFacts(

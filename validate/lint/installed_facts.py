@@ -28,7 +28,7 @@ def load_facts() -> DeepSpeedFacts:
     folder = source_folder("deepspeed") if version else None
     if version is None or folder is None:
         return from_json(json.loads(BUNDLED.read_text(encoding="utf-8")), origin="bundled")
-    name = f"deepspeed-{version}-torch-{installed_version('torch')}"  # whose optimizers are among the facts
+    name = f"deepspeed-{version}-torch-{installed_version('torch')}"  # torch's optimizers are among the facts
     safe_name = "".join(char if char.isalnum() or char in ".+-" else "_" for char in name)
     cached = store_path().with_name(f"{safe_name}-facts-{_FORM}.json")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

@@ -184,14 +184,14 @@ class LintedConfig:
         return found if right else None
 
     def flag(self, path: str) -> bool:
-        """Whether true stands there, in any way that DeepSpeed reads as true."""
+        """Whether the value is one that DeepSpeed reads as true."""
         found = self.get(path)
         if isinstance(found, str):
             return found.lower() in ("true", "yes", "on", "1", "t", "y")
         return bool(found) if isinstance(found, bool | int | float) else False
 
     def off(self, path: str) -> bool:
-        """Whether false stands there."""
+        """Whether the value is one that DeepSpeed reads as false."""
         found = self.get(path)
         if isinstance(found, str):
             return found.lower() in ("false", "no", "off", "0", "f", "n")
@@ -210,12 +210,12 @@ class LintedConfig:
         return self.facts.default(f"zero_optimization.{name}")
 
     def zero_number(self, name: str) -> int:
-        """A whole number of zero_optimization, 0 where something else stands there."""
+        """A whole number of zero_optimization, 0 for any other value."""
         value = self.zero(name)
         return int(value) if isinstance(value, int | float) and abs(value) < 1e300 else 0
 
     def zero_path(self, name: str) -> str:
-        """The path under which a value of zero_optimization stands in the file, "" if it is not there."""
+        """The path of a value of zero_optimization in the file, "" if it is not there."""
         return next(filter(self.has, self._zero_paths(name)), "")
 
     def _zero_paths(self, name: str) -> list[str]:

@@ -31,7 +31,7 @@ class ParsedSources:
         self.constants = self._constants()
 
     def _constants(self) -> dict[str, Any]:
-        """Every module-level NAME = literal of the files that are read and of the `constants.py` beside them."""
+        """Every module-level NAME = literal of the files and of the `constants.py` in their folders."""
         constants: dict[str, Any] = {}
         beside = {f"{Path(name).parent}/constants.py" for name in self.trees} - set(self.trees)
         modules = [tree for name in sorted(beside) if (tree := parse(self.folder / name)) is not None]
@@ -147,7 +147,7 @@ def class_blocks(sources: ParsedSources) -> dict[str, ConfigBlock]:
 
 
 class _ClassReader:
-    """Reads classes whose names stand in one file; they may be written in another."""
+    """Reads classes that one file names; another may define them."""
 
     def __init__(self, sources: ParsedSources, file: str) -> None:
         self._sources, self._file = sources, file
@@ -169,7 +169,7 @@ class _ClassReader:
         return self._sources.find_class(self._file, name)
 
     def _annotations(self, class_node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
-        """The fields of a class and of those that it extends; of a field that stands in both, its own."""
+        """The fields of a class and of its bases; its own definition of a field comes first."""
         own = [
             node for node in class_node.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         ]
@@ -286,7 +286,7 @@ _FEATURES = (
     ("elasticity/elasticity.py", "elasticity_enabled"),
     ("runtime/data_pipeline/config.py", "get_curriculum_enabled_legacy"),
 )
-"""(file, function whose argument is the whole configuration) of features that 0.19.8 has no more."""
+"""(file, function that gets the whole configuration) of features that 0.19.8 no longer has."""
 
 _LOOKUP_FILES = frozenset(_READERS) | {file for file, _ in _FEATURES}
 
@@ -310,7 +310,7 @@ def looked_up_keys(sources: ParsedSources) -> dict[str, set[str]]:
 
 
 def _lookups(tree: ast.AST, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path of the block, key) of every look-up in a dictionary whose place is known."""
+    """(path of the block, key) of every look-up in a dictionary with a known place."""
     places = dict(names)
     constants = constants | _argument_defaults(tree, constants)
     for node in ast.walk(tree):
@@ -449,11 +449,11 @@ _OPEN = (
     "compression_training",
     "curriculum_learning",
 )
-"""Blocks whose keys are somebody else's: a class's arguments, or nested further than is read here."""
+"""Blocks with keys that are not read here: a class's arguments, or deeper levels."""
 
 
 def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> DeepSpeedFacts:
-    """The facts of the version whose sources are in `folder`, and the optimizers of the torch whose sources are in
+    """The facts of the DeepSpeed sources in `folder`, and the optimizers of the torch sources in
     `torch_folder`. A file that a version lacks contributes nothing."""
     sources = ParsedSources(folder, _CLASS_FILES | _LOOKUP_FILES | {_SCHEDULERS})
     blocks = class_blocks(sources)

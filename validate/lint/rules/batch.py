@@ -114,7 +114,7 @@ def only_total(config: LintedConfig) -> Iterator[Violation]:
 
 @BATCH_RULES.warning(
     "DS106 sequence parallelism that does not divide the GPUs",
-    why="DeepSpeed divides the number of GPUs by it to learn how many share a batch, and goes on with the fraction",
+    why="DeepSpeed divides the number of GPUs by it to get the number of groups, and continues with the fraction",
     fix="choose a divisor of the number of GPUs",
     source="runtime/config.py DeepSpeedConfig.__init__",
     options={"gpus": "4x24GB"},
@@ -186,7 +186,7 @@ _READ_AS_THEY_ARE = (
     "seq_parallel_communication_data_type",
     "gradient_allreduce_op",
 )
-"""Keys whose text "auto" DeepSpeed computes or looks up with, and fails."""
+"""Keys where plain DeepSpeed fails with the text "auto"."""
 
 
 @TRAINER_RULES.error(
@@ -229,7 +229,7 @@ def _filled(path: Path) -> bool:
 
 
 def _autos(node: dict[str, Any], above: Path = ()) -> Iterator[Path]:
-    """Where "auto" stands; accelerate looks into objects, not into lists."""
+    """The places of "auto"; accelerate looks into objects, not into lists."""
     for name, value in node.items():
         if isinstance(value, dict):
             yield from _autos(value, (*above, name))
@@ -251,7 +251,7 @@ def default(config: LintedConfig) -> Iterator[Violation]:
     if config.framework == "hf":
         for path, value in _ACCELERATES.items():
             if config.is_auto(path):
-                yield violation(path, f'"auto" here is {value}, unless accelerate is told otherwise')
+                yield violation(path, f'"auto" here is {value}, unless accelerate is configured otherwise')
         return
     for block in config.facts.blocks:
         for key in config.block(block.path) if block.strict else ():
@@ -300,7 +300,7 @@ TRAINER_RULES.warning(
         when.for_trainer & when.has_adam & when.is_missing("optimizer.params.lr"),
         "{name} has no lr",
     ),
-    why='the Trainer fills lr only where the file says "auto"; without the key DeepSpeed\'s Adam takes 1e-3, whatever '
+    why='the Trainer fills lr only where the file has "auto"; without the key DeepSpeed\'s Adam takes 1e-3, whatever '
     "learning_rate is",
     fix='add "lr": "auto" to optimizer.params',
     source=_TRAINER + ".fill_match; ops/adam/fused_adam.py",

@@ -262,11 +262,11 @@ LOGGING_RULES.advice(
 def secret(config: LintedConfig) -> Iterator[Violation]:
     if config.text("comet.api_key") not in ("", "auto"):
         fix = "remove it and set COMET_API_KEY in the environment"
-        yield violation("comet.api_key", "an API key stands in the configuration", fix=fix)
+        yield violation("comet.api_key", "the configuration contains an API key", fix=fix)
     if "api_key" in config.block("wandb") and not config.is_auto("wandb.api_key"):
         yield violation(
             "wandb.api_key",
-            "an API key stands in the configuration, and DeepSpeed's wandb block refuses it",
+            "the configuration contains an API key, and DeepSpeed's wandb block refuses it",
             fix="remove it and set WANDB_API_KEY in the environment, which wandb reads",
             severity="error",
         )

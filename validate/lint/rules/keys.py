@@ -86,7 +86,7 @@ def duplicate(config: LintedConfig) -> Iterator[Violation]:
         line, _ = config.document.place(member.start)
         yield Violation(
             path=path,
-            what=f"{path[-1]!r} stands here again (line {line})",
+            what=f"{path[-1]!r} is repeated here (line {line})",
             severity="warning" if config.framework == "hf" else None,
         )
 
@@ -114,7 +114,7 @@ def _walk(node: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]
 
 
 def _path_at(node: DocumentNode, found: Departure) -> Path:
-    """The key in whose value or name a place is, or the one before it."""
+    """The key with this place in its value or name, or the key before the place."""
     before = [member for member in node.members if member.start <= found.start]
     if not before:
         return ()
@@ -138,7 +138,7 @@ _OWN_RULES = {
         )
     ),
 }
-"""Unknown keys that have a rule of their own, which says more."""
+"""Unknown keys with a more specific rule."""
 _TELLING = (
     "",
     "zero_optimization",
@@ -150,8 +150,8 @@ _TELLING = (
     "checkpoint",
     "data_types",
 )
-"""Blocks whose keys say by themselves what they are. Elsewhere names are common words ("mode", "group", "debug") or
-stand for one service ("api_key")."""
+"""Blocks with unambiguous keys. Elsewhere names are common words ("mode", "group", "debug") or belong to one service
+("api_key")."""
 _LONGEST_NAME = 60
 
 
@@ -172,7 +172,7 @@ def refused(config: LintedConfig) -> Iterator[Violation]:
 
 @KEY_RULES.warning(
     "DS011 an unknown key that DeepSpeed ignores",
-    why="DeepSpeed never looks it up, so it has no effect, and no message says so",
+    why="DeepSpeed never looks it up, so it has no effect, and there is no message",
     fix="remove it, or correct its name",
     source="runtime/config.py (get_scalar_param)",
     bad=plain(gradient_cliping=1.0),
@@ -204,7 +204,7 @@ def misplaced(config: LintedConfig) -> Iterator[Violation]:
 
 @KEY_RULES.error(
     "DS013 a feature that was removed from DeepSpeed",
-    why="DeepSpeed stops at the key, so that nobody believes that the feature is still there",
+    why="DeepSpeed stops at the key instead of ignoring it",
     fix="remove the block",
     source="runtime/config.py _reject_removed_config_keys",
     since="0.19.7",
@@ -222,7 +222,7 @@ def removed(config: LintedConfig) -> Iterator[Violation]:
 
 @KEY_RULES.warning(
     "DS014 a deprecated key",
-    why="DeepSpeed still reads it, says so in its log, and will drop it",
+    why="DeepSpeed still reads it with a warning in its log, and will drop it",
     source="runtime/zero/config.py (json_schema_extra deprecated)",
     bad=plain(zero_optimization=zero(2, cpu_offload=True)),
     good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
@@ -266,11 +266,11 @@ def both_names(config: LintedConfig) -> Iterator[Violation]:
 )
 def old_bf16(config: LintedConfig) -> Iterator[Violation]:
     if config.has("bfloat16"):
-        beside = config.get("bf16") is not None
+        ignored = config.get("bf16") is not None
         yield violation(
             "bfloat16",
-            "bfloat16 is ignored beside bf16" if beside else "bfloat16 is bf16's old name",
-            edits=(Remove(("bfloat16",)),) if beside else (Rename(("bfloat16",), "bf16"),),
+            "bfloat16 is ignored because bf16 exists" if ignored else "bfloat16 is bf16's old name",
+            edits=(Remove(("bfloat16",)),) if ignored else (Rename(("bfloat16",), "bf16"),),
         )
 
 
@@ -302,7 +302,7 @@ def two_names(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
-    """(path, block, field) of every field of a checked block that stands in the file under its own name."""
+    """(path, block, field) of every field of a checked block that the file has under its own name."""
     for block in config.facts.blocks:
         for field in block.fields:
             path = block.path_of(field.name)
@@ -348,7 +348,7 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
 
 
 def _around(one: str, other: str) -> bool:
-    """Whether one block stands in the other."""
+    """Whether one block contains the other."""
     return all(a == b for a, b in zip(one.split("."), other.split("."), strict=False)) if one and other else True
 
 
@@ -486,13 +486,12 @@ def _truth(path: str, value: object) -> tuple[Edit, ...]:
 
 
 def _unread(config: LintedConfig, path: str) -> bool:
-    """A bfloat16 block beside bf16."""
+    """Whether the block is bfloat16 and bf16 exists too."""
     return path == "bfloat16" and config.get("bf16") is not None
 
 
 def _objects(facts: DeepSpeedFacts) -> list[str]:
-    """The blocks whose keys are looked up, whatever stands there; what holds a checked block is checked with its
-    owner."""
+    """The blocks with keys that DeepSpeed looks up; a block within a checked block is checked with that."""
     found = [
         block.path
         for block in facts.blocks

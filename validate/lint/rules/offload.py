@@ -210,7 +210,7 @@ OFFLOAD_RULES.error(
     good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
 )
 OFFLOAD_RULES.warning(
-    "DS417 a partly offloaded optimizer whose part on the GPU goes its own way",
+    "DS417 a partly offloaded optimizer with a separate optimizer on the GPU",
     at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & when.may_have_adam, "{name} is {value}"),
     why="a second AdamW steps that part; it reads the learning rate once, so no schedule reaches the sub-groups of the "
     "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",

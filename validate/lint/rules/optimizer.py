@@ -358,7 +358,7 @@ SCHEDULER_RULES.warning(
 
 @SCHEDULER_RULES.warning(
     "DS608 a scheduler that overrides the learning rate",
-    why="the warm-up ends at warmup_max_lr, whatever the optimizer's lr is",
+    why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
     fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
     source=_SCHEDULES,
     bad=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}),

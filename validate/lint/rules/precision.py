@@ -239,7 +239,7 @@ def master_on_nvme(config: LintedConfig) -> Iterator[Violation]:
 
 @PRECISION_RULES.error(
     "DS211 a param_dtype that contradicts the enabled precision",
-    why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype says the same",
+    why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype is the same",
     fix="remove data_types.param_dtype",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
     since="0.19.6",

@@ -151,7 +151,7 @@ def steps_often(config: LintedConfig) -> Iterator[Violation]:
 
 @RESOURCE_RULES.advice(
     "DS906 a feature that the predictions leave out",
-    why="what is said here of memory and time is of the same configuration without it",
+    why="the predicted memory and time are those of the same configuration without it",
     source="ds_configs/read.py",
     options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
     bad=_bf16(zero_optimization=zero(3), compile={"deepcompile": True}),

@@ -212,7 +212,7 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
 ZERO_RULES.warning(
     "DS311 elastic_checkpoint at stage 3",
     at("zero_optimization.elastic_checkpoint", when.on & when.stages(3), "stage 3 no longer supports {name}"),
-    why="stage 3 has no elastic checkpoints; DeepSpeed warns and goes on",
+    why="stage 3 has no elastic checkpoints; DeepSpeed warns and continues",
     fix="remove it; use universal checkpoints",
     source=_CONFIG + " elastic_checkpoint_deprecated",
     bad=plain(zero_optimization=zero(3, elastic_checkpoint=True)),
@@ -242,7 +242,7 @@ def scaled(config: LintedConfig) -> Iterator[Violation]:
 
 @ZERO_RULES.warning(
     "DS313 the old form of zero_optimization",
-    why="true means stage 1; DeepSpeed says that the form is deprecated",
+    why="true means stage 1; the form is deprecated",
     fix='write "zero_optimization": {"stage": 1}',
     source=_CONFIG + " read_zero_config_deprecated",
     options={"framework": "deepspeed"},
@@ -448,7 +448,7 @@ ZEROPP_RULES.warning(
         when.on & when.stages(3) & when.bf16 & ~when.one_node & ~_reduced_in_fp16,
         "gradients in bf16 are quantized as if they were fp16",
     ),
-    why="the kernel reads the gradients' bits as fp16 whatever their type is, so those in bf16 become other numbers",
+    why="the kernel reads the bits of any 16-bit gradient as fp16, so bf16 gradients become other numbers",
     fix='write "communication_data_type": "fp16", or leave gradients as they are',
     source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
     "all_to_all_quant_reduce",
@@ -464,7 +464,7 @@ ZEROPP_RULES.warning(
 ZEROPP_RULES.advice(
     "DS357 quantized gradients on one node",
     at(_QUANTIZED, when.on & when.stages(3) & when.one_node, "it has no effect on one node"),
-    why="within one node stage 3 reduces gradients as they are, whatever zero_quantized_gradients says",
+    why="within one node stage 3 reduces gradients unquantized and ignores zero_quantized_gradients",
     fix="remove it",
     source="runtime/zero/stage3.py __avg_scatter_grads (num_nodes > 1)",
     options={"gpus": "8xH100"},
