@@ -18,15 +18,10 @@ DEEPSPEED = "runtime/", "ops/", "utils/", "comm/", "autotuning/", "profiling/", 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
-    """The examples stand next to the rule and are its documentation."""
+    """The examples are the rule's documentation; the good one has no errors at all."""
     assert rule.code in codes(judged(rule.bad, facts_for(rule), **rule.options))
-    assert rule.code not in codes(judged(rule.good, facts_for(rule), **rule.options))
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_good_example_has_no_errors_at_all(rule: Rule) -> None:
-    """What is shown as right is right."""
     report = judged(rule.good, facts_for(rule), **rule.options)
+    assert rule.code not in codes(report)
     assert not codes(report, "error"), [finding.what for finding in report.findings]
 
 
@@ -101,27 +96,12 @@ def test_no_remedy_is_guessed_from_another_blocks_key() -> None:
     assert any("into zero_optimization" in finding.fix for finding in moved.findings), "it can be nothing else"
 
 
-def test_autotuning_writes_the_zero_block_itself() -> None:
-    """DeepSpeed's autotuner fills it, so that the Trainer's file may do without."""
-    bare = {"train_micro_batch_size_per_gpu": "auto"}
-    assert "DS153" in codes(judged(bare))
-    assert "DS153" not in codes(judged(bare | {"autotuning": {"enabled": True}}))
-
-
 @pytest.mark.parametrize("name", ["OneBitAdam", "ZeroOneAdam", "OneBitLamb"])
 def test_one_bit_optimizers_are_said_to_be_gone(name: str) -> None:
     """They are no typing errors."""
     config = {"train_batch_size": 8, "optimizer": {"type": name, "params": {"lr": 1e-4, "freeze_step": 400}}}
     (finding,) = [finding for finding in judged(config).findings if finding.code == "DS501"]
     assert "gone from DeepSpeed" in finding.what and "correct the name" not in finding.fix
-
-
-def test_who_reads_the_file_is_guessed_from_auto() -> None:
-    """`auto` is the Trainer's word."""
-    assert judged({"train_micro_batch_size_per_gpu": "auto"}).framework == "hf"
-    report = judged({"train_micro_batch_size_per_gpu": 1})
-    assert report.framework == "deepspeed" and report.framework_is_assumed
-    assert not judged({"train_micro_batch_size_per_gpu": 1}, framework="hf").framework_is_assumed
 
 
 def test_deepspeeds_reader_makes_whole_floats_integers() -> None:
