@@ -70,7 +70,7 @@ def test_tests_run_in_a_clone_whose_name_cannot_be_imported(tmp_path: Path) -> N
     """git names a clone after the repository, and pytest takes no folder with a dash for a package."""
     clone = tmp_path / "ds-advise"
     (clone / "tests").mkdir(parents=True)
-    for name in ("__init__.py", "pyproject.toml", "tests/conftest.py"):
+    for name in ("__init__.py", "pyproject.toml", "tests/conftest.py", "tests/helpers.py"):
         shutil.copy(CHECKOUT / name, clone / name)
     (clone / "tests" / "test_one.py").write_text("def test_one() -> None: ...\n")
     pytest_alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"]
