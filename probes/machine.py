@@ -73,7 +73,7 @@ def this_machine() -> Machine:
     return Machine(
         gpus=tuple(gpu.name for gpu in gpus),
         gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
-        driver=_with_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "") if gpus else "",
+        driver=with_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "") if gpus else "",
         cpu=cpu_model(),
         cpu_cores=cpu_cores(),
         ram_bytes=host_memory_bytes(),
@@ -85,7 +85,7 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     return " ".join(read_pairs(cpuinfo).get("model name", "").split()) or platform.machine()
 
 
-def _with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
+def with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
     """The answer to an NVML query; `otherwise` without a driver or an answer."""
     import pynvml
 
@@ -151,7 +151,7 @@ def check_gpus(count: int) -> None:
 
 
 def _gpus_of_the_driver() -> int:
-    return _with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
+    return with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
 
 
 def visible_handles(pynvml: Any) -> list[Any]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..machine import with_nvml
+
 _COLLECTIVES = """all_reduce reduce broadcast barrier all_gather all_gather_into_tensor all_gather_object reduce_scatter
     reduce_scatter_tensor all_to_all all_to_all_single scatter gather"""
 _STATUS = Path("/proc/self/status")
@@ -120,19 +122,12 @@ def folder_bytes(folder: str) -> int:
 def device_bytes(index: int) -> int | None:
     """GPU memory of this process by the driver; where it cannot tell processes apart (containers), all memory in use on
     the GPU; None without a driver."""
-    try:
-        import pynvml
 
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no permission
-        return None
-    try:
-        handle: Any = pynvml.nvmlDeviceGetHandleByIndex(index)
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+    def query(nvml: Any) -> int:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory is not None:
                 return int(process.usedGpuMemory)
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+    return with_nvml(query, None)
