@@ -113,7 +113,7 @@ class WorkloadFigures:
     method: Method
     quantization: Quantization | None
     modules_to_save: tuple[str, ...]
-    """Embeddings and heads that are trained in full beside adapters."""
+    """Embeddings and heads that are trained in full in addition to adapters."""
     seq_len: int
     precision: Precision
     optimizer: str

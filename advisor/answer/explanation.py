@@ -17,7 +17,7 @@ from .recommendation import Recommendation, closest
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
 
 _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one GPU")
-"""Where the name of a quantity ends and what is said of it begins."""
+"""Ends of a quantity's name within the meaning of its symbol."""
 
 
 def in_words(term: MemoryTerm | TimeTerm) -> str:
@@ -27,7 +27,7 @@ def in_words(term: MemoryTerm | TimeTerm) -> str:
 
 
 def with_numbers(term: MemoryTerm | TimeTerm) -> str:
-    """`2 x 5 x 152,064`; "" where the formula has words, or a symbol whose number is not known."""
+    """`2 x 5 x 152,064`; "" where the formula has words, or a number is unknown."""
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]

@@ -119,7 +119,7 @@ class _Feature:
     """A feature of plans, for a sentence that compares the chosen plan with those without it."""
 
     has: Callable[[Plan], bool]
-    says: Callable[[Candidate, str], str]
+    text: Callable[[Candidate, str], str]
     """What the chosen plan does; the second argument is the device."""
     without: str
     """What the plans without the feature do."""
@@ -130,12 +130,12 @@ class _Feature:
 _FEATURES = (
     _Feature(
         has=lambda plan: plan.sequence_parallel_size > 1,
-        says=lambda chosen, device: f"{chosen.plan.sequence_parallel_size} {device}s share each sample (Ulysses)",
+        text=lambda chosen, device: f"{chosen.plan.sequence_parallel_size} {device}s share each sample (Ulysses)",
         without="with whole samples",
     ),
     _Feature(
         has=lambda plan: plan.autotp_size > 1,
-        says=lambda chosen, device: (
+        text=lambda chosen, device: (
             f"{chosen.plan.autotp_size} {device}s split each layer (AutoTP), because the batch has fewer samples than "
             f"there are {device}s"
         ),
@@ -143,14 +143,14 @@ _FEATURES = (
     ),
     _Feature(
         has=lambda plan: plan.autoep_size > 1,
-        says=lambda chosen, device: (
+        text=lambda chosen, device: (
             f"Experts are spread over {chosen.plan.autoep_size} {device}s (AutoEP), and tokens travel to them"
         ),
         without="with experts that ZeRO shards",
     ),
     _Feature(
         has=lambda plan: plan.zero_hpz_partition_size > 1,
-        says=lambda chosen, device: (
+        text=lambda chosen, device: (
             "Every node keeps a second copy of the weights (hpZ, "
             f"{gib(chosen.memory.components.get('second_copy_of_weights', 0))} GiB per {device} at the peak), so that "
             "the backward pass does not gather them over the network"
@@ -160,7 +160,7 @@ _FEATURES = (
     ),
     _Feature(
         has=lambda plan: plan.quantizes_collectives,
-        says=lambda chosen, _: (
+        text=lambda chosen, _: (
             f"Weights travel in 8 bits{' and gradients in 4' * chosen.plan.zero_quantized_gradients} (ZeRO++)"
         ),
         without="with exact collectives",
@@ -172,19 +172,19 @@ def _feature(feature: _Feature, chosen: Candidate, candidates: Sequence[Candidat
     """What a feature of the chosen plan gains over the fastest plan without it, or that none fits."""
     if not feature.has(chosen.plan):
         return ""
-    says = feature.says(chosen, device)
+    text = feature.text(chosen, device)
     others = [each for each in candidates if not feature.has(each.plan)]
     others = [each for each in others if each.rung == chosen.rung or not feature.of_rung]
     if not others:
-        return f"{says}, as the batch requires."
+        return f"{text}, as the batch requires."
     best = max(
         (each for each in others if each.fit.probability >= least), key=lambda each: each.tokens_per_s, default=None
     )
     if best is None:
         need = min(candidate.device_bytes for candidate in others)
-        return f"{says}: {feature.without} every plan needs at least {gib(need)} GiB per {device}."
+        return f"{text}: {feature.without} every plan needs at least {gib(need)} GiB per {device}."
     share = percent(best.tokens_per_s / chosen.tokens_per_s)
-    return f"{says}: {feature.without} the fastest plan that fits, {best.rung}, runs at {share} of this speed."
+    return f"{text}: {feature.without} the fastest plan that fits, {best.rung}, runs at {share} of this speed."
 
 
 def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
@@ -207,7 +207,7 @@ def _kept_states(chosen: Candidate) -> str:
     if chosen.plan.offload_optimizer_ratio == 1:
         return ""
     return phrase(
-        "The GPU has room for a part of the optimizer, whose step is slower on the host: {share} of its sub-groups "
+        "The GPU has room for a part of the optimizer, and its step is faster there: {share} of the sub-groups "
         "stay in host RAM (offload_optimizer.ratio).",
         share=percent(chosen.plan.offload_optimizer_ratio),
     )
@@ -353,7 +353,7 @@ _ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
     ),
     phrase("a drive"): (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
 }
-"""What may be assumed of a cluster: whether it is, and the resources whose terms then take longer or less."""
+"""What may be assumed of a cluster: whether it is, and the resources that are then slower or faster."""
 
 ASSUMED_FACTOR = 2.0
 """An assumed speed may be half or twice the true one: cards of one memory size, hosts, and what PCIe carries between

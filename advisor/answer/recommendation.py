@@ -49,7 +49,7 @@ class DryRunFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunAnswer:
-    """A dry run of a `Run`, with the closed form beside it, and the verdict."""
+    """A dry run of a `Run`, with the closed form of the same plan, and the verdict."""
 
     run: Run
     result: DryRunResult
@@ -110,7 +110,7 @@ class DryRunAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """A candidate and what the dry run of its configuration says."""
+    """A candidate and the dry run of its configuration."""
 
     candidate: Candidate
     dry_run: DryRunAnswer
@@ -183,13 +183,13 @@ class Recommendation:
     doubts: tuple[str, ...]
     """Sentences on what might make another plan the fastest."""
     assumptions: tuple[str, ...]
-    """Facts that nobody stated and the figures rest on, a phrase each."""
+    """Assumptions of the figures, a phrase each."""
     changes: tuple[Change, ...] = ()
     """What would change the answer."""
     pytorch_baseline: Candidate | None = None
     """Plain PyTorch's best plan, for comparison; it is no DeepSpeed configuration, and never the recommended one."""
     try_first: Candidate | None = None
-    """A plan that is only likely to fit, and so much faster that it is worth the risk; None where there is none."""
+    """A plan that is only likely to fit, and much faster; None where there is none."""
     deepspeed_estimate: DeepSpeedEstimate | None = None
     """DeepSpeed's own estimate for the same plan; None where it was not asked for."""
     verifications: tuple[Verification, ...] = ()
@@ -203,7 +203,7 @@ class Recommendation:
 
 
 def try_first_path(destination: Path) -> Path:
-    """Where the configuration of the plan to try first goes: beside the other one."""
+    """The file for the configuration of the plan to try first, next to the other one."""
     return destination.with_stem(f"{destination.stem}_try_first")
 
 

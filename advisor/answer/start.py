@@ -89,7 +89,7 @@ def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 
 def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
-    """By launcher: the step's time where nobody sets OMP_NUM_THREADS, over the predicted one. Empty where the optimizer
+    """By launcher: the step's time without OMP_NUM_THREADS, over the predicted one. Empty where the optimizer
     steps on the device."""
     if chosen.plan.offload_optimizer == "none":
         return {}

@@ -216,7 +216,7 @@ def _larger_gpus(question: Question) -> Iterator[Asked]:
 
 
 def _divides(question: Question, ranks: int) -> bool:
-    """The batch sizes that the user fixed are possible on so many GPUs."""
+    """Whether the batch sizes that the user fixed are possible on a number of GPUs."""
     batch = question.workload.global_batch_size
     return batch is None or (batch % ranks == 0 and (batch // ranks) % (question.micro_batch_size or 1) == 0)
 

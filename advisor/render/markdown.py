@@ -56,5 +56,5 @@ def _folded(title: str, language: str, text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in which nothing is markup or calls somebody."""
+    """Text without markup and mentions."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

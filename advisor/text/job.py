@@ -6,8 +6,8 @@ from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.job import HOUR_S, JobDuration, Price
 from .units import gib, percent, seconds
 
-_TOLD_WASTE = 0.05
-"""Share of a micro batch's time without a sample's own tokens from which on it is told."""
+_LEAST_WASTE = 0.05
+"""Least share of a micro batch's time for padding and waiting that is mentioned."""
 
 
 def hours(duration_s: float) -> str:
@@ -37,22 +37,22 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
     """Steps, hours, GPU-hours and cost, each with its interval."""
     between = duration.duration_s_range
     steps = duration.steps
-    said = phrase(
+    text = phrase(
         "The whole job takes about {time}: {steps}, {gpu_hours}",
         time=_with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1]))),
         steps=phrase("{count} steps", count=f"{steps:,}") if steps != 1 else phrase("{count} step", count=steps),
         gpu_hours=_gpu_hours(duration),
     )
     if price is None:
-        return phrase("{job} (--price makes it a cost).", job=said)
+        return phrase("{job} (--price makes it a cost).", job=text)
     ends = duration.cost_range(price)
     paid = money(duration.cost(price), price.currency)
     paid = _with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
-    return phrase("{job}, {cost} at {price}.", job=said, cost=paid, price=price_label(price))
+    return phrase("{job}, {cost} at {price}.", job=text, cost=paid, price=price_label(price))
 
 
 def _with_ends(figure: str, ends: tuple[str, str] | None) -> str:
-    """A figure, and its interval in brackets where the ends are told apart."""
+    """A figure, and its interval in brackets where the ends differ."""
     if ends is None or ends[0] == ends[1]:
         return figure
     return phrase("{figure} ({low} to {high})", figure=figure, low=ends[0], high=ends[1])
@@ -72,8 +72,8 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
     packing_helps: whether `--packing` would leave less padding.
     """
     found = [_parts(duration)]
-    if duration.mean_len < (1 - _TOLD_WASTE) * duration.timed_len:
-        told = {
+    if duration.mean_len < (1 - _LEAST_WASTE) * duration.timed_len:
+        fields = {
             "mean": f"{duration.mean_len:,.0f}",
             "timed": f"{duration.timed_len:,}",
             "share": percent(duration.padding),
@@ -81,7 +81,7 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
         waste = phrase(
             "Samples have {mean} tokens on average and take the time of {timed}: {share} of what is computed is "
             "padding, and all wait for the longest sample",
-            **told,
+            **fields,
         )
         if packing_helps:
             waste = phrase("{waste}; --packing fills samples with several rows", waste=waste)

@@ -22,10 +22,10 @@ _VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 """In gettext's order: the first that is set decides. LANGUAGE may list several, the best first."""
 
 SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
-"""Characters of each language: what a terminal's encoding lacks cannot be said on it."""
+"""Characters of each language, for a test of the terminal's encoding."""
 
 _NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
-"""Spaces beside wide punctuation, which is wide enough."""
+"""Spaces next to wide punctuation."""
 
 _templates: dict[str, str] = {}
 """Templates of the language in use; empty for English."""

@@ -57,8 +57,7 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
 
 
 def _breaks(text: str, first: int, following: int) -> list[int]:
-    """Where lines end of at most so many columns, of the first and of those that follow; what has no place to break at
-    is cut."""
+    """Where lines end, given the columns of the first and of the following lines; a piece that is longer is cut."""
     breaks, room, start, filled = list[int](), first, 0, 0
     for piece in _pieces(text):
         columns = cell_len(piece[0].rstrip())

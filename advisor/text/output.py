@@ -42,11 +42,11 @@ class Output(NamedTuple):
 
 
 _EVERY_S = 5.0
-"""Seconds between two lines: what is done at once needs none, and nobody should wait longer in silence."""
+"""Seconds between two lines of progress."""
 
 
 def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
-    """`say`, but for lines that come within five seconds of this call or of the last one that was said."""
+    """`say`, without lines that come within five seconds of this call or of the last line."""
     last = time.monotonic()
 
     def say_seldom(line: str) -> None:
