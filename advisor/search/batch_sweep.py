@@ -110,6 +110,10 @@ class BatchSweep:
         ends = dict.fromkeys((self.shapes[0], self.shapes[-1]))
         return all(least_bytes(*self._of, self.plan(shape)) > offer for shape in ends)
 
+    def known_fits(self) -> Iterator[Fit]:
+        """The verdicts on the candidates computed so far."""
+        return (candidate.fit for candidate in self._candidates.values())
+
     def smallest_fits(self) -> Iterator[Fit]:
         """The verdicts on the plans that may need least memory; none where the sweep is hopeless."""
         first, last = self.shapes[0], self.shapes[-1]
