@@ -102,19 +102,13 @@ def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) ->
     assert (result.best("cpu_adam") is not None) != ("DeepSpeedCPUAdam" in skipped)
 
 
-def test_the_result_is_kept(measured: dict[str, Any]) -> None:
-    """The store has it whole, with machine and versions."""
+def test_the_result_is_stored_and_nothing_else_is_left(measured: dict[str, Any]) -> None:
+    """The whole record; no process, no file; and the calling process has not imported torch."""
     (record,) = Store(measured["store"]).find(kind="bench")
     assert json.loads(json.dumps(to_json(record))) == measured["record"]
     assert record.versions["torch"]
     assert json.loads(json.dumps(bench_from_json(record.result).to_json())) == record.result
-
-
-def test_nothing_is_left_behind(measured: dict[str, Any]) -> None:
-    """No process, no file; and the process that asked has not imported torch."""
-    assert measured["left"] == []
-    assert measured["children"] == 0
-    assert measured["loaded"] == []
+    assert (measured["left"], measured["children"], measured["loaded"]) == ([], 0, [])
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
