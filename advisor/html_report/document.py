@@ -103,10 +103,14 @@ def _text(name: str) -> str:
 
 
 def bullets(sentences: Sequence[str]) -> Markup:
-    """A list, each sentence with a capital letter; empty without sentences."""
+    """A list, each sentence with a capital letter unless it begins with the name of a rung; empty without sentences."""
     if not sentences:
         return Markup()
-    return element("ul", *(element("li", sentence[:1].upper() + sentence[1:]) for sentence in sentences))
+    return element("ul", *(element("li", _capital(sentence)) for sentence in sentences))
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:] if sentence.partition(" ")[0].isalpha() else sentence
 
 
 def note(text: str) -> Markup:

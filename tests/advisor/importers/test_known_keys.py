@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from ds_advise.advisor.importers.formats import recognised
-from ds_advise.advisor.importers.known_keys import keys_of
+from ds_advise.advisor.importers.known_keys import FILE, keys_of
 
 from benchmarks.tool_keys import declared, known_keys
 
@@ -44,8 +45,4 @@ def test_keys_are_the_annotated_fields_of_classes_and_their_aliases(tmp_path: Pa
 @pytest.mark.slow
 def test_the_training_arguments_are_those_of_the_installed_transformers() -> None:
     """The rest of the file follows from other projects' sources."""
-    import json
-
-    from ds_advise.advisor.importers.known_keys import FILE
-
     assert known_keys({})["training-arguments"] == json.loads(FILE.read_text())["training-arguments"].split()

@@ -25,20 +25,9 @@ BLOCKS: tuple[dict[str, Any], ...] = (
 
 def _environment(block: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What `accelerate launch` sets for its fields (1.15 utils/launch.py `prepare_deepspeed_cmd_env`)."""
-    names = {
-        "zero_stage": "DEEPSPEED_ZERO_STAGE",
-        "offload_optimizer_device": "DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-        "offload_param_device": "DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-        "offload_optimizer_nvme_path": "DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
-        "zero3_save_16bit_model": "DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
-        "gradient_accumulation_steps": "GRADIENT_ACCUMULATION_STEPS",
-        "gradient_clipping": "GRADIENT_CLIPPING",
-        "deepspeed_config_file": "DEEPSPEED_CONFIG_FILE",
-    }
     for key, value in block.items():
-        if key in names:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            monkeypatch.setenv(f"ACCELERATE_{names[key]}", text)
+        name = key.upper() if key.startswith(("gradient", "deepspeed")) else f"DEEPSPEED_{key.upper()}"
+        monkeypatch.setenv(f"ACCELERATE_{name}", str(value).lower() if isinstance(value, bool) else str(value))
     monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", ",".join(block))
 
 
