@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 from .config_file import Edit, Replace
 from .facts import DeepSpeedFacts
-from .linted_config import LintedConfig, number_in
+from .linted_config import LintedConfig, number_in, shown
 
 Severity = Literal["error", "warning", "advice"]
 Path = tuple[str, ...]
@@ -30,11 +30,22 @@ class Violation:
     """What `--fix` does: only what cannot change the training."""
 
 
-def violation(
-    path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
-) -> Violation:
+class ViolationDetails(TypedDict, total=False):
+    """The optional fields of `Violation`."""
+
+    fix: str
+    severity: Severity | None
+    edits: tuple[Edit, ...]
+
+
+def violation(path: str, what: str, **details: Unpack[ViolationDetails]) -> Violation:
     """A violation at a path written with dots."""
-    return Violation(path=tuple(path.split(".")) if path else (), what=what, fix=fix, severity=severity, edits=edits)
+    return Violation(path=tuple(path.split(".")) if path else (), what=what, **details)
+
+
+def bad_value(config: LintedConfig, path: str, **details: Unpack[ViolationDetails]) -> Violation:
+    """A violation by the value at a path."""
+    return violation(path, f"{path.rpartition('.')[2]} is {shown(config.get(path))}", **details)
 
 
 def unquoted(path: str, value: Any) -> tuple[Edit, ...]:

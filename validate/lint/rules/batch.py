@@ -8,7 +8,7 @@ from typing import Any
 from ....ds_configs.config_keys import CONFIG_KEYS
 from ..facts import DeepSpeedFacts
 from ..linted_config import LintedConfig, number_in, shown
-from ..rule import Path, Rules, Violation, unquoted, violation
+from ..rule import Path, Rules, Violation, bad_value, unquoted, violation
 from . import conditions as when
 from .conditions import at
 from .examples import ON, plain, trainer, zero
@@ -72,9 +72,7 @@ def not_positive(config: LintedConfig) -> Iterator[Violation]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             number = number_in(value)
             edits = unquoted(name, value) if isinstance(number, int) and number > 0 else ()
-            yield violation(
-                name, f"{name} is {shown(value)}", severity="warning" if value is True else None, edits=edits
-            )
+            yield bad_value(config, name, severity="warning" if value is True else None, edits=edits)
         elif value % 1:
             yield violation(name, f"{name} is {shown(value)}, not a whole number")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ....ds_configs.config_keys import CONFIG_KEYS
 from ....estimators.memory.trainable import tensor_set
-from ..linted_config import LintedConfig, shown
-from ..rule import Rules, Violation, violation
+from ..linted_config import LintedConfig
+from ..rule import Rules, Violation, bad_value, violation
 from . import conditions as when
 from .conditions import Condition, at
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
@@ -269,21 +269,19 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Violation]:
     strategy, interval = config.get(f"{block}.select_strategy"), config.get(f"{block}.select_interval")
     update = config.get(f"{block}.update_interval")
     if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
-        yield violation(
-            f"{block}.select_strategy", f"select_strategy is {shown(strategy)}", fix='write "auto", "step" or "epoch"'
-        )
+        yield bad_value(config, f"{block}.select_strategy", fix='write "auto", "step" or "epoch"')
         return
     automatic, numbered = strategy in (None, "auto"), isinstance(interval, int)
     if automatic and numbered:
-        yield violation(f"{block}.select_interval", f"select_interval is {shown(interval)}, but the strategy is auto")
+        yield bad_value(config, f"{block}.select_interval")
     elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
         yield violation(f"{block}.select_interval", f"the strategy is {strategy}, but select_interval is missing")
     for name in ("select_interval", "update_interval"):
         text = config.get(f"{block}.{name}")
         if isinstance(text, str) and text != "auto":
-            yield violation(f"{block}.{name}", f"{name} is the text {shown(text)}", fix='write a number or "auto"')
+            yield bad_value(config, f"{block}.{name}", fix='write a number or "auto"')
     if isinstance(update, int) and update < 1:
-        yield violation(f"{block}.update_interval", f"update_interval is {shown(update)}", fix="write 1 or more")
+        yield bad_value(config, f"{block}.update_interval", fix="write 1 or more")
     elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
         yield violation(
             f"{block}.select_interval",

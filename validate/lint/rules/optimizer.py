@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..config_file import Replace
 from ..facts import Parameter
 from ..linted_config import LintedConfig, did_you_mean, number_in, shown
-from ..rule import Rules, Violation, unquoted, violation
+from ..rule import Rules, Severity, Violation, bad_value, unquoted, violation
 from . import conditions as when
 from .conditions import Condition, at
 from .examples import ADAMW, ON, plain, zero
@@ -118,16 +118,12 @@ def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
     good=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}),
 )
 def amsgrad(config: LintedConfig) -> Iterator[Violation]:
-    torch_adam = config.flag("optimizer.params.torch_adam") and config.optimizer != "lamb"
-    on_gpu = config.offload("optimizer") == "none"
-    refuses = config.has_adam or (config.optimizer == "lamb" and on_gpu)
-    value = config.get("optimizer.params.amsgrad")
-    if refuses and not torch_adam and value:
-        yield violation(
-            "optimizer.params.amsgrad",
-            f"DeepSpeed has no {config.optimizer} with AMSGrad",
-            severity="warning" if value == "auto" else None,
-        )
+    path = "optimizer.params.amsgrad"
+    adam = config.has_adam and not config.flag("optimizer.params.torch_adam")
+    refuses = adam or (config.optimizer == "lamb" and config.offload("optimizer") == "none")
+    if refuses and config.get(path):
+        severity: Severity | None = "warning" if config.is_auto(path) else None
+        yield violation(path, f"DeepSpeed has no {config.optimizer} with AMSGrad", severity=severity)
 
 
 OPTIMIZER_RULES.error(
@@ -174,28 +170,20 @@ def decoupled(config: LintedConfig) -> Iterator[Violation]:
     good=plain(optimizer=ADAMW),
 )
 def text(config: LintedConfig) -> Iterator[Violation]:
-    for name in ("lr", "weight_decay", "eps"):
-        value = config.get(f"optimizer.params.{name}")
-        if config.has_adam and value != "auto" and isinstance(value, str | list | dict):
-            set_later = name == "lr" and config.has("scheduler")  # which writes a rate of its own before the first step
-            yield violation(
-                f"optimizer.params.{name}",
-                f"{name} is {shown(value)}",
-                severity="warning" if set_later else None,
-                fix="" if number_in(value) is None else f"write {number_in(value):g} without quotes",
-                edits=unquoted(f"optimizer.params.{name}", value),
-            )
-    betas = config.get("optimizer.params.betas")
-    if config.has_adam and isinstance(betas, list) and any(isinstance(b, str) for b in betas):
+    params = "optimizer.params"
+    for path in (f"{params}.lr", f"{params}.weight_decay", f"{params}.eps") if config.has_adam else ():
+        value, number = config.get(path), number_in(config.get(path))
+        if value != "auto" and isinstance(value, str | list | dict):
+            set_later = path == f"{params}.lr" and config.has("scheduler")  # it sets the rate before the first step
+            fix = "" if number is None else f"write {number:g} without quotes"
+            severity: Severity | None = "warning" if set_later else None
+            yield bad_value(config, path, severity=severity, fix=fix, edits=unquoted(path, value))
+    betas = config.get(f"{params}.betas")
+    if config.has_adam and isinstance(betas, list) and any(isinstance(beta, str) for beta in betas):
         numbers = [beta if number_in(beta) is None else number_in(beta) for beta in betas]
         mended = not any(isinstance(number, str) for number in numbers)
-        path = ("optimizer", "params", "betas")
-        yield violation(
-            "optimizer.params.betas",
-            f"betas is {shown(betas)}",
-            fix="write the numbers without quotes",
-            edits=(Replace(path, numbers),) if mended else (),
-        )
+        edits = (Replace(("optimizer", "params", "betas"), numbers),) if mended else ()
+        yield bad_value(config, f"{params}.betas", fix="write the numbers without quotes", edits=edits)
 
 
 def _arguments(config: LintedConfig) -> list[str] | None:
@@ -259,19 +247,12 @@ def incomplete(config: LintedConfig) -> Iterator[Violation]:
         return
     given = config.get("scheduler.params")
     if not isinstance(given, dict):
-        yield violation(
-            "scheduler.params",
-            "params is missing" if given is None else f"params is {shown(given)}",
-            fix='add "params": {} with what it needs',
-        )
+        yield bad_value(config, "scheduler.params", fix='add "params": {} with what it needs')
         return
-    missing = [parameter.name for parameter in taken if parameter.required and parameter.name not in given]
+    missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
     if missing:
-        yield violation(
-            "scheduler.params",
-            f"{config.text('scheduler.type')} needs {', '.join(missing)}",
-            fix=f"add {', '.join(missing)}" + (' (the Trainer fills "auto")' if config.framework == "hf" else ""),
-        )
+        fix = f"add {missing}" + (' (the Trainer fills "auto")' if config.framework == "hf" else "")
+        yield violation("scheduler.params", f"{config.text('scheduler.type')} needs {missing}", fix=fix)
 
 
 @SCHEDULER_RULES.error(
@@ -302,22 +283,13 @@ def wrong_scheduler_argument(config: LintedConfig) -> Iterator[Violation]:
     good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 1}}),
 )
 def no_warmup(config: LintedConfig) -> Iterator[Violation]:
-    value = config.get("scheduler.params.warmup_num_steps")
+    path = "scheduler.params.warmup_num_steps"
+    value, number = config.get(path), number_in(config.get(path))
     warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-    if (
-        warms
-        and value != "auto"
-        and "warmup_num_steps" in config.block("scheduler.params")
-        and (not isinstance(value, int) or value <= 0)
-    ):
-        number = number_in(value)
+    if warms and config.has(path) and value != "auto" and (not isinstance(value, int) or value <= 0):
         mended = isinstance(number, int) and number > 0
-        yield violation(
-            "scheduler.params.warmup_num_steps",
-            f"warmup_num_steps is {shown(value)}",
-            fix=f"write {number} without quotes" if mended else "",
-            edits=unquoted("scheduler.params.warmup_num_steps", value) if mended else (),
-        )
+        fix = f"write {number} without quotes" if mended else ""
+        yield bad_value(config, path, fix=fix, edits=unquoted(path, value) if mended else ())
 
 
 @SCHEDULER_RULES.warning(
@@ -366,20 +338,15 @@ SCHEDULER_RULES.warning(
 )
 def two_rates(config: LintedConfig) -> Iterator[Violation]:
     rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
-    if (
-        rate
-        and highest is not None
-        and highest != rate
-        and config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
-    ):
+    warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
+    if warms and rate and highest is not None and highest != rate:
         yield violation("scheduler.params.warmup_max_lr", f"lr is {rate:g}, but warmup_max_lr is {highest:g}")
 
 
 @SCHEDULER_RULES.error(
     "DS609 torch's scheduler around DeepSpeed's optimizer",
     why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
-    "TypeError; "
-    "DeepSpeed's own look inside it",
+    "TypeError; DeepSpeed's own look inside it",
     fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
     source="runtime/engine.py _configure_lr_scheduler",
     bad=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler={"type": "StepLR", "params": {"step_size": 10}}),
@@ -408,7 +375,7 @@ def text_in_scheduler(config: LintedConfig) -> Iterator[Violation]:
     for name in names if kind in ("WarmupLR", "WarmupDecayLR") else ():
         path = f"scheduler.params.{name}"
         if config.text(path) not in ("", "auto"):
-            yield violation(path, f"{name} is {shown(config.text(path))}", edits=unquoted(path, config.text(path)))
+            yield bad_value(config, path, edits=unquoted(path, config.text(path)))
 
 
 def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:

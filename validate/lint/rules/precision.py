@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from ..config_file import Remove
-from ..linted_config import LintedConfig, shown
-from ..rule import Rules, Violation, violation
+from ..linted_config import LintedConfig
+from ..rule import Rules, Violation, bad_value, violation
 from . import conditions as when
 from .conditions import at
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
@@ -31,6 +31,7 @@ _DTYPES = {
     "torch.int8": "int8",
 }
 """The names of `runtime/config.py DtypeEnum`."""
+_TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
 
 PRECISION_RULES.error(
@@ -138,14 +139,14 @@ def refused_scale(config: LintedConfig) -> Iterator[Violation]:
     scale = config.get("fp16.loss_scale")
     number = _number(scale)
     if isinstance(scale, bool) or (number is not None and (number < 0 or not math.isfinite(number))):
-        yield violation("fp16.loss_scale", f"loss_scale is {shown(scale)}")
+        yield bad_value(config, "fp16.loss_scale")
     dynamic = config.fp16 and (scale is None or scale == "auto" or number == 0)
     for name in ("loss_scale_window", "min_loss_scale"):
         value = config.get(f"fp16.{name}")
         size = _number(value)
         fraction = isinstance(value, str) and size is not None and not value.strip().lstrip("+-").isdigit()
         if isinstance(value, bool) or fraction or (dynamic and size is not None and size <= 0):
-            yield violation(f"fp16.{name}", f"{name} is {shown(value)}")
+            yield bad_value(config, f"fp16.{name}")
 
 
 @PRECISION_RULES.error(
@@ -262,35 +263,25 @@ def other_type(config: LintedConfig) -> Iterator[Violation]:
 )
 def unknown_type(config: LintedConfig) -> Iterator[Violation]:
     block = config.facts.block("data_types")
-    names = [name for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype") if block and name in block.keys]
-    paths = [f"data_types.{name}" for name in names] + ["torch_autocast.dtype"]
-    for path in paths:
+    known = block.keys if block is not None else ()
+    for path in [f"data_types.{name}" for name in _TYPE_KEYS if name in known] + ["torch_autocast.dtype"]:
         value = config.get(path)
+        given = value is not None or (path == "torch_autocast.dtype" and config.has(path))
         unused = path == "data_types.buffer_dtype" and not (config.fp16 or config.bf16)
-        if (
-            (value is not None or (path == "torch_autocast.dtype" and config.has(path)))
-            and not unused
-            and (not isinstance(value, str) or value not in _DTYPES)
-        ):
-            yield violation(path, f"{path.rpartition('.')[2]} is {shown(value)}")
-    safe = config.get("torch_autocast.lower_precision_safe_modules")
-    names_only = isinstance(safe, str | dict) or (
-        isinstance(safe, list) and all(isinstance(name, str) for name in safe)
-    )
-    if config.has("torch_autocast.lower_precision_safe_modules") and not names_only:
-        yield violation(
-            "torch_autocast.lower_precision_safe_modules",
-            f"lower_precision_safe_modules is {shown(safe)}",
-            fix="write a list of names of classes",
-        )
-    keep = config.get("data_types.keep_in_fp32_modules")
-    given = "keep_in_fp32_modules" in config.block("data_types") and block and "keep_in_fp32_modules" in block.keys
-    if given and keep != "auto" and not (isinstance(keep, list) and all(isinstance(name, str) for name in keep)):
-        yield violation(
-            "data_types.keep_in_fp32_modules",
-            f"keep_in_fp32_modules is {shown(keep)}",
-            fix='write "auto" or a list of name patterns',
-        )
+        if given and not unused and (not isinstance(value, str) or value not in _DTYPES):
+            yield bad_value(config, path)
+    path = "torch_autocast.lower_precision_safe_modules"
+    safe = config.get(path)
+    if config.has(path) and not (isinstance(safe, str | dict) or _is_list_of_text(safe)):
+        yield bad_value(config, path, fix="write a list of names of classes")
+    path = "data_types.keep_in_fp32_modules"
+    keep = config.get(path)
+    if config.has(path) and "keep_in_fp32_modules" in known and keep != "auto" and not _is_list_of_text(keep):
+        yield bad_value(config, path, fix='write "auto" or a list of name patterns')
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 @PRECISION_RULES.error(
