@@ -218,6 +218,11 @@ class LintedConfig:
         """The path of a value of zero_optimization in the file, "" if it is not there."""
         return next(filter(self.has, self._zero_paths(name)), "")
 
+    def zero_place(self, name: str) -> str:
+        """The same, with the usual name for a value that the file does not have."""
+        field = self.facts.find_field(f"zero_optimization.{name}")
+        return self.zero_path(name) or f"zero_optimization.{field.usual_name if field else name}"
+
     def _zero_paths(self, name: str) -> list[str]:
         field = self.facts.find_field(f"zero_optimization.{name}")
         return [f"zero_optimization.{key}" for key in (field.names if field else (name,))]

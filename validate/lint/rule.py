@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
-from .config_file import Edit, Replace
+from .config_file import Edit, Remove, Replace
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, number_in, shown
 
@@ -46,6 +46,11 @@ def violation(path: str, what: str, **details: Unpack[ViolationDetails]) -> Viol
 def bad_value(config: LintedConfig, path: str, **details: Unpack[ViolationDetails]) -> Violation:
     """A violation by the value at a path."""
     return violation(path, f"{path.rpartition('.')[2]} is {shown(config.get(path))}", **details)
+
+
+def removed(path: str) -> tuple[Edit, ...]:
+    """The edit that takes a key out."""
+    return (Remove(tuple(path.split("."))),)
 
 
 def unquoted(path: str, value: Any) -> tuple[Edit, ...]:

@@ -34,11 +34,8 @@ def contradiction(config: LintedConfig) -> Iterator[Violation]:
     if steps and ranks is None and total % (micro * steps):
         yield violation(TOTAL, f"{total} is not a multiple of {micro} samples x {steps} accumulation steps on any GPUs")
     elif steps and ranks and total != micro * steps * ranks:
-        yield violation(
-            TOTAL,
-            f"{total} is not {micro} samples x {steps} accumulation steps x {ranks} GPUs, "
-            f"which are {micro * steps * ranks}",
-        )
+        product = micro * steps * ranks
+        yield violation(TOTAL, f"{total} is not {micro} samples x {steps} steps x {ranks} GPUs, which are {product}")
     elif not steps and total % micro:
         yield violation(TOTAL, f"{total} is not a multiple of the micro batch {micro}")
     elif not steps and ranks and total % (micro * ranks):
@@ -256,12 +253,8 @@ def default(config: LintedConfig) -> Iterator[Violation]:
             path = f"{block.path}.{key}"
             field = block.field(key)
             if field is not None and config.is_auto(path) and not field.block:
-                yield violation(
-                    path,
-                    f'"auto" here is the default, {field.default!r}'
-                    if field.default_known
-                    else '"auto" here is the default',
-                )
+                default = f", {field.default!r}" if field.default_known else ""
+                yield violation(path, f'"auto" here is the default{default}')
 
 
 TRAINER_RULES.error(

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config_file import Remove
 from ..linted_config import LintedConfig, shown
-from ..rule import RuleCheck, Violation, violation
+from ..rule import RuleCheck, Violation, removed, violation
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,6 @@ def at(
                     "stage": config.stage,
                     "optimizer": config.optimizer,
                 }
-                edits = (Remove(tuple(path.split("."))),) if remove else ()
-                yield violation(path, what.format(**words), edits=edits)
+                yield violation(path, what.format(**words), edits=removed(path) if remove else ())
 
     return check

@@ -59,19 +59,10 @@ def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
 def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
     size, ranks = _size(config), config.world_size
     counts = {block.feed_forward.experts for block in config.model.blocks} - {0} if config.model else set()
-    for count in sorted(counts):
-        if size > 0 and count % size:
-            yield violation(
-                "expert_parallel.autoep_size",
-                f"{count} experts do not divide over {size} ranks",
-                fix="write a divisor of the number of experts",
-            )
-    if size > 0 and ranks is not None and ranks % size:
-        yield violation(
-            "expert_parallel.autoep_size",
-            f"{ranks} ranks do not divide into groups of {size}",
-            fix="write a divisor of the number of ranks",
-        )
+    for number, what in [*((count, "experts") for count in sorted(counts)), (ranks or 0, "ranks")]:
+        if size > 0 and number % size:
+            problem = f"{number} {what} do not divide into groups of {size}"
+            yield violation("expert_parallel.autoep_size", problem, fix=f"write a divisor of the number of {what}")
 
 
 @EXPERT_RULES.warning(
@@ -106,13 +97,12 @@ def no_experts(config: LintedConfig) -> Iterator[Violation]:
 def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
     if config.stage != 3 or not _size(config):
         return
-    for path in ("zero_optimization.zero_hpz_partition_size", "sequence_parallel_size"):
-        if (config.number(path) or 1) > 1:
-            yield violation(path, f"AutoEP at stage 3 does not go with {path.rpartition('.')[2]}")
+    sizes = ("zero_optimization.zero_hpz_partition_size", "sequence_parallel_size")
+    refused = [path for path in sizes if (config.number(path) or 1) > 1]
     if config.flag("zero_optimization.zero_quantized_gradients"):
-        yield violation(
-            "zero_optimization.zero_quantized_gradients", "AutoEP at stage 3 does not go with quantized gradients"
-        )
+        refused.append("zero_optimization.zero_quantized_gradients")
+    for path in refused:
+        yield violation(path, f"AutoEP at stage 3 does not go with {path.rpartition('.')[2]}")
 
 
 CHECKPOINT_RULES = Rules("Checkpointing")

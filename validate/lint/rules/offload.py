@@ -135,7 +135,7 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Violation]:
     pinned = int(count) * group * 4 * cluster.gpus_per_node
     if pinned > ram:
         yield violation(
-            config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
+            config.zero_place("sub_group_size"),
             f"{count:g} buffers x {group:,} elements x 4 bytes x {cluster.gpus_per_node} ranks are {pinned / 1e9:.0f} "
             f"GB of {ram / 1e9:.0f} GB",
         )
@@ -172,9 +172,7 @@ def unused_nvme(config: LintedConfig) -> Iterator[Violation]:
         given = [path.rpartition(".")[2] for path in paths if config.has(path)]
         if given and config.offload(what) != "nvme":
             yield violation(
-                f"{block}.{given[0]}",
-                f"{', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the device "
-                f"is {config.offload(what)}",
+                f"{block}.{given[0]}", f"the device is {config.offload(what)}: no effect of {', '.join(given)}"
             )
 
 

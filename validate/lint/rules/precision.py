@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..config_file import Remove
 from ..linted_config import LintedConfig
-from ..rule import Rules, Violation, bad_value, violation
+from ..rule import Rules, Severity, Violation, bad_value, removed, violation
 from . import conditions as when
 from .conditions import at
 from .examples import ADAMW, CPU, NVME, ON, plain, zero
@@ -31,6 +30,7 @@ _DTYPES = {
     "torch.int8": "int8",
 }
 """The names of `runtime/config.py DtypeEnum`."""
+_FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
 _TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
 
@@ -87,16 +87,12 @@ def full_precision(config: LintedConfig) -> Iterator[Violation]:
     good=plain(bf16=ON),
 )
 def scaled_bf16(config: LintedConfig) -> Iterator[Violation]:
-    for block in ("bf16", "bfloat16"):
-        for name in _LOSS_SCALE:
-            path = f"{block}.{name}"
-            if config.has(path) and block == config.bf16_block and config.facts.block(block) is not None:
-                yield violation(
-                    path,
-                    f"{block} has no key {name!r}",
-                    severity="warning" if config.is_auto(path) else None,
-                    edits=(Remove((block, name)),),
-                )
+    block = config.bf16_block
+    for name in _LOSS_SCALE if config.facts.block(block) is not None else ():
+        path = f"{block}.{name}"
+        if config.has(path):
+            severity: Severity | None = "warning" if config.is_auto(path) else None
+            yield violation(path, f"{block} has no key {name!r}", severity=severity, edits=removed(path))
 
 
 @PRECISION_RULES.advice(
@@ -110,9 +106,7 @@ def scaled_bf16(config: LintedConfig) -> Iterator[Violation]:
 def unused_scaling(config: LintedConfig) -> Iterator[Violation]:
     given = [name for name in _LOSS_SCALE if config.has(f"fp16.{name}")]
     if given and config.off("fp16.enabled"):
-        yield violation(
-            f"fp16.{given[0]}", f"fp16 is off, so {', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect"
-        )
+        yield violation(f"fp16.{given[0]}", f"fp16 is off: no effect of {', '.join(given)}")
 
 
 PRECISION_RULES.advice(
@@ -158,11 +152,8 @@ def refused_scale(config: LintedConfig) -> Iterator[Violation]:
     good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def master_without_zero(config: LintedConfig) -> Iterator[Violation]:
-    for path in (
-        "fp16.fp16_master_weights_and_grads",
-        f"{config.bf16_block}.bf16_master_weights_and_grads",
-        f"{config.bf16_block}.bf16_optimizer_states",
-    ):
+    block = config.bf16_block
+    for path in (_FP16_MASTERS, f"{block}.bf16_master_weights_and_grads", f"{block}.bf16_optimizer_states"):
         if config.flag(path) and config.stage == 0:
             yield violation(path, f"{path.rpartition('.')[2]} is on at stage 0")
 
@@ -179,21 +170,12 @@ def master_without_zero(config: LintedConfig) -> Iterator[Violation]:
 def master_without_offload(config: LintedConfig) -> Iterator[Violation]:
     offloaded = config.offload("optimizer") != "none"
     cpu_adam = offloaded and config.may_have_adam and not config.flag("optimizer.params.torch_adam")
-    block = config.bf16_block
-    bf16 = config.flag(f"{block}.bf16_master_weights_and_grads") and (
-        not config.flag(f"{block}.bf16_optimizer_states") or offloaded
-    )
-    for path, asked in (
-        ("fp16.fp16_master_weights_and_grads", config.flag("fp16.fp16_master_weights_and_grads")),
-        (f"{block}.bf16_master_weights_and_grads", bf16),
-    ):
-        if asked and config.stage and not cpu_adam:
-            yield violation(
-                path,
-                "the optimizer is not offloaded"
-                if not offloaded
-                else f"the optimizer {config.optimizer} does not become DeepSpeed's CPU Adam",
-            )
+    other = f"the optimizer {config.optimizer} does not become DeepSpeed's CPU Adam"
+    in_bf16 = f"{config.bf16_block}.bf16_master_weights_and_grads"
+    may_stay = config.flag(f"{config.bf16_block}.bf16_optimizer_states") and not offloaded
+    for path in (_FP16_MASTERS, in_bf16):
+        if config.flag(path) and config.stage and not cpu_adam and not (path == in_bf16 and may_stay):
+            yield violation(path, other if offloaded else "the optimizer is not offloaded")
 
 
 @PRECISION_RULES.error(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ....ds_configs.config_keys import CONFIG_KEYS
 from ....estimators.memory.partition import shard_numel
-from ..config_file import Remove, Replace
+from ..config_file import Replace
 from ..linted_config import LintedConfig, shown
-from ..rule import Rules, Violation, violation
+from ..rule import Rules, Violation, bad_value, removed, violation
 from . import conditions as when
 from .conditions import Condition, at
 from .examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
@@ -30,14 +30,9 @@ _ENGINE = "runtime/engine.py _configure_zero_optimizer"
 )
 def param_below_3(config: LintedConfig) -> Iterator[Violation]:
     if config.offload("param") != "none" and config.stage < 3:
-        path = (
-            "zero_optimization.offload_param"
-            if config.has("zero_optimization.offload_param")
-            else "zero_optimization.cpu_offload_param"
-        )
-        yield violation(
-            path, f"no parameter is offloaded at stage {config.stage}", edits=(Remove(tuple(path.split("."))),)
-        )
+        old = "" if config.has("zero_optimization.offload_param") else "cpu_"
+        path = f"zero_optimization.{old}offload_param"
+        yield violation(path, f"no parameter is offloaded at stage {config.stage}", edits=removed(path))
 
 
 @ZERO_RULES.warning(
@@ -57,11 +52,8 @@ def other_stage(config: LintedConfig) -> Iterator[Violation]:
         same = path and config.get(path) in ("auto", config.facts.default(path))
         if path and not same and config.stage not in known.stages:
             stages = "stage 3" if known.stages == (3,) else "stages 1 and 2"
-            yield violation(
-                path,
-                f"{path.rpartition('.')[2]} is for {stages}, and this is stage {config.stage}",
-                edits=(Remove(tuple(path.split("."))),),
-            )
+            what = f"{path.rpartition('.')[2]} is for {stages}, and this is stage {config.stage}"
+            yield violation(path, what, edits=removed(path))
 
 
 @ZERO_RULES.error(
@@ -80,11 +72,8 @@ def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
         moved = not config.off("zero_force_ds_cpu_optimizer")
     offloaded = config.stage == 0 and config.offload("optimizer") != "none"
     if offloaded and isinstance(config.get("zero_optimization"), dict):
-        yield violation(
-            "zero_optimization.offload_optimizer",
-            "the optimizer runs on the CPU, the weights stay on the GPU",
-            severity=None if moved else "warning",
-        )
+        what = "the optimizer runs on the CPU, the weights stay on the GPU"
+        yield violation("zero_optimization.offload_optimizer", what, severity=None if moved else "warning")
 
 
 ZERO_RULES.advice(
@@ -141,10 +130,8 @@ def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
         return
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
-        yield violation(
-            config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
-            f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step",
-        )
+        what = f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step"
+        yield violation(config.zero_place("sub_group_size"), what)
 
 
 @ZERO_RULES.advice(
@@ -163,10 +150,8 @@ def all_live(config: LintedConfig) -> Iterator[Violation]:
         return
     live, distance = config.zero_number("max_live_parameters"), config.zero_number("max_reuse_distance")
     if min(live, distance) >= model.parameters:
-        path = config.zero_path("max_live_parameters") or "zero_optimization.stage3_max_live_parameters"
-        yield violation(
-            path, f"max_live_parameters and max_reuse_distance are at least the model's {model.parameters:,} parameters"
-        )
+        what = f"max_live_parameters and max_reuse_distance are at least the model's {model.parameters:,} parameters"
+        yield violation(config.zero_place("max_live_parameters"), what)
 
 
 ZERO_RULES.error(
@@ -252,12 +237,8 @@ def scaled(config: LintedConfig) -> Iterator[Violation]:
 def boolean(config: LintedConfig) -> Iterator[Violation]:
     value = config.get("zero_optimization")
     if isinstance(value, bool):
-        own_bucket = config.has("allgather_size")
-        yield violation(
-            "zero_optimization",
-            f"zero_optimization is {shown(value)}",
-            edits=() if own_bucket else (Replace(("zero_optimization",), {"stage": int(value)}),),
-        )
+        stage = Replace(("zero_optimization",), {"stage": int(value)})
+        yield bad_value(config, "zero_optimization", edits=() if config.has("allgather_size") else (stage,))
 
 
 @ZERO_RULES.advice(
@@ -276,9 +257,8 @@ def two_buckets(config: LintedConfig) -> Iterator[Violation]:
         if elements >= 2e8:
             by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
             width = 2 if config.fp16 or config.bf16 or by_trainer else 4
-            yield violation(
-                path, f"2 x {elements:,} elements x {width} bytes are {2 * width * elements / 1e9:.1f} GB per GPU"
-            )
+            needed = 2 * width * elements / 1e9
+            yield violation(path, f"2 x {elements:,} elements x {width} bytes are {needed:.1f} GB per GPU")
 
 
 ZERO_RULES.advice(
@@ -303,19 +283,10 @@ ZERO_RULES.advice(
     good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
 )
 def shards_only(config: LintedConfig) -> Iterator[Violation]:
-    old = config.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
-    if (
-        config.framework == "hf"
-        and config.stage == 3
-        and not old
-        and not config.zero("gather_16bit_weights_on_model_save")
-        and config.offload("param") != "nvme"
-    ):
-        yield violation(
-            config.zero_path("gather_16bit_weights_on_model_save")
-            or "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-            "weights are not gathered for saving",
-        )
+    name = "gather_16bit_weights_on_model_save"
+    gathers = config.zero(name) or config.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
+    if config.framework == "hf" and config.stage == 3 and not gathers and config.offload("param") != "nvme":
+        yield violation(config.zero_place(name), "weights are not gathered for saving")
 
 
 @ZERO_RULES.warning(
@@ -369,17 +340,11 @@ _GROUPS = "utils/groups.py _create_zero_param_parallel_group"
     good=plain(zero_optimization=zero(3, zero_quantized_weights=True)),
 )
 def below_3(config: LintedConfig) -> Iterator[Violation]:
-    names = [path.rpartition(".")[2] for path in CONFIG_KEYS if path.startswith("zero_optimization.zero_")]
-    for name in names:
-        value = config.get(f"zero_optimization.{name}")
-        size = config.number(_HPZ) or 0
-        on = size > 1 if name == "zero_hpz_partition_size" else bool(value) and value != "auto"
-        if on and config.stage < 3:
-            yield violation(
-                f"zero_optimization.{name}",
-                f"{name} has no effect at stage {config.stage}",
-                edits=() if name == "zero_quantized_gradients" else (Remove(("zero_optimization", name)),),
-            )
+    for path in CONFIG_KEYS if config.stage < 3 else ():
+        used = (config.number(_HPZ) or 0) > 1 if path == _HPZ else config.get(path) not in (None, False, 0, "auto")
+        if path.startswith("zero_optimization.zero_") and used:
+            what = f"{path.rpartition('.')[2]} has no effect at stage {config.stage}"
+            yield violation(path, what, edits=() if path == _QUANTIZED else removed(path))
 
 
 @ZEROPP_RULES.error(
@@ -392,9 +357,9 @@ def below_3(config: LintedConfig) -> Iterator[Violation]:
     good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2)),
 )
 def indivisible(config: LintedConfig) -> Iterator[Violation]:
-    size, ranks = config.number("zero_optimization.zero_hpz_partition_size"), config.world_size
+    size, ranks = config.number(_HPZ), config.world_size
     if config.stage == 3 and ranks and size and size > 1 and not size % 1 and ranks % min(size, ranks):
-        yield violation("zero_optimization.zero_hpz_partition_size", f"{size:g} does not divide {ranks} GPUs")
+        yield violation(_HPZ, f"{size:g} does not divide {ranks} GPUs")
 
 
 @ZEROPP_RULES.advice(
@@ -409,14 +374,11 @@ def indivisible(config: LintedConfig) -> Iterator[Violation]:
     good={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=8)},
 )
 def not_a_node(config: LintedConfig) -> Iterator[Violation]:
-    size, cluster = config.number("zero_optimization.zero_hpz_partition_size"), config.cluster
+    size, cluster = config.number(_HPZ), config.cluster
     if config.stage != 3 or cluster is None or not size or size <= 1:
         return
     if size != cluster.gpus_per_node and not cluster.world_size % min(size, cluster.world_size):
-        yield violation(
-            "zero_optimization.zero_hpz_partition_size",
-            f"a group has {size:g} GPUs, a node has {cluster.gpus_per_node}",
-        )
+        yield violation(_HPZ, f"a group has {size:g} GPUs, a node has {cluster.gpus_per_node}")
 
 
 ZEROPP_RULES.error(
