@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +116,11 @@ def advise(
         **question,
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
-    path, instead = str(place) if isinstance(place, Path) else "ds_config.json", None
     if html or plot:
         from ..html_report.advice import write_advice_report
 
+        path = str(place) if isinstance(place, Path) else "ds_config.json"
         write_advice_report(answer, path, html, plot, say=output.say)
-    if markdown:
-        from ..render.markdown import advice_markdown
-
-        instead = partial(advice_markdown, config_path=path)
     return deliver(
         answer,
         place,
@@ -133,7 +128,7 @@ def advise(
         force=force,
         all_candidates=all_candidates,
         details=details,
-        instead=instead,
+        markdown=markdown,
         language=language or language_of_environment(),
     )
 
@@ -171,7 +166,7 @@ def explain(
     from ..answer.explanation import explain_plan
     from ..ask import ask
     from ..estimate import plan_of
-    from ..render.explain import render_explanation
+    from ..render.answer import render_explanation
 
     if settings is not None and rung is None:
         raise click.UsageError("--set needs --rung: name the plan to change")

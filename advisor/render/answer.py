@@ -1,4 +1,4 @@
-"""The answer on a terminal: the verdict first, then the ladder, the memory, the reasons, the next command."""
+"""The answer on a terminal (verdict, ladder, memory, reasons, next commands), and the explanation of a plan."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.estimate import MemoryTerm
 from ...estimators.phrase import phrase
+from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow, view_of
+from ..search.candidate import chance
+from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
 from ..text.language import translate
-from ..text.lines import WIDTH, bar, blank, commands, copyable, padded, row, sentence
+from ..text.lines import WIDTH, bar, blank, cells, commands, copyable, padded, row, sentence
+from ..text.units import gib, seconds
 
 _WIDTHS = {
     "rung": -19,
@@ -107,14 +112,14 @@ def _print_ladder(view: AnswerView, console: Console) -> None:
 
 
 def _print_row(step: LadderRow, titles: dict[str, str], console: Console) -> None:
-    cells = {name: translate(getattr(step, name)) for name in _WIDTHS}
+    values = {name: translate(getattr(step, name)) for name in _WIDTHS}
     reason, mark = translate(step.verdict), ">" if step.is_chosen else " "
     style = "bold green" if step.is_chosen else "" if step.fits else "dim"
     if console.width < _NARROW:
-        values = [f"{titles[name]} {value}" for name, value in cells.items() if value and name != "rung"]
-        sentence(console, f"{mark} {', '.join([step.rung, *values])}: {reason}", style=style, hang=4)
+        parts = [f"{titles[name]} {value}" for name, value in values.items() if value and name != "rung"]
+        sentence(console, f"{mark} {', '.join([step.rung, *parts])}: {reason}", style=style, hang=4)
         return
-    line = f"{mark} " + " ".join(padded(cells[name] or "-", width) for name, width in _WIDTHS.items())
+    line = f"{mark} " + " ".join(padded(values[name] or "-", width) for name, width in _WIDTHS.items())
     reason = reason.replace("likely fits", "likely")
     gap = "  " if cell_len(line) + cell_len(reason) + 2 <= WIDTH else " "
     row(console, f"{line}{gap}{reason}", style=style)
@@ -141,3 +146,61 @@ def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None
     if len(shown) < len(view.change_rows):
         more = phrase("and {count} more (--details)", count=len(view.change_rows) - len(shown))
         sentence(console, f"  {translate(more)}", style="dim")
+
+
+_INDENT = 14
+"""Columns before the name of a term in an explanation: its figure and the unit."""
+
+
+def render_explanation(explanation: Explanation, console: Console) -> None:
+    """Print every section of an explanation, the terms of each by falling size, and the moments of a step."""
+    candidate = explanation.candidate
+    plan, memory = candidate.plan, candidate.memory
+    title = f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_title(plan)}"
+    sentence(console, title, style="bold")
+    probability = f"the probability that it fits is {chance(candidate.fit.probability)}"
+    sentence(console, f"Evidence: {candidate.estimate.evidence}; {probability}.", style="dim")
+    for section in explanation.sections:
+        _paragraph(console, _section_title(explanation, section), style="bold")
+        for term in sorted(section.terms, key=_size, reverse=True):
+            _print_term(term, console)
+    if any(section.name == "gpu_memory" for section in explanation.sections):
+        _paragraph(console, "Allocated at each moment of a step; the largest is the peak", style="bold")
+        for phase in sorted(memory.phases, key=lambda phase: -phase.allocated_bytes):
+            cells(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}")
+
+
+def _section_title(explanation: Explanation, section: Section) -> str:
+    memory = explanation.candidate.memory
+    if section.name == "time":
+        return f"{seconds(section.total)} for one optimizer step"
+    what = {
+        "gpu_memory": f"of each GPU's memory, at the peak ({phase_title(memory.peak.name)})",
+        "gpu_cache": "that PyTorch also keeps cached until an allocation would fail; nvidia-smi shows it",
+        "host_memory": "of host RAM per node while training "
+        f"({gib(memory.host_loading_bytes_per_node)} GiB while the model loads)",
+        "nvme": "of NVMe per node",
+    }[section.name]
+    return f"{gib(int(section.total))} GiB {what}"
+
+
+def _size(term: Term) -> float:
+    return term.size_bytes if isinstance(term, MemoryTerm) else term.seconds
+
+
+def _print_term(term: Term, console: Console) -> None:
+    figure = f"{gib(term.size_bytes)} GiB" if isinstance(term, MemoryTerm) else seconds(term.seconds)
+    cells(console, f" {figure:>{_INDENT - 3}}  {component_title(term.name)}")
+    details = [f"= {in_words(term)}"]
+    if numbers := with_numbers(term):
+        details.append(f"= {numbers}")
+    elif term.inputs:
+        known = [f"{head(term.symbols.get(symbol, symbol))} {number(value)}" for symbol, value in term.inputs]
+        details.append(f"with {', '.join(known)}")
+    if not isinstance(term, MemoryTerm):
+        hidden = f", and {seconds(term.hidden_s)} hidden behind other work" if term.hidden_s else ""
+        details.append(f"keeps busy: {term.resource}{hidden}")
+    details += [f"source: {term.source}"] if term.source else []
+    details += [f"not covered: {term.not_covered}"] if term.not_covered else []
+    for detail in details:
+        sentence(console, " " * (_INDENT - 1) + detail, style="dim", hang=_INDENT + 1)

@@ -1,8 +1,9 @@
-"""What the user gets: the printed answer (or JSON), the configuration file, the commands, and the exit code."""
+"""What the user gets: the printed answer, JSON or Markdown, the configuration file, and the exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..answer.advice import Advice
+    from ..answer.view import AnswerView, LadderRow
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
+
+_ALIGNMENT = ("---", "---", "---:", "---:", "---:", "---")
 
 Destination = Path | Literal["-"] | None
 """Where the configuration goes: a file, stdout, or nowhere."""
@@ -31,13 +37,12 @@ def deliver(
     force: bool,
     all_candidates: bool,
     details: bool = False,
-    instead: Callable[[Recommendation], str] | None = None,
+    markdown: bool = False,
     language: Language = "en",
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code.
 
-    instead: makes a text that replaces the printed answer.
-    language: of the printed answer; JSON and files are English.
+    language: of the printed answer; JSON, Markdown and files are English.
 
     Where a file may not be written, the answer is shown first, then the error is raised.
     """
@@ -53,14 +58,14 @@ def deliver(
         return advice_of(answer, all_candidates=all_candidates)
 
     def print_all(console: Console) -> None:
-        if instead is not None:
-            print(instead(answer), end="")
+        path = str(destination) if isinstance(destination, Path) else "ds_config.json"
+        if markdown:
+            print(advice_markdown(answer, path), end="")
             return
         # Imported here: JSON needs no terminal library.
         from ..text.lines import can_encode
         from .answer import print_answer
 
-        path = str(destination) if isinstance(destination, Path) else "ds_config.json"
         with use_language(language if can_encode(console, SAMPLES[language]) else "en"):
             print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
 
@@ -85,3 +90,51 @@ def _written(
                 return answer, error
             answer = replace(answer, files=(*answer.files, str(path)))
     return answer, None
+
+
+def advice_markdown(answer: Recommendation, config_path: str) -> str:
+    """Verdict, ladder, what would change it, and, folded, configuration and commands."""
+    from ..answer.view import view_of  # imported here: JSON needs no sentences
+
+    view = view_of(answer, config_path=config_path, details=True)
+    steps = (line for block in view.steps for line in (block.text, *(f"   {code}" for code in block.code)))
+    parts = [
+        f"**{_plain(view.verdict.headline)}** {_plain(' '.join(view.verdict.sentences))}",
+        _plain(" · ".join(view.subject)),
+        _ladder(view),
+        f"{view.changes}:" if view.change_rows else "",
+        "\n".join(f"- `{change.flags}`: {_plain(change.outcome)}" for change in view.change_rows),
+        _folded("Configuration", "json", "" if view.config is None else config_text(view.config).rstrip()),
+        _folded("Script and commands", "text", "\n".join(steps)),
+        _folded("Assumed", "", "\n".join(f"- {_plain(text)}" for text in view.assumptions)),
+        _plain(view.evidence[0]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _ladder(view: AnswerView) -> str:
+    """The plans as a table."""
+    head = ("rung", "shape", *(view.columns[name] for name in ("gpu_gib", "ram_gib", "tokens_per_s")), "verdict")
+    rows = (_cells(row) for row in view.ladder if row.candidate is not None)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, _ALIGNMENT, *rows))
+
+
+def _cells(row: LadderRow) -> Iterable[str]:
+    speed = row.tokens_per_s if row.fits else ""
+    cells = (row.rung, row.shape, row.gpu_gib, row.ram_gib, speed, _plain(row.verdict))
+    return [f"**{cell}**" if row.is_chosen and cell else cell for cell in cells]
+
+
+def _folded(title: str, language: str, text: str) -> str:
+    """A part that a click opens; text in a language stands in a fence that is longer than any in it."""
+    if not text:
+        return ""
+    longest = max((len(found) for found in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    body = f"{fence}{language}\n{text}\n{fence}" if language else text
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def _plain(text: str) -> str:
+    """Text without markup and mentions."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
