@@ -12,6 +12,8 @@ from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 
+from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, small
+
 # Families without a class in transformers: their remote code is never run, so only their counts are tested.
 REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm", "qwen"}
 DEPTH_FIELDS = (
@@ -24,47 +26,8 @@ DEPTH_FIELDS = (
     "decoder_layers",
 )
 
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-}
-BERT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-    "max_position_embeddings": 32,
-}
-GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}
 FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
-OPT = {
-    "hidden_size": 64,
-    "ffn_dim": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-    "max_position_embeddings": 32,
-}
-T5 = {"d_model": 64, "d_ff": 96, "num_layers": 3, "num_heads": 4, "vocab_size": 128}
-DEEPSEEK = TEXT | {
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_group": 1,
-    "topk_group": 1,
-}
+OPT = FALCON | {"ffn_dim": 96, "max_position_embeddings": 32, "pad_token_id": 0}
 DELTA = TEXT | {
     "head_dim": 16,
     "linear_num_value_heads": 4,
@@ -72,20 +35,14 @@ DELTA = TEXT | {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }
-DELTA_EXPERTS = {
+DELTA_EXPERTS = DELTA | {
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 16,
 }
 QWEN_TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 64}
-LLAMA_4 = TEXT | {
-    "model_type": "llama4_text",
-    "head_dim": 16,
-    "intermediate_size": 24,
-    "intermediate_size_mlp": 96,
-    "num_local_experts": 4,
-}
+LLAMA_4 = small("llama4_text", head_dim=16, intermediate_size=24, intermediate_size_mlp=96, num_local_experts=4)
 LLAMA_4_TOWER = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -97,18 +54,7 @@ LLAMA_4_TOWER = {
     "projector_output_dim": 20,
 }
 DEBERTA = BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
-SIGLIP = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-    "vision_use_head": False,
-}
-PIXTRAL = {
-    "model_type": "pixtral",
+IMAGES = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -116,6 +62,8 @@ PIXTRAL = {
     "image_size": 32,
     "patch_size": 8,
 }
+SIGLIP = small("siglip_vision_model", IMAGES, vision_use_head=False)
+PIXTRAL = small("pixtral", IMAGES)
 QWEN_VISION = {
     "model_type": "qwen2_5_vl",
     "depth": 5,
@@ -129,233 +77,136 @@ QWEN_VISION = {
     "out_hidden_size": 64,
     "fullatt_block_indexes": [1, 3],
 }
+NEO = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 128, "max_position_embeddings": 32}
+WHISPER = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 80,
+    "num_mel_bins": 20,
+    "vocab_size": 128,
+    "max_source_positions": 30,
+    "max_target_positions": 20,
+    "pad_token_id": 0,
+}
 
-# What the catalogue's models do not show: switches, other heads, and families beyond it.
-VARIANTS: list[dict[str, Any]] = [
-    TEXT | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 24},
-    TEXT | {"model_type": "llama", "tie_word_embeddings": True},
-    TEXT | {"model_type": "llama", "architectures": ["LlamaModel"]},
-    TEXT | {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "num_labels": 5},
-    TEXT | {"model_type": "llama", "num_key_value_heads": None},
-    TEXT | {"model_type": "mistral", "sliding_window": None, "head_dim": 24},
-    TEXT | {"model_type": "ministral", "head_dim": 24},
-    TEXT | {"model_type": "ministral3", "head_dim": 24},
-    TEXT | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
-    TEXT | {"model_type": "qwen3", "attention_bias": True, "use_sliding_window": True, "max_window_layers": 3},
-    TEXT
-    | {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b"}},
-    TEXT | {"model_type": "phi3", "sliding_window": 16, "pad_token_id": 0},
-    TEXT | {"model_type": "olmo", "attention_bias": True},
-    TEXT | {"model_type": "olmo2", "attention_bias": True},
-    TEXT | {"model_type": "olmo3"},
-    TEXT | {"model_type": "gemma", "attention_bias": True},
-    TEXT | {"model_type": "gemma2", "attention_bias": True, "attn_logit_softcapping": None},
-    TEXT | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window_pattern": 3},
-    TEXT | {"model_type": "granite", "attention_bias": True, "mlp_bias": True},
-    TEXT | {"model_type": "granitemoe", "num_local_experts": 4},
-    TEXT | {"model_type": "smollm3", "attention_bias": True, "mlp_bias": True, "pad_token_id": 0},
-    TEXT | {"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 8, "pad_token_id": 0},
-    TEXT | {"model_type": "seed_oss", "attention_out_bias": True, "mlp_bias": True},
-    TEXT | {"model_type": "glm", "attention_bias": False, "pad_token_id": 0},
-    TEXT | {"model_type": "glm4", "pad_token_id": 0},
-    TEXT | {"model_type": "cohere", "use_qk_norm": True, "attention_bias": True},
-    TEXT | {"model_type": "cohere2", "num_hidden_layers": 9},
-    TEXT | {"model_type": "ernie4_5", "use_bias": True, "tie_word_embeddings": False},
-    TEXT | {"model_type": "ernie4_5"},
-    TEXT | {"model_type": "starcoder2", "use_bias": False, "sliding_window": 8},
-    TEXT | {"model_type": "stablelm", "use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
-    TEXT | {"model_type": "phi", "qk_layernorm": True},
-    TEXT | {"model_type": "internlm3", "attention_bias": True, "mlp_bias": True},
-    TEXT | {"model_type": "mixtral", "num_local_experts": 4, "tie_word_embeddings": True},
-    TEXT | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
-    TEXT
-    | {
-        "model_type": "qwen2_moe",
-        "num_experts": 4,
-        "decoder_sparse_step": 2,
-        "mlp_only_layers": [3],
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 48,
-        "use_sliding_window": True,
-    },
-    TEXT
-    | {
-        "model_type": "qwen3_moe",
-        "num_experts": 8,
-        "mlp_only_layers": [0, 2],
-        "moe_intermediate_size": 32,
-        "attention_bias": True,
-    },
-    DELTA | {"model_type": "qwen3_5_text", "attention_bias": True, "tie_word_embeddings": True},
-    DELTA | {"model_type": "qwen3_5_text", "full_attention_interval": 2},
-    DELTA | DELTA_EXPERTS | {"model_type": "qwen3_5_moe_text"},
-    DELTA | DELTA_EXPERTS | {"model_type": "qwen3_next", "mlp_only_layers": [1]},
-    {
-        "model_type": "qwen3_5",
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "text_config": DELTA | {"model_type": "qwen3_5_text"},
-        "vision_config": QWEN_TOWER,
-        "tie_word_embeddings": True,
-    },
-    {
-        "model_type": "qwen3_5_moe",
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "text_config": DELTA | DELTA_EXPERTS | {"model_type": "qwen3_5_moe_text"},
-        "vision_config": QWEN_TOWER,
-    },
+
+def headed(model_type: str, base: Config, *classes: str, **fields: Any) -> list[Config]:
+    return [small(model_type, base, architectures=[name], **fields) for name in classes]
+
+
+def heads(stem: str, *further: str) -> list[str]:
+    """The classes of an encoder."""
+    usual = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+    return [stem + name for name in (*usual, *further)]
+
+
+# What the catalogue's models do not show: flags, other heads, and families beyond it.
+VARIANTS: list[Config] = [
+    small("llama", attention_bias=True, mlp_bias=True, head_dim=24),
+    small("llama", tie_word_embeddings=True),
+    small("llama", architectures=["LlamaModel"]),
+    small("llama", architectures=["LlamaForSequenceClassification"], num_labels=5),
+    small("llama", num_key_value_heads=None),
+    small("mistral", sliding_window=None, head_dim=24),
+    small("ministral", head_dim=24),
+    small("ministral3", head_dim=24),
+    small("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1),
+    small("qwen3", attention_bias=True, use_sliding_window=True, max_window_layers=3),
+    small("qwen3", architectures=["Qwen3ForSequenceClassification"], id2label={"0": "a", "1": "b"}),
+    small("phi3", sliding_window=16, pad_token_id=0),
+    small("olmo", attention_bias=True),
+    small("olmo2", attention_bias=True),
+    small("olmo3"),
+    small("ernie4_5", use_bias=True, head_dim=24),
+    small("ernie4_5", tie_word_embeddings=False),
+    small("gemma", attention_bias=True),
+    small("gemma2", attention_bias=True, attn_logit_softcapping=None),
+    small("gemma3_text", num_hidden_layers=7, sliding_window_pattern=3),
+    small("granite", attention_bias=True, mlp_bias=True),
+    small("granitemoe", num_local_experts=4),
+    small("smollm3", attention_bias=True, mlp_bias=True, pad_token_id=0),
+    small("smollm3", use_sliding_window=True, sliding_window=8, pad_token_id=0),
+    small("seed_oss", attention_out_bias=True, mlp_bias=True),
+    small("glm", attention_bias=False, pad_token_id=0),
+    small("glm4", pad_token_id=0),
+    small("cohere", use_qk_norm=True, attention_bias=True),
+    small("cohere2", num_hidden_layers=9),
+    small("starcoder2", use_bias=False, sliding_window=8),
+    small("stablelm", use_qkv_bias=True, qk_layernorm=True, use_parallel_residual=True),
+    small("phi", qk_layernorm=True),
+    small("internlm3", attention_bias=True, mlp_bias=True),
+    small("mixtral", num_local_experts=4, tie_word_embeddings=True),
+    small("olmoe", num_experts=4, num_experts_per_tok=2, attention_bias=True),
+    small("qwen2_moe", num_experts=4, decoder_sparse_step=2, mlp_only_layers=[3], use_sliding_window=True)
+    | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    small("qwen3_moe", num_experts=8, mlp_only_layers=[0, 2], moe_intermediate_size=32, attention_bias=True),
+    small("qwen3_5_text", DELTA, attention_bias=True, tie_word_embeddings=True),
+    small("qwen3_5_text", DELTA, full_attention_interval=2),
+    small("qwen3_5_moe_text", DELTA_EXPERTS),
+    small("qwen3_next", DELTA_EXPERTS, mlp_only_layers=[1]),
+    small("qwen3_5", {"text_config": small("qwen3_5_text", DELTA), "vision_config": QWEN_TOWER})
+    | {"architectures": ["Qwen3_5ForConditionalGeneration"], "tie_word_embeddings": True},
+    small("qwen3_5_moe", {"text_config": small("qwen3_5_moe_text", DELTA_EXPERTS), "vision_config": QWEN_TOWER})
+    | {"architectures": ["Qwen3_5MoeForConditionalGeneration"]},
     LLAMA_4 | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1, 1]},
     LLAMA_4 | {"moe_layers": [0, 3], "attention_bias": True},
-    {
-        "model_type": "llama4",
-        "architectures": ["Llama4ForConditionalGeneration"],
-        "text_config": LLAMA_4,
-        "vision_config": LLAMA_4_TOWER,
-    },
-    TEXT | {"model_type": "gpt_oss", "num_local_experts": 4, "attention_bias": False},
-    DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},
-    DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None, "first_k_dense_replace": 0},
-    DEEPSEEK | {"model_type": "deepseek_v3", "attention_bias": True},
-    DEEPSEEK | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_shared_experts": 2},
-    GPT | {"model_type": "gpt2", "n_inner": 80, "tie_word_embeddings": False},
-    GPT | {"model_type": "gpt2", "architectures": ["GPT2Model"]},
-    GPT | {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]},
-    GPT | {"model_type": "gpt_bigcode", "multi_query": False},
-    GPT | {"model_type": "gptj", "rotary_dim": 8, "tie_word_embeddings": True},
-    {
-        "model_type": "gpt_neo",
-        "hidden_size": 64,
-        "num_layers": 3,
-        "num_heads": 4,
-        "vocab_size": 128,
-        "max_position_embeddings": 32,
-        "attention_types": [[["global"], 1], [["local"], 2]],
-    },
-    BERT | {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False},
+    small("llama4", {"text_config": LLAMA_4, "vision_config": LLAMA_4_TOWER})
+    | {"architectures": ["Llama4ForConditionalGeneration"]},
+    small("gpt_oss", num_local_experts=4, attention_bias=False),
+    small("deepseek_v2", DEEPSEEK, attention_bias=True, mlp_bias=True),
+    small("deepseek_v2", DEEPSEEK, q_lora_rank=None, first_k_dense_replace=0),
+    small("deepseek_v3", DEEPSEEK, attention_bias=True),
+    small("deepseek_v3", DEEPSEEK, q_lora_rank=None, n_shared_experts=2),
+    small("gpt2", GPT, n_inner=80, tie_word_embeddings=False),
+    *headed("gpt2", GPT, "GPT2Model", "GPT2ForSequenceClassification"),
+    small("gpt_bigcode", GPT, multi_query=False),
+    small("gptj", GPT, rotary_dim=8, tie_word_embeddings=True),
+    small("gpt_neo", NEO, attention_types=[[["global"], 1], [["local"], 2]]),
+    small("gpt_neox", BERT, use_parallel_residual=False, attention_bias=False),
     {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128},
-    FALCON | {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
-    FALCON | {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
-    FALCON | {"model_type": "falcon", "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
-    FALCON | {"model_type": "falcon", "ffn_hidden_size": 96, "architectures": ["FalconForSequenceClassification"]},
+    small("falcon", FALCON, multi_query=False, parallel_attn=False, bias=True, alibi=True),
+    small("falcon", FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    small("falcon", FALCON, new_decoder_architecture=True, num_ln_in_parallel_attn=1),
+    small("falcon", FALCON, ffn_hidden_size=96, architectures=["FalconForSequenceClassification"]),
     {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 128, "expansion_ratio": 3},
-    OPT | {"model_type": "opt", "do_layer_norm_before": False, "word_embed_proj_dim": 48, "pad_token_id": 0},
-    OPT | {"model_type": "opt", "enable_bias": False, "layer_norm_elementwise_affine": False, "pad_token_id": 0},
-    OPT
-    | {
-        "model_type": "opt",
-        "architectures": ["OPTForSequenceClassification"],
-        "word_embed_proj_dim": 48,
-        "pad_token_id": 0,
-    },
-    *(
-        BERT | {"model_type": "bert", "architectures": [f"Bert{head}"]}
-        for head in (
-            "Model",
-            "ForMaskedLM",
-            "ForPreTraining",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        )
-    ),
-    *(
-        BERT | {"model_type": "xlm-roberta", "architectures": [f"XLMRoberta{head}"], "pad_token_id": 1}
-        for head in (
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        )
-    ),
-    *(
-        DEBERTA
-        | {
-            "model_type": "deberta-v2",
-            "architectures": [f"DebertaV2{head}"],
-            "position_buckets": 8,
-            "norm_rel_ebd": "layer_norm",
-        }
-        for head in (
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        )
-    ),
-    DEBERTA
-    | {
-        "model_type": "deberta-v2",
-        "share_att_key": True,
-        "type_vocab_size": 2,
-        "conv_kernel_size": 3,
-        "max_relative_positions": 12,
-        "pos_att_type": "c2p|p2c",
-    },
-    DEBERTA | {"model_type": "deberta", "pos_att_type": "c2p", "architectures": ["DebertaForSequenceClassification"]},
-    DEBERTA | {"model_type": "deberta", "relative_attention": False, "position_biased_input": True},
+    small("opt", OPT, do_layer_norm_before=False, word_embed_proj_dim=48),
+    small("opt", OPT, enable_bias=False, layer_norm_elementwise_affine=False),
+    small("opt", OPT, architectures=["OPTForSequenceClassification"], word_embed_proj_dim=48),
+    *headed("bert", BERT, *heads("Bert", "ForPreTraining")),
+    *headed("xlm-roberta", BERT, *heads("XLMRoberta"), pad_token_id=1),
+    *headed("deberta-v2", DEBERTA, *heads("DebertaV2"), position_buckets=8, norm_rel_ebd="layer_norm"),
+    small("deberta-v2", DEBERTA, share_att_key=True, type_vocab_size=2, conv_kernel_size=3, pos_att_type="c2p|p2c")
+    | {"max_relative_positions": 12},
+    small("deberta", DEBERTA, pos_att_type="c2p", architectures=["DebertaForSequenceClassification"]),
+    small("deberta", DEBERTA, relative_attention=False, position_biased_input=True),
     {
         "model_type": "clip",
         "architectures": ["CLIPModel"],
         "projection_dim": 24,
         "text_config": BERT | {"max_position_embeddings": 16},
-        "vision_config": SIGLIP | {"model_type": "clip_vision_model", "hidden_size": 32},
+        "vision_config": small("clip_vision_model", SIGLIP, hidden_size=32),
     },
-    {
-        "model_type": "vit",
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": [32, 16],
-        "patch_size": [8, 4],
-        "qkv_bias": False,
-        "num_labels": 7,
-    },
-    {
-        "model_type": "vit",
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 32,
-        "patch_size": 8,
-        "architectures": ["ViTModel"],
-    },
-    T5 | {"model_type": "t5", "num_decoder_layers": 2, "d_kv": 12},
-    T5 | {"model_type": "t5", "architectures": ["T5Model"], "num_layers": 1},
-    T5 | {"model_type": "mt5"},
-    {
-        "model_type": "whisper",
-        "d_model": 64,
-        "encoder_layers": 2,
-        "decoder_layers": 3,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 96,
-        "decoder_ffn_dim": 80,
-        "num_mel_bins": 20,
-        "vocab_size": 128,
-        "max_source_positions": 30,
-        "max_target_positions": 20,
-        "pad_token_id": 0,
-    },
+    small("vit", IMAGES, image_size=[32, 16], patch_size=[8, 4], qkv_bias=False, num_labels=7),
+    small("vit", IMAGES, architectures=["ViTModel"]),
+    small("t5", T5, num_decoder_layers=2, d_kv=12),
+    small("t5", T5, architectures=["T5Model"], num_layers=1),
+    small("mt5", T5),
+    small("whisper", WHISPER),
     {
         "model_type": "gemma3",
         "text_config": {"num_hidden_layers": 2, "model_type": "gemma3_text"},
         "vision_config": SIGLIP,
         "mm_tokens_per_image": 4,
     },
-    {
-        "model_type": "mistral3",
-        "text_config": TEXT | {"model_type": "mistral"},
-        "vision_config": PIXTRAL,
-        "multimodal_projector_bias": True,
-        "tie_word_embeddings": False,
-    },
-    {"model_type": "mistral3", "text_config": TEXT | {"model_type": "ministral3"}, "vision_config": PIXTRAL},
-    TEXT | {"model_type": "qwen2_5_vl", "vision_config": QWEN_VISION},
-    {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": QWEN_VISION, "tie_word_embeddings": True},
+    small("mistral3", {"text_config": small("mistral"), "vision_config": PIXTRAL}, multimodal_projector_bias=True)
+    | {"tie_word_embeddings": False},
+    small("mistral3", {"text_config": small("ministral3"), "vision_config": PIXTRAL}),
+    small("qwen2_5_vl", vision_config=QWEN_VISION),
+    small("qwen2_5_vl", {"text_config": TEXT, "vision_config": QWEN_VISION}, tie_word_embeddings=True),
 ]
 
 
