@@ -23,68 +23,37 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 
-QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
-MODELS: dict[str, dict[str, Any]] = {
-    "toy": {
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "vocab_size": 32000,
-        "tie_word_embeddings": False,
-    },
-    "toy tied": {
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "vocab_size": 32000,
-        "tie_word_embeddings": True,
-    },
-    "0.5B": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "1.5B": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "6B": {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "tie_word_embeddings": False,
-    },
+from tests.estimators.small_models import Config, small
+
+
+def qwen2(hidden: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, *, tied: bool) -> Config:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 32768,
+    }
+    return small("qwen2", sizes, architectures=["Qwen2ForCausalLM"], tie_word_embeddings=tied)
+
+
+MODELS = {
+    "toy": qwen2(1024, 2816, 4, 16, 4, 32000, tied=False),
+    "toy tied": qwen2(1024, 2816, 4, 16, 4, 32000, tied=True),
+    "0.5B": qwen2(896, 4864, 24, 14, 2, 151936, tied=True),
+    "1.5B": qwen2(1536, 8960, 28, 12, 2, 151936, tied=True),
+    "6B": qwen2(4096, 11008, 32, 32, 8, 32000, tied=False),
     # peft's adapters go into the fused experts and the router too.
-    "experts": {
+    "experts": qwen2(1024, 2048, 4, 16, 4, 8192, tied=False)
+    | {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 1024,
-        "intermediate_size": 2048,
         "moe_intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
         "head_dim": 64,
         "num_experts": 32,
         "num_experts_per_tok": 4,
-        "vocab_size": 8192,
-        "tie_word_embeddings": False,
     },
 }
 TOY = {
@@ -154,7 +123,7 @@ def test_gpu_peak_is_that_of_the_dry_run(
     model: str, stage: Any, ranks: int, settings: dict[str, Any], workload: Workload, measured: int, tolerance: float
 ) -> None:
     """Peak of live tensors while training, without library workspaces, within the row's tolerance."""
-    shape = shape_from_config({**QWEN, **MODELS[model]}, name=model)
+    shape = shape_from_config(MODELS[model], name=model)
     cluster = Cluster(nodes=1, gpus_per_node=ranks, gpu=find_gpu("H100-80GB"))
     plan = Plan(**{"zero_stage": stage, "micro_batch_size": 1, **settings})
     estimate = estimate_memory(shape, workload, cluster, plan)
@@ -180,7 +149,7 @@ def test_host_bytes_are_those_of_the_dry_run(
     model: str, stage: Any, ranks: int, settings: dict[str, Any], measured_per_rank: int
 ) -> None:
     """What a rank keeps on the host when nothing is rounded to pinned blocks, to the alignment of storages."""
-    shape = shape_from_config({**QWEN, **MODELS[model]}, name=model)
+    shape = shape_from_config(MODELS[model], name=model)
     cluster = Cluster(nodes=1, gpus_per_node=ranks, gpu=find_gpu("H100-80GB"))
     plan = Plan(**{"zero_stage": stage, "micro_batch_size": 1, "pin_memory": False, **settings})
     estimate = estimate_memory(shape, Workload(), cluster, plan)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
-from ds_advise.estimators.hardware.cluster import Cluster, Gpu
+from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.estimators.memory.host_memory import pinned_block
@@ -24,43 +25,23 @@ from ds_advise.estimators.workload import Workload
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-GPU = Gpu(
-    name="test GPU",
-    vendor="NVIDIA",
-    architecture="Ampere",
-    compute_capability=8.0,
-    memory_bytes=80 << 30,
-    nominal_gb=80,
-    fp16_flops_per_s=1e14,
-    bf16_flops_per_s=1e14,
-    tf32_flops_per_s=None,
-    fp32_flops_per_s=1e13,
-    gemm_bf16_flops_per_s=None,
-    gemm_fp16_flops_per_s=None,
-    memory_bytes_per_s=1e12,
-    pcie_bytes_per_s=2e10,
-    peer_bytes_per_s=None,
-    peer_link="none",
-    source="made up",
-)
+from tests.estimators.small_models import small
+
+GPU = find_gpu("A100-80GB")
 
 
 def llama(*, hidden: int = 512, layers: int = 4, tied: bool = False, vocab: int = 4000) -> ModelShape:
-    return shape_from_config(
-        {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "hidden_size": hidden,
-            "intermediate_size": 3 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": vocab,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": tied,
-        },
-        name="small",
-    )
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": vocab,
+        "max_position_embeddings": 8192,
+    }
+    config = small("llama", sizes, architectures=["LlamaForCausalLM"], tie_word_embeddings=tied)
+    return shape_from_config(config, name="small")
 
 
 def cluster(nodes: int = 1, gpus: int = 1) -> Cluster:
@@ -276,45 +257,29 @@ def test_unknown_optimizer_names_the_known_ones() -> None:
     assert "adamw" in error.value.fix
 
 
+HALF = {"offload_optimizer": "cpu", "offload_optimizer_ratio": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("workload", "plan", "reason"),
+    ("workload", "settings", "reason"),
     [
-        (
-            Workload(optimizer="adamw_8bit"),
-            Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu"),
-            "on the host",
-        ),
-        (Workload(optimizer="lamb"), Plan(zero_stage=1, micro_batch_size=1), "whole layers"),
-        (Workload(method="qlora"), Plan(zero_stage=3, micro_batch_size=1), "quantized"),
-        (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="nvme"), "stage 3"),
-        (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_param="cpu"), "stage 3"),
-        (Workload(), Plan(zero_stage=0, micro_batch_size=1, offload_optimizer="cpu"), "stage 1"),
-        (
-            Workload(),
-            Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu", offload_optimizer_ratio=0.5),
-            "stage 3",
-        ),
-        (
-            Workload(optimizer="adagrad"),
-            Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", offload_optimizer_ratio=0.5),
-            "only AdamW",
-        ),
-        (
-            Workload(),
-            Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", param_buffer_size=1000),
-            "buffer_size",
-        ),
-        (
-            Workload(),
-            Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="nvme", optimizer_buffer_count=3),
-            "buffer_count",
-        ),
+        ({"optimizer": "adamw_8bit"}, {"zero_stage": 2, "offload_optimizer": "cpu"}, "on the host"),
+        ({"optimizer": "lamb"}, {"zero_stage": 1}, "whole layers"),
+        ({"method": "qlora"}, {"zero_stage": 3}, "quantized"),
+        ({}, {"zero_stage": 2, "offload_optimizer": "nvme"}, "stage 3"),
+        ({}, {"zero_stage": 2, "offload_param": "cpu"}, "stage 3"),
+        ({}, {"zero_stage": 0, "offload_optimizer": "cpu"}, "stage 1"),
+        ({}, {"zero_stage": 2, **HALF}, "stage 3"),
+        ({"optimizer": "adagrad"}, {"zero_stage": 3, **HALF}, "only AdamW"),
+        ({}, {"zero_stage": 3, "offload_param": "nvme", "param_buffer_size": 1000}, "buffer_size"),
+        ({}, {"zero_stage": 3, "offload_optimizer": "nvme", "optimizer_buffer_count": 3}, "buffer_count"),
     ],
 )
-def test_impossible_plans_say_why(workload: Workload, plan: Plan, reason: str) -> None:
+def test_impossible_plans_say_why(workload: dict[str, Any], settings: dict[str, Any], reason: str) -> None:
     """A plan that DeepSpeed would refuse has a reason; the same workload on plain data parallelism has none."""
-    assert reason in (unsupported(llama(), workload, plan, cluster(gpus=2)) or "")
-    assert unsupported(llama(), workload, Plan(zero_stage=0, micro_batch_size=1), cluster(gpus=2)) is None
+    plan, asked = Plan(micro_batch_size=1, **settings), Workload(**workload)
+    assert reason in (unsupported(llama(), asked, plan, cluster(gpus=2)) or "")
+    assert unsupported(llama(), asked, Plan(zero_stage=0, micro_batch_size=1), cluster(gpus=2)) is None
 
 
 def test_what_stays_on_the_gpu_leaves_the_host() -> None:

@@ -16,44 +16,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 BATCH, SEQ_LEN = 1, 256
+WIDTH = {"vocab_size": 64, "num_attention_heads": 8, "max_position_embeddings": 512}
 LLAMA: dict[str, Any] = {
+    **WIDTH,
     "hidden_size": 128,
     "intermediate_size": 320,
-    "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 16,
-    "vocab_size": 64,
-    "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
 EXPERTS = {"num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
-GPT_2: dict[str, Any] = {
-    "n_embd": 128,
-    "n_head": 8,
-    "vocab_size": 64,
-    "n_positions": 512,
-    "resid_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-}
-OPT: dict[str, Any] = {
-    "hidden_size": 128,
-    "ffn_dim": 512,
-    "num_attention_heads": 8,
-    "vocab_size": 64,
-    "max_position_embeddings": 512,
-    "word_embed_proj_dim": 128,
-    "dropout": 0.0,
-}
-FAMILIES = {
+NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "gemma2": LLAMA,
     "mixtral": {**LLAMA, **EXPERTS, "sliding_window": None},
     "qwen3_moe": {**LLAMA, **EXPERTS, "decoder_sparse_step": 1},
-    "gpt2": GPT_2,
-    "opt": OPT,
+    "gpt2": {"n_embd": 128, "n_head": 8, "vocab_size": 64, "n_positions": 512, **NO_DROPOUT},
+    "opt": {**WIDTH, "hidden_size": 128, "ffn_dim": 512, "word_embed_proj_dim": 128, "dropout": 0.0},
 }
 PRODUCTS = {"mm", "addmm", "_grouped_mm"}
 NOTHING_MOVED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}

@@ -14,73 +14,29 @@ from ds_advise.estimators.models.lora import adapters, quantized, trained_copies
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.workload import Workload
 
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "pad_token_id": 0,
-}
-BERT = {
-    "model_type": "bert",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-    "max_position_embeddings": 32,
-}
-DEEPSEEK = TEXT | {
-    "model_type": "deepseek_v3",
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_group": 1,
-    "topk_group": 1,
-}
-CASES: list[tuple[dict[str, Any], list[str] | None]] = [
-    (TEXT | {"model_type": "llama"}, None),
-    (TEXT | {"model_type": "llama"}, ["q_proj", "v_proj"]),
-    (TEXT | {"model_type": "llama"}, ["lm_head", "down_proj"]),
-    (TEXT | {"model_type": "qwen2", "tie_word_embeddings": True}, None),
-    (TEXT | {"model_type": "phi3"}, None),
-    (TEXT | {"model_type": "mixtral", "num_local_experts": 4}, None),
-    (TEXT | {"model_type": "qwen2_moe", "num_experts": 4, "moe_intermediate_size": 32}, None),
-    (TEXT | {"model_type": "mixtral", "num_local_experts": 4}, ["q_proj", "w1", "w2", "w3"]),
-    (TEXT | {"model_type": "mixtral", "num_local_experts": 4}, ["w1", "w3"]),
-    (TEXT | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}, None),
-    (TEXT | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2}, None),
-    (TEXT | {"model_type": "gpt_oss", "num_local_experts": 4}, None),
-    (TEXT | {"model_type": "granitemoe", "num_local_experts": 4}, None),
-    (DEEPSEEK, None),
-    (DEEPSEEK, ["down_proj"]),
-    (DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None}, None),
-    (DEEPSEEK, ["q_a_proj", "kv_b_proj"]),
-    ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}, None),
-    (
-        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32},
-        ["c_attn", "mlp.c_proj"],
-    ),
-    ({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, None),
-    (
-        {"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
-        None,
-    ),
-    (
-        {"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
-        ["q", "v"],
-    ),
-    (BERT | {"architectures": ["BertForMaskedLM"]}, None),
-    (BERT | {"architectures": ["BertForMaskedLM"]}, ["query", "value"]),
+from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, small
+
+PADDED = TEXT | {"num_hidden_layers": 3, "pad_token_id": 0}
+V3 = small("deepseek_v3", DEEPSEEK | PADDED | {"num_key_value_heads": 4})
+MIXTRAL = small("mixtral", PADDED, num_local_experts=4)
+MASKED = small("bert", BERT, architectures=["BertForMaskedLM"])
+GPT2, T5_SMALL = small("gpt2", GPT), small("t5", T5, d_kv=16)
+CASES: list[tuple[Config, list[str] | None]] = [
+    *((small("llama", PADDED), targets) for targets in (None, ["q_proj", "v_proj"], ["lm_head", "down_proj"])),
+    (small("qwen2", PADDED, tie_word_embeddings=True), None),
+    (small("phi3", PADDED), None),
+    *((MIXTRAL, targets) for targets in (None, ["q_proj", "w1", "w2", "w3"], ["w1", "w3"])),
+    (small("qwen2_moe", PADDED, num_experts=4, moe_intermediate_size=32), None),
+    (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]), None),
+    (small("olmoe", PADDED, num_experts=4, num_experts_per_tok=2), None),
+    (small("gpt_oss", PADDED, num_local_experts=4), None),
+    (small("granitemoe", PADDED, num_local_experts=4), None),
+    *((V3, targets) for targets in (None, ["down_proj"], ["q_a_proj", "kv_b_proj"])),
+    (V3 | {"model_type": "deepseek_v2", "q_lora_rank": None}, None),
+    *((GPT2, targets) for targets in (None, ["c_attn", "mlp.c_proj"])),
+    (small("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}), None),
+    *((T5_SMALL, targets) for targets in (None, ["q", "v"])),
+    *((MASKED, targets) for targets in (None, ["query", "value"])),
 ]
 
 
@@ -161,7 +117,7 @@ def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str,
 
 def test_the_largest_layer_comes_with_its_own_adapters() -> None:
     """Of a dense and of expert layers the largest counts, and only what peft adds to it."""
-    shape = shape_from_config(DEEPSEEK, name="model")
+    shape = shape_from_config(V3, name="model")
     tensors = tensor_set(
         shape, Workload(method="lora", lora_rank=4, lora_targets=("gate_proj", "up_proj", "down_proj"))
     )
@@ -217,11 +173,12 @@ def test_a_rank_below_one_is_refused(rank: int) -> None:
 
 def test_dropout_is_refused_where_experts_are_folded() -> None:
     """As by peft itself; other modules of the same model may have it."""
-    config = TEXT | {"model_type": "mixtral", "num_local_experts": 4}
-    shape = shape_from_config(config, name="model")
+    shape = shape_from_config(MIXTRAL, name="model")
     peft = pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora_dropout"):
-        peft.get_peft_model(on_meta(config, shape), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1))
+        peft.get_peft_model(
+            on_meta(MIXTRAL, shape), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1)
+        )
     with pytest.raises(WorkloadError, match="without dropout"):
         adapters(shape, Workload(method="lora", lora_dropout=0.1))
     assert adapters(shape, Workload(method="lora", lora_dropout=0.1, lora_targets=("q_proj",))).rank
@@ -242,7 +199,7 @@ def test_copies_of_modules_are_those_of_peft(saved: tuple[str, ...], tied: bool)
     """By name and size, in peft's order beside the adapters; the originals stay, frozen."""
     import peft
 
-    config = TEXT | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": tied}
+    config = small("llama", PADDED, architectures=["LlamaForCausalLM"], tie_word_embeddings=tied)
     shape = shape_from_config(config, name="x")
     workload = Workload(method="lora", lora_rank=4, modules_to_save=saved)
     model = peft.get_peft_model(
@@ -259,7 +216,7 @@ def test_copies_of_modules_are_those_of_peft(saved: tuple[str, ...], tied: bool)
 
 
 def test_modules_that_cannot_be_trained_whole_are_named() -> None:
-    shape = shape_from_config(TEXT | {"model_type": "llama", "tie_word_embeddings": False}, name="x")
+    shape = shape_from_config(small("llama", tie_word_embeddings=False), name="x")
     with pytest.raises(WorkloadError) as caught:
         trained_copies(shape, Workload(method="lora", modules_to_save=("norm",)))
     assert "embed_tokens, lm_head" in str(caught.value.why)

@@ -13,57 +13,42 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import attention_flops, micro_batch_flops, seen_pairs
 from ds_advise.estimators.workload import Workload
 
+from tests.estimators.small_models import DEEPSEEK, GPT, TEXT, Config, small
+
 SEQ_LEN, BATCH = 64, 2
 PLAN = Plan(zero_stage=0, micro_batch_size=BATCH, gradient_checkpointing=False)
 
-_SMALL = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "vocab_size": 300}
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        **_SMALL,
-        "model_type": "llama",
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": False,
-    },
-    "qwen3": {
-        **_SMALL,
-        "model_type": "qwen3",
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "tie_word_embeddings": True,
-    },
-    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 64},
-    "deepseek_v3": {
-        **_SMALL,
-        "model_type": "deepseek_v3",
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 24,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-        "first_k_dense_replace": 2,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_shared_experts": 1,
-    },
-    "llama4": {
-        **_SMALL,
-        "model_type": "llama4_text",
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 32,
-        "intermediate_size_mlp": 96,
-        "num_local_experts": 4,
-        "interleave_moe_layer_step": 2,
-        "tie_word_embeddings": False,
-    },
+SIZES = TEXT | {"intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 300}
+CONFIGS: dict[str, Config] = {
+    "llama": small("llama", SIZES, num_hidden_layers=3, tie_word_embeddings=False),
+    "qwen3": small("qwen3", SIZES, head_dim=32, tie_word_embeddings=True),
+    "gpt2": small("gpt2", GPT, n_layer=3, vocab_size=300, n_positions=64),
+    "deepseek_v3": small(
+        "deepseek_v3",
+        DEEPSEEK | SIZES | {"num_key_value_heads": 4, "v_head_dim": 16, "first_k_dense_replace": 2},
+        n_routed_experts=4,
+        n_shared_experts=1,
+    ),
+    "llama4": small(
+        "llama4_text",
+        SIZES | {"head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96},
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        tie_word_embeddings=False,
+    ),
 }
+ADAPTED_EXPERTS = small("qwen3_moe", SIZES, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+
+
+def both_passes(model: Any, tokens: Any) -> tuple[int, int]:
+    """Forward and backward FLOPs by torch's counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as forward:
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    return forward.get_total_flops(), backward.get_total_flops()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -72,7 +57,6 @@ def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
     included."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from torch.utils.flop_counter import FlopCounterMode
 
     config = CONFIGS[name]
     shape = shape_from_config(config, name=name)
@@ -81,25 +65,19 @@ def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
         transformers.AutoConfig.for_model(config["model_type"], **arguments, attn_implementation="eager")
     )
     tokens = torch.zeros(BATCH, SEQ_LEN, dtype=torch.long)
-    with FlopCounterMode(display=False) as forward:
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    with FlopCounterMode(display=False) as backward:
-        loss.backward()
-
+    forward, backward = both_passes(model, tokens)
     model.train()
     model.gradient_checkpointing_enable()
-    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    with FlopCounterMode(display=False) as checkpointed:
-        loss.backward()
+    _, checkpointed = both_passes(model, tokens)
 
     workload = Workload(seq_len=SEQ_LEN, precision="fp32", attention="eager")
     ours = micro_batch_flops(shape, workload, PLAN)
     again = micro_batch_flops(shape, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
-    assert again.backward + again.recompute == pytest.approx(checkpointed.get_total_flops(), rel=3e-3)
+    assert again.backward + again.recompute == pytest.approx(checkpointed, rel=3e-3)
     # The rotary table is a tiny product of its own (d/2 x 1 x S), which the formula leaves to the bytes.
-    assert ours.forward == pytest.approx(forward.get_total_flops(), rel=2e-3)
+    assert ours.forward == pytest.approx(forward, rel=2e-3)
     # The first layer's input needs no gradient beyond the embedding, which is no product: nothing is missing.
-    assert ours.backward == pytest.approx(backward.get_total_flops(), rel=2e-3)
+    assert ours.backward == pytest.approx(backward, rel=2e-3)
 
 
 def test_a_causal_query_sees_itself_and_what_came_before() -> None:
@@ -133,27 +111,10 @@ def test_the_delta_rule_costs_what_torch_counts() -> None:
     assert attention_flops(attention, 3, 128, 128, "sdpa") == counted.get_total_flops() + solved
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        CONFIGS["llama"],
-        {
-            **_SMALL,
-            "model_type": "qwen3_moe",
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-        },
-    ],
-    ids=["llama", "qwen3_moe"],
-)
+@pytest.mark.parametrize("config", [CONFIGS["llama"], ADAPTED_EXPERTS], ids=["llama", "qwen3_moe"])
 def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
     """peft's adapters beside linear layers, and those that it folds into fused experts and their router."""
     torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
-    from torch.utils.flop_counter import FlopCounterMode
 
     arguments = {key: value for key, value in config.items() if key != "model_type"}
     # The counter knows no grouped products; run one by one, the experts' are the same.
@@ -165,15 +126,11 @@ def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
     model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
     model.enable_input_require_grads()
     tokens = torch.randint(300, (BATCH, SEQ_LEN))
-    with FlopCounterMode(display=False) as forward:
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    with FlopCounterMode(display=False) as backward:
-        loss.backward()
-
+    forward, backward = both_passes(model, tokens)
     workload = Workload(method="lora", lora_rank=4, seq_len=SEQ_LEN, precision="fp32", attention="eager")
     ours = micro_batch_flops(shape_from_config(config, name="model"), workload, PLAN)
-    assert ours.forward == pytest.approx(forward.get_total_flops(), rel=2e-3)
-    assert ours.backward == pytest.approx(backward.get_total_flops(), rel=2e-3)
+    assert ours.forward == pytest.approx(forward, rel=2e-3)
+    assert ours.backward == pytest.approx(backward, rel=2e-3)
 
 
 def test_lora_needs_no_gradient_of_frozen_weights() -> None:

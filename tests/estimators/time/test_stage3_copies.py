@@ -10,18 +10,11 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.memory_bound import put_together, reduced_passes
 from ds_advise.estimators.workload import Workload
 
+from tests.estimators.small_models import wide_gpt2
+
 
 def gpt(width: int) -> TensorSet:
-    config = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": width,
-        "n_layer": 48,
-        "n_head": 64,
-        "n_positions": 1024,
-        "vocab_size": 50304,
-    }
-    return tensor_set(shape_from_config(config, name="gpt"), Workload(seq_len=512).of_weights())
+    return tensor_set(shape_from_config(wide_gpt2(width, 48), name="gpt"), Workload(seq_len=512).of_weights())
 
 
 def stage3(**changes: int) -> Plan:

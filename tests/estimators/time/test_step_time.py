@@ -33,6 +33,7 @@ from hypothesis import strategies as st
 from benchmarks import fit_speed, seed_ranking
 from benchmarks.accuracy import spread, timed_runs
 from benchmarks.accuracy import time as accuracy
+from tests.estimators.small_models import wide_gpt2
 
 MODEL = find("qwen2.5-1.5b")
 WORKLOAD = Workload(seq_len=1024)
@@ -141,35 +142,19 @@ def test_volumes_over_the_ring() -> None:
 
 def test_stage_3_gathers_more_when_less_may_stay_alive() -> None:
     """Without reuse the weights come twice per micro batch; with a model below the live limit once."""
-    kept = estimate_time(
-        find("llama-3.1-8b"),
-        WORKLOAD,
-        EIGHT,
-        plan(zero_stage=3, stage3_max_live_parameters=10**11, stage3_max_reuse_distance=10**11),
-    )
-    none = estimate_time(
-        find("llama-3.1-8b"),
-        WORKLOAD,
-        EIGHT,
-        plan(zero_stage=3, stage3_max_live_parameters=0, stage3_max_reuse_distance=10**9),
-    )
-    assert seconds(none, "weight gathering") > 1.7 * seconds(kept, "weight gathering")
+
+    def gathering(live: int, reuse: int) -> float:
+        settings_ = plan(zero_stage=3, stage3_max_live_parameters=live, stage3_max_reuse_distance=reuse)
+        return seconds(estimate_time(find("llama-3.1-8b"), WORKLOAD, EIGHT, settings_), "weight gathering")
+
+    assert gathering(0, 10**9) > 1.7 * gathering(10**11, 10**11)
 
 
 @pytest.mark.parametrize(("width", "again"), [(8192, 0.0), (9216, 0.25), (12288, 2 / 3)])
 def test_a_recomputed_layer_is_gathered_again_as_far_as_it_exceeds_what_may_live(width: int, again: float) -> None:
     """GPT-2's layers of 0.81, 1.02 and 1.81e9 elements: so much of them dry runs of deepspeed 0.19.8 gather again
     between recomputation and backward pass. FSDP's units stay."""
-    config = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": width,
-        "n_layer": 64,
-        "n_head": 64,
-        "n_positions": 1024,
-        "vocab_size": 50304,
-    }
-    tensors = tensor_set(shape_from_config(config, name="wide"), WORKLOAD.of_weights())
+    tensors = tensor_set(shape_from_config(wide_gpt2(width, 64), name="wide"), WORKLOAD.of_weights())
 
     def gathered(checkpointing: bool, sharding: Any = "zero") -> float:
         settings_ = plan(zero_stage=3, gradient_checkpointing=checkpointing, sharding=sharding)

@@ -1,4 +1,4 @@
-"""A recorded step played in time: hand-made schedules whose course can be followed with a pencil."""
+"""A recorded step simulated: hand-made schedules whose course can be followed with a pencil."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.schedule.recorded import ALL_STREAMS, Code, Entry, RecordedOperation, Schedule
+from ds_advise.estimators.schedule.recorded import (
+    ALL_STREAMS,
+    Code,
+    Entry,
+    RecordedOperation,
+    Schedule,
+    add_serialized_copies,
+)
 from ds_advise.estimators.schedule.simulate import KERNEL_S, SimulatedStep, duration_s, simulate
 from ds_advise.estimators.schedule.streams import Streams
 
@@ -19,7 +26,7 @@ ADAM = RecordedOperation(kind="host", name="adam_update", size_bytes=10**8)
 COMPUTE, OTHER = 0, 1
 
 
-def played(operations: tuple[RecordedOperation, ...], *entries: Entry) -> SimulatedStep:
+def simulated(operations: tuple[RecordedOperation, ...], *entries: Entry) -> SimulatedStep:
     schedule = Schedule(
         operations=operations, phases=("backward",), calls=("view",), entries=((Code.PHASE, 0, 0), *entries)
     )
@@ -31,21 +38,21 @@ def seconds(operation: RecordedOperation) -> float:
 
 
 def test_one_stream_runs_what_it_is_given_in_order() -> None:
-    step = played((KERNEL,), *[(Code.RUN, 0, COMPUTE)] * 3)
+    step = simulated((KERNEL,), *[(Code.RUN, 0, COMPUTE)] * 3)
     assert step.time.step_s == pytest.approx(3 * seconds(KERNEL), rel=0.02)
     assert step.time.tokens_per_s == pytest.approx(100 / step.time.step_s)
     assert [span.after for span in step.spans] == [-1, 0, 1]
 
 
 def test_two_streams_share_the_gpu_and_not_its_links() -> None:
-    both = played((KERNEL,), (Code.RUN, 0, COMPUTE), (Code.RUN, 0, OTHER))
+    both = simulated((KERNEL,), (Code.RUN, 0, COMPUTE), (Code.RUN, 0, OTHER))
     assert both.time.step_s == pytest.approx(2 * seconds(KERNEL), rel=0.02)
-    beside = played((KERNEL, TO_HOST), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
+    beside = simulated((KERNEL, TO_HOST), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
     assert beside.time.step_s == pytest.approx(max(seconds(KERNEL), seconds(TO_HOST)), rel=0.02)
 
 
 def test_a_kernel_beside_a_collective_loses_speed() -> None:
-    step = played((KERNEL, GATHER), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
+    step = simulated((KERNEL, GATHER), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
     assert step.time.step_s > max(seconds(KERNEL), seconds(GATHER))
     assert step.overlapped_s == pytest.approx(min(step.gpu_busy_s, step.links_busy_s), rel=0.05)
 
@@ -80,7 +87,7 @@ def test_what_the_host_issues_after_an_event_runs_beside_what_was_issued_before(
 
 
 def test_a_stream_waits_for_an_event_of_another() -> None:
-    step = played(
+    step = simulated(
         (KERNEL, GATHER),
         (Code.RUN, 1, OTHER), (Code.RECORD, 7, OTHER), (Code.WAIT, COMPUTE, 7), (Code.RUN, 0, COMPUTE),
     )  # fmt: skip
@@ -104,7 +111,7 @@ def test_a_wait_means_the_record_that_came_before_it() -> None:
 
 def test_the_host_waits_for_an_event_and_computes_alone() -> None:
     """Copies to the host, a synchronisation, the optimizer on the host: one after the other."""
-    step = played(
+    step = simulated(
         (KERNEL, TO_HOST, ADAM),
         (Code.RUN, 0, COMPUTE), (Code.RUN, 1, COMPUTE), (Code.RECORD, 3, COMPUTE), (Code.SYNCHRONIZE, 3, 0),
         (Code.RUN, 2, COMPUTE),
@@ -116,7 +123,7 @@ def test_the_host_waits_for_an_event_and_computes_alone() -> None:
 
 def test_short_kernels_wait_for_the_host_that_launches_them() -> None:
     small = RecordedOperation(kind="memory", name="aten::add", precision="bfloat16", size_bytes=512)
-    step = played((small,), *[(Code.CALL, 0, 3), (Code.RUN, 0, COMPUTE)] * 1000, (Code.SYNCHRONIZE, ALL_STREAMS, 0))
+    step = simulated((small,), *[(Code.CALL, 0, 3), (Code.RUN, 0, COMPUTE)] * 1000, (Code.SYNCHRONIZE, ALL_STREAMS, 0))
     assert seconds(small) == KERNEL_S
     assert step.gpu_busy_s == pytest.approx(1000 * KERNEL_S)
     assert step.time.components["backward: launches"] > 0.9 * step.time.step_s
@@ -133,7 +140,7 @@ def test_a_cpu_maps_large_tensors_anew() -> None:
 
 
 def test_the_terms_add_up_to_the_step() -> None:
-    step = played(
+    step = simulated(
         (KERNEL, GATHER, TO_HOST),
         (Code.RUN, 1, OTHER), (Code.RUN, 0, COMPUTE), (Code.RECORD, 1, OTHER), (Code.WAIT, COMPUTE, 1),
         (Code.RUN, 2, COMPUTE), (Code.CALL, 0, 50), (Code.RUN, 0, COMPUTE),
@@ -157,3 +164,64 @@ def test_groups_that_leave_a_node_together_share_its_adapters() -> None:
         duration_s(replace(GATHER, ranks=2, nodes=2), each) for each in (nodes, replace(nodes, gpus_per_node=1))
     )
     assert pair == pytest.approx(8 * alone, rel=0.05)
+
+
+RANKS, BUCKETS = 4, 8
+LINKS, COPIES = 1, 2
+REDUCE = RecordedOperation(kind="collective", name="c10d::allreduce_", size_bytes=10**8, ranks=RANKS)
+SCATTER = replace(REDUCE, name="c10d::_reduce_scatter_base_")
+
+
+def schedule(collective: RecordedOperation, copied_after: tuple[int, ...]) -> Schedule:
+    """A backward pass that reduces bucket by bucket; this rank copies after some."""
+    entries: list[Entry] = [(Code.PHASE, 0, 0)]
+    for bucket in range(BUCKETS):
+        entries += [(Code.RUN, 0, LINKS), (Code.RECORD, bucket, LINKS), (Code.WAIT, COPIES, bucket)]
+        entries += [(Code.RUN, 1, COPIES)] if bucket in copied_after else []
+        entries += [(Code.RECORD, BUCKETS + bucket, COPIES), (Code.WAIT, LINKS, BUCKETS + bucket)]
+    return Schedule(operations=(collective, TO_HOST), phases=("backward",), calls=(), entries=tuple(entries))
+
+
+def copied_bytes(found: Schedule) -> list[int]:
+    """Bytes copied after each collective."""
+    copied: list[int] = []
+    for code, first, _ in found.entries:
+        if code == Code.RUN and found.operations[first].kind == "collective":
+            copied.append(0)
+        elif code == Code.RUN:
+            copied[-1] += found.operations[first].size_bytes
+    return copied
+
+
+def test_copies_of_one_rank_at_a_time_are_shared_out_among_the_reductions() -> None:
+    """Two of eight buckets are this rank's; the other three ranks copy as much."""
+    found = add_serialized_copies(schedule(REDUCE, (0, 1)))
+    assert copied_bytes(found) == [RANKS * 2 * TO_HOST.size_bytes // BUCKETS] * BUCKETS
+
+
+def test_there_are_no_more_serialized_copies_than_buckets() -> None:
+    found = add_serialized_copies(schedule(replace(REDUCE, ranks=64), (0,)))
+    assert sum(copied_bytes(found)) == BUCKETS * TO_HOST.size_bytes
+
+
+@pytest.mark.parametrize(
+    "unchanged",
+    [
+        schedule(SCATTER, (0, 1)),  # gives every rank its part
+        schedule(REDUCE, tuple(range(BUCKETS))),  # a part of every bucket is this rank's
+        schedule(replace(REDUCE, size_bytes=4), (0, 1)),  # a number
+        schedule(replace(REDUCE, ranks=1), (0, 1)),
+    ],
+)
+def test_copies_that_all_ranks_make_at_once_stay_as_they_are(unchanged: Schedule) -> None:
+    assert add_serialized_copies(unchanged).entries == unchanged.entries
+
+
+def test_the_copies_of_other_ranks_take_time() -> None:
+    """The links wait for all of them; alone a GPU does not share its link to the host."""
+
+    def step_s(collective: RecordedOperation, copied_after: tuple[int, ...]) -> float:
+        return simulate(schedule(collective, copied_after), CLUSTER, tokens_per_step=1).time.step_s
+
+    more = step_s(REDUCE, (0, 1)) - step_s(REDUCE, ())
+    assert more == pytest.approx(RANKS * (step_s(SCATTER, (0, 1)) - step_s(SCATTER, ())), rel=0.05)
