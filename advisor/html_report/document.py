@@ -209,7 +209,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Seque
 
 
 def _cell(cell: Cell) -> Markup:
-    """Every figure has its exact value beside it for programs."""
+    """A figure has its exact value as an attribute for programs."""
     if isinstance(cell, Figure):
         return element("td", cell.text, class_="n", data_value=None if cell.value is None else repr(cell.value))
     return element("td", cell)

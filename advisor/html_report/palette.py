@@ -70,7 +70,7 @@ _TIME: Final[Mapping[str, str]] = _by_name(
     host="optimizer_on_the_host",
     launch="launch_overhead launches_of_the_step launches hooks bookkeeping",
 )
-"""Family of a component of time; every other component is memory-bound work, or NVMe where its name says so."""
+"""Family of a component of time; every other component is memory-bound work, or NVMe by its name."""
 
 
 def key(name: str) -> str:

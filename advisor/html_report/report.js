@@ -1,7 +1,7 @@
 "use strict";
-// Hints beside the pointer, for the keyboard too; without this the browser shows the titles by itself.
+// Hints next to the pointer, for the keyboard too; without this script the browser shows the titles.
 const tip = document.body.appendChild(Object.assign(document.createElement("div"), { id: "tip" }));
-tip.setAttribute("aria-hidden", "true"); // what it shows is the label of what has the focus
+tip.setAttribute("aria-hidden", "true"); // the focused element has the same label
 for (const title of document.querySelectorAll("svg.picture * > title")) {
   const owner = title.parentElement;
   owner.dataset.tip = title.textContent;

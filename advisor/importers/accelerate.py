@@ -60,7 +60,7 @@ class _Accelerate:
         refused = [key for key in _WITH_FILE if key in block] + ["mixed_precision"] * ("mixed_precision" in values)
         if refused and block.get("deepspeed_config_file") is not None:
             faults.append(
-                f"accelerate refuses {', '.join(refused)} beside deepspeed_config_file: set them in that file"
+                f"accelerate refuses {', '.join(refused)} together with deepspeed_config_file: set them there"
             )
         if unknown:
             faults.append(f"accelerate stops at keys that it does not know: {', '.join(unknown)}")

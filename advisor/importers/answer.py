@@ -87,7 +87,7 @@ def import_file(
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
         raise ConfigFileError(
             f"-o {destination} does not end in {source.path.suffix}",
-            why=f"what changes is {source.path}, which {path} hands over",
+            why=f"the changed file is {source.path}, which {path} names",
             fix=f"pass -o with a name that ends in {source.path.suffix}",
         )
     run = known.read(source)

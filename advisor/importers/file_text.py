@@ -26,7 +26,7 @@ def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
             text, made = apply(document, [Remove(path) if value is None else Replace(path, value)])
             if not made:
                 raise ConfigFileError(
-                    f"{'.'.join(path)} cannot be taken out without its comment", fix="remove the comment beside it"
+                    f"{'.'.join(path)} cannot be removed without its comment", fix="remove the comment next to it"
                 )
         document = read_document(text.encode(), name="the changed file")
     return text

@@ -36,7 +36,7 @@ class Format(Protocol):
 
 
 class _Script:
-    """A shell or Slurm script whose training command is that of no tool."""
+    """A shell or Slurm script with a training command of no tool."""
 
     name = "script"
     title = "a script that starts a training"
@@ -117,7 +117,7 @@ def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> Imported
 def recognised(path: Path, wanted: str | None = None) -> tuple[Source, Format]:
     """The file and its format: the named one, or by its content.
 
-    A script that hands a tool its configuration file leads to that file.
+    A script that starts a tool with a configuration file leads to that file.
 
     Raises ConfigFileError for a file that cannot be read or has none of the formats.
     """
@@ -134,12 +134,12 @@ def recognised(path: Path, wanted: str | None = None) -> tuple[Source, Format]:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{path} is a DeepSpeed configuration itself, which says neither model nor batch",
+            f"{path} is a DeepSpeed configuration, without model and batch",
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{path}: its keys ({keys}) are those of no tool that is known here",
+        f"{path}: its keys ({keys}) are those of no known tool",
         fix=f"name it with --format, one of {', '.join(NAMES)}",
     )
 
@@ -152,8 +152,8 @@ def _followed(source: Source) -> Source:
     path = find_file(name, source.path.parent)
     if path is None:
         raise ConfigFileError(
-            f"{source.path} trains by the configuration {name[:80]}, which is not here",
-            why="it says what is trained",
+            f"{source.path} trains with the configuration {name[:80]}, which is not on this machine",
+            why="it describes the training",
             fix="run this where it is, or name that file",
         )
     return read_source(path).handed_by(source)

@@ -31,7 +31,7 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
     for remark in answer.remarks:
         sentence(console, _capital(ended(printable(remark))))
     _listed("Not counted", run.uncounted, console)
-    if answer.form.name != "accelerate":  # whose unknown keys are a fault
+    if answer.form.name != "accelerate":  # its unknown keys are faults
         _listed(f"Unknown to {run.tool}", run.unknown, console)
     _wrong(answer, console)
     _changes(answer, console)

@@ -130,7 +130,7 @@ def lint_part(document: Document, framework: Framework, figures: ImportFigures |
 def _for_accelerate(
     config: Mapping[str, Any], own: Mapping[str, Any], plan: Plan, workload: Workload
 ) -> dict[str, Any]:
-    """The configuration with the settings that accelerate refuses in its own file beside a configuration, and without
+    """The configuration with the settings that accelerate refuses in its own file, and without
     an optimizer of its own, since the script has one."""
     config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
     for name in ("bf16", "fp16"):
@@ -167,6 +167,6 @@ def _check(source: Source, form: Format, text: str, better: Improvement) -> None
     if not same:
         raise ConfigFileError(
             "the file's form does not let its options be changed one by one",
-            why="a value in it serves several options",
-            fix="write each value beside its own option",
+            why="several options share a value",
+            fix="write each option with its own value",
         )

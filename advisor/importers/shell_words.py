@@ -212,7 +212,7 @@ class _Reader:
         return str(_OPERATORS[match[2]](int(match[1]), int(match[3])))
 
     def _redirect(self) -> None:
-        """A redirection: its file is no word of the command, and a here-document is skipped."""
+        """A redirection: its file does not belong to the command, and a here-document is skipped."""
         if all(char.isdigit() for char, _ in self.chars):
             self.chars = []
             self.in_word = False

@@ -38,7 +38,7 @@ class Source:
     """How many more commands train."""
     job: SlurmJob | None = None
     started_by: Source | None = None
-    """The script whose training command names this configuration."""
+    """The script with a training command that names this configuration."""
 
     @property
     def arguments(self) -> ScriptArguments:
@@ -54,8 +54,7 @@ class Source:
     def edited(self, changes: Mapping[KeyPath, Value]) -> str:
         """The text with these keys or options set, or taken out where the value is None.
 
-        Raises ConfigFileError where its form does not let them be changed, or the command that hands the file over
-        says otherwise.
+        Raises ConfigFileError where its form does not let them be changed, or the script's command overrides them.
         """
         if not changes:
             return self.text
@@ -63,8 +62,8 @@ class Source:
             for name, *_ in changes:
                 if name in self.started_by.line.overrides:
                     raise ConfigFileError(
-                        f"the command in {self.started_by.path} sets {name}, which counts more than {self.path}",
-                        fix="set it in that file alone",
+                        f"the command in {self.started_by.path} sets {name}, which overrides {self.path}",
+                        fix="set it only in that file",
                     )
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
@@ -106,7 +105,7 @@ def parsed(path: Path, text: str, kind: Kind) -> Source:
     lines = training_lines(read_shell(text, job.variables() if job is not None else None))
     if not lines:
         raise ConfigFileError(
-            f"{path}: no command in it trains, as far as its text tells",
+            f"{path}: no command in it trains",
             why="it calls neither a launcher, nor python with training arguments, nor one of the tools",
             fix="name the script that calls them, or the configuration",
         )
@@ -210,7 +209,7 @@ def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | N
 def _spliced(text: str, span: tuple[int, int] | None, new: str, name: str) -> str:
     if span is None:
         raise ConfigFileError(
-            f"--{name} is put together from several parts of the script, so it cannot be changed there",
+            f"--{name} is composed of several parts of the script, so it cannot be changed there",
             fix="write its value in one place",
         )
     return text[: span[0]] + new + text[span[1] :]

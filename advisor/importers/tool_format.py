@@ -126,7 +126,7 @@ class ToolFormat:
     disables_checkpointing: str = ""
     """The switch of a tool that checkpoints unless it is set."""
     checkpoints: bool = False
-    """Whether it checkpoints where nothing is said."""
+    """Whether it checkpoints by default."""
     offload: tuple[str, Value] | None = None
     """What offloads the inputs of checkpointed layers to host RAM: a key, in which {} is that of checkpointing, and its
     value. None: the tool has no such key."""

@@ -35,7 +35,7 @@ def _training_arguments_details(reading: Reading) -> None:
             part = reading.run["deepspeed"]
             reading.run["framework"] = "deepspeed"
             reading.obstacles.append(
-                "there are no figures here of a script that hands DeepSpeed its --deepspeed_config itself: pass "
+                "there are no figures here of a script that passes --deepspeed_config to DeepSpeed itself: pass "
                 f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
                 "and --gpus"
             )

@@ -181,11 +181,11 @@ def _linted(text: str, state: State | None) -> LintReport:
 
 def _lint_view(report: LintReport) -> dict[str, Any]:
     counts = {name: report.count(name) for name in ("error", "warning", "advice")}
-    told = [f"{number} {name}{'s' * (number > 1 and name != 'advice')}" for name, number in counts.items() if number]
+    found = [f"{number} {name}{'s' * (number > 1 and name != 'advice')}" for name, number in counts.items() if number]
     reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     return {
         "part": "lint",
-        "title": ", ".join(told) or "Nothing found",
+        "title": ", ".join(found) or "Nothing found",
         "basis": f"By the sources of DeepSpeed {report.facts.version}, read by {reader}.",
         "findings": [
             {

@@ -1,4 +1,4 @@
-"""The page on this machine: a server that nobody else can reach, answering with this Python."""
+"""The page on this machine: a local server that answers with this Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .build import TYPES, page_file
 ADDRESS = "127.0.0.1"
 
 _MOST_BYTES = 4 * 2**20
-"""Of a request; a pasted configuration has kilobytes."""
+"""Largest request; a pasted configuration has kilobytes."""
 
 
 def page_server(port: int) -> ThreadingHTTPServer:
@@ -27,11 +27,11 @@ def page_server(port: int) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Files by GET, answers by POST as one JSON text a line, written as soon as it is known."""
+    """Files by GET, answers by POST as one JSON text per line, each written at once."""
 
     protocol_version = "HTTP/1.1"
     turn = threading.Lock()
-    """One question at a time: two at once would only slow each other down."""
+    """One question at a time, since two at once slow each other down."""
 
     def do_GET(self) -> None:
         name = self.path.split("?")[0].removeprefix("/") or "index.html"

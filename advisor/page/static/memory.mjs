@@ -1,4 +1,4 @@
-// Run by Node when a page is built: Python's memory with everything imported, which a visit goes on from.
+// Run by Node in a build: saves Python's memory with everything imported, from which every visit starts.
 import { readFileSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 

@@ -10,9 +10,9 @@ const make = (name, properties = {}, ...children) => {
 const { answers: mode } = document.documentElement.dataset;
 const FIRST = { model: "Qwen2.5-14B", gpus: "2x32GB" };
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
-const SLIDERS = {  // auto: an empty text leaves it to the advice, which says what it took
+const SLIDERS = {  // auto: an empty text leaves the value to the advice
   "count": { stops: ["1", "2", "3", "4", "5", "6", "7", "8", "16", "24", "32", "48", "64", "96", "128", "256", "512"] },
-  "ram": { stops: ["", ...doubled(32, 512).map((size) => `${size}GB`), "768GB", "1TB", "1.5TB", "2TB", "4TB"], unset: "not said" },
+  "ram": { stops: ["", ...doubled(32, 512).map((size) => `${size}GB`), "768GB", "1TB", "1.5TB", "2TB", "4TB"], unset: "not given" },
   "lora-rank": { stops: doubled(1, 512) },
   "seq-len": { stops: ["512", "1024", "2048", "3072", "4096", "6144", "8192", "12288", ...doubled(16384, 1048576), "max"], auto: true },
   "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128", "max"], auto: true },
@@ -23,7 +23,7 @@ const EXAMPLES = {
 };
 let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;
 
-// The question: kept as texts by the options' names, in the address, without what is as usual.
+// The question: texts by the options' names, in the address, without defaults.
 
 const fromAddress = () => {
   const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
@@ -302,8 +302,8 @@ function ready() {
   byId("status").textContent = "Ready.";
 }
 
-// What is loaded is kept once the first answer is there, so that nothing waits for it; the browser asks the server again
-// for each file, and the server says that it has not changed.
+// Files are saved after the first answer, so that it does not wait for them; the browser asks the server again for each
+// file, and the server answers that it has not changed.
 let isKept = false;
 async function keepFiles() {
   if (isKept || mode !== "worker" || !navigator.serviceWorker) return;

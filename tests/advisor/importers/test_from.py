@@ -146,7 +146,7 @@ BAD = {
     "it is no text": ("x.yaml", "a\0b", "not text"),
     "it is a list": ("x.yaml", "- 1\n- 2", "no keys"),
     "its keys are of no tool": ("x.yaml", "services: 1\nversion: 2", "services, version"),
-    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration itself"),
+    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration, without model"),
     "the script trains nothing": ("x.sh", "#!/bin/sh\necho hello", "no command in it trains"),
     "the script's configuration is not here": ("x.sh", "llamafactory-cli train a.yaml", "a.yaml"),
     "it names no model": ("x.yaml", "distributed_type: NO", "names no model"),
