@@ -52,7 +52,7 @@ class Machine:
     """A machine that can be rented: one size of a row of a table."""
 
     provider: str
-    name: str
+    machine: str
     """The provider's name of it; "" for none."""
     cluster: Cluster
     """One such machine."""
@@ -64,13 +64,13 @@ class Machine:
     """Of a node that the provider may take back."""
     hours_between_interruptions: float
     """Mean of one spot machine."""
-    date: str
+    price_date: str
     """The day of the price, "" if unknown."""
-    source: str
+    price_source: str
 
     @property
     def title(self) -> str:
-        return " ".join(part for part in (self.provider, self.name) if part)
+        return " ".join(part for part in (self.provider, self.machine) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class PriceTable:
     @property
     def dates(self) -> tuple[str, str] | None:
         """The days of the oldest and the newest price; None if no row has one."""
-        dates = sorted(machine.date for machine in self.machines if machine.date)
+        dates = sorted(machine.price_date for machine in self.machines if machine.price_date)
         return (dates[0], dates[-1]) if dates else None
 
 
@@ -167,14 +167,14 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     for size in sizes:
         yield Machine(
             provider=row.get("provider", ""),
-            name=row.get("machine", ""),
+            machine=row.get("machine", ""),
             cluster=_cluster(f"{size}x{kind}", row, where, ram_factor=size if len(sizes) > 1 else 1),
             most_nodes=int(nodes),
             price=_price(row, "price", size, where),
             spot=_price(row, "spot", size, where),
             hours_between_interruptions=hours,
-            date=row.get("date", ""),
-            source=row.get("source", ""),
+            price_date=row.get("date", ""),
+            price_source=row.get("source", ""),
         )
 
 

@@ -110,7 +110,7 @@ class OfferFigures:
     """Null on demand."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LeftOut:
     """Machines on which the job cannot run."""
 
@@ -314,7 +314,7 @@ class _Market:
             self._found[cluster] = self._search(cluster)
         found = self._found[cluster]
         if isinstance(found, str):
-            yield LeftOut(machine.provider, machine.name, gpus_argument(cluster), reason=found)
+            yield from_attributes(LeftOut, machine, gpus=gpus_argument(cluster), reason=found)
             return
         for price, is_spot in ((machine.price, False), (machine.spot, True)):
             if price is not None:
@@ -356,8 +356,7 @@ def _offer(
             between_s=machine.hours_between_interruptions * HOUR_S / cluster.nodes,
         )
         if run is None:
-            reason = "is interrupted more often than it can save"
-            return LeftOut(machine.provider, machine.name, gpus, reason)
+            return from_attributes(LeftOut, machine, gpus=gpus, reason="is interrupted more often than it can save")
         paid_s = duration.loading_s + run.paid_s
         waiting_s = run.interruptions * WAIT_S
         interruptions = Interruptions(
@@ -369,16 +368,13 @@ def _offer(
     duration_s, cost = paid_s + waiting_s, price.cost(cluster, paid_s)
     cost_low, cost_high = _interval(cost, duration)
     duration_s_low, duration_s_high = _interval(duration_s, duration)
-    figures = OfferFigures(
-        provider=machine.provider,
-        machine=machine.name,
+    figures = from_attributes(
+        OfferFigures,
+        machine,
+        cluster,
         gpus=gpus,
-        nodes=cluster.nodes,
-        gpus_per_node=cluster.gpus_per_node,
         spot=is_spot,
         price_per_hour=price.per_hour * cluster.nodes,
-        price_date=machine.date,
-        price_source=machine.source,
         cost=cost,
         cost_low=cost_low,
         cost_high=cost_high,

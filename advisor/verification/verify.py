@@ -225,11 +225,9 @@ def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder)
     to be fastest.
     """
     candidates = _corrected(answer, order, {probe.candidate.plan: probe.result for probe in series.probes})
-    if series.best is not None:
-        best = series.best.candidate.plan
-        chosen = next((candidate for candidate in candidates if candidate.plan == best), None)
-    else:
-        chosen = None if series.ended == "settled" else fastest_that_fits(_ladder(candidates, answer))
+    chosen = _fastest_that_ran(candidates)
+    if chosen is None and series.ended != "settled":
+        chosen = fastest_that_fits(_ladder(candidates, answer))
     return _after_probes(answer, candidates, chosen, probe_series=series)
 
 
@@ -250,11 +248,9 @@ def with_past_probes(answer: Recommendation) -> Recommendation:
         if candidate.plan in known:
             order.learn(candidate, verdict_on(candidate, known[candidate.plan].result, answer))
     candidates = _corrected(answer, order, {plan: probe.result for plan, probe in known.items()})
-    chosen = fastest_that_fits(_ladder(candidates, answer))
-    ran = [candidate for candidate in candidates if candidate.estimate.evidence == "probe"]
-    fastest = max(ran, key=lambda candidate: candidate.tokens_per_s, default=None)
-    if fastest is not None and (chosen is None or chosen.tokens_per_s <= fastest.tokens_per_s * (1 + SAME_SPEED)):
-        chosen = fastest
+    chosen, ran = fastest_that_fits(_ladder(candidates, answer)), _fastest_that_ran(candidates)
+    if ran is not None and (chosen is None or chosen.tokens_per_s <= ran.tokens_per_s * (1 + SAME_SPEED)):
+        chosen = ran
     past_probes = tuple(
         ProbedPlan(candidate=candidate, reason="probed before", result=probe.result, age_s=probe.age_s)
         for candidate in candidates
@@ -307,6 +303,11 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
         return Candidate.of(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
 
     return [corrected(candidate) for candidate in answer.candidates]
+
+
+def _fastest_that_ran(candidates: Sequence[Candidate]) -> Candidate | None:
+    ran = [candidate for candidate in candidates if candidate.estimate.evidence == "probe"]
+    return max(ran, key=lambda candidate: candidate.tokens_per_s, default=None)
 
 
 def _refused(candidate: Candidate, reason: str) -> Candidate:

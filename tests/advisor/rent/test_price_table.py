@@ -14,7 +14,8 @@ def test_every_shipped_price_has_a_date_and_a_source() -> None:
     table = shipped_prices()
     assert table.currency == "USD" and len(table.machines) > 60
     for machine in table.machines:
-        assert machine.provider and machine.source and date.fromisoformat(machine.date) <= date(2026, 11, 23)
+        assert machine.provider and machine.price_source
+        assert date.fromisoformat(machine.price_date) <= date(2026, 11, 23)
         assert machine.price is not None or machine.spot is not None
         for price in (machine.price, machine.spot):
             assert price is None or 0.1 < price.per_hour / machine.cluster.gpus_per_node < 20
