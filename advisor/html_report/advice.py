@@ -55,17 +55,20 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
     )
 
 
+def _plans(answer: Recommendation) -> dict[str, Candidate]:
+    """Every rung's best plan."""
+    return {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+
+
 def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBars:
     """Memory of every rung's best plan against the GPU."""
-    plans: dict[str, Candidate] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
-    cluster = answer.question.cluster
-    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
-    return memory_bars(plans, limit, chosen=answer.recommended, device=device, with_sources=with_sources)
+    limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
+    return memory_bars(_plans(answer), limit, chosen=answer.recommended, device=device, with_sources=with_sources)
 
 
 def _charts(answer: Recommendation) -> list[doc.Section]:
     """Memory, time, and speed against memory."""
-    plans: dict[str, Candidate] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    plans = _plans(answer)
     if not plans:
         return []
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)

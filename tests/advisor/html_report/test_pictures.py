@@ -114,7 +114,7 @@ def test_steps_of_an_axis_are_round_in_its_unit() -> None:
 
 def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
     """Bytes by component, and the time of as many tokens."""
-    plans = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    plans: dict[str, Any] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
     memory, time = memory_bars(plans, 32 * 2**30, chosen=answer.recommended), time_bars(plans)
     for bar, timed, plan in zip(memory.bars, time.bars, plans.values(), strict=True):
         assert {part.name: part.value for part in bar.parts} == plan.memory.components

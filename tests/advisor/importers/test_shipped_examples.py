@@ -105,6 +105,6 @@ def test_what_an_example_says(name: str) -> None:
         run = launched(run, source.started_by)
     found: ImportFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
     plan, workload = found.plan, found.workload
-    said = (plan.rung, plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)
-    said += (workload.method, workload.lora_rank, workload.precision, workload.optimizer)
-    assert said == SAID[name]
+    batch = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)
+    training = (workload.method, workload.lora_rank, workload.precision, workload.optimizer)
+    assert (str(plan.rung), *batch, *training) == SAID[name]

@@ -31,7 +31,7 @@ MACHINES = (
     {"gpus": "4x8xH100", "interconnect": "400Gb/s"},
     {"gpus": "4x24GB", "nvme": "/nvme:2TB", "ram": "256GB"},
 )
-TRAININGS = (
+TRAININGS: tuple[dict[str, str], ...] = (
     {},
     {"method": "lora", "lora-rank": "64"},
     {"method": "qlora", "micro-batch": "2"},
@@ -87,7 +87,7 @@ def assert_same(shown: Any, said: Any, place: str = "") -> None:
         assert shown == said, place
 
 
-def texts(tab: Any, selector: str) -> list[list[str]]:
+def texts(tab: Any, selector: str) -> Any:
     """The texts of the children of each element."""
     return tab.locator(selector).evaluate_all("all => all.map(each => [...each.children].map(c => c.textContent))")
 
