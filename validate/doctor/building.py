@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..versions import parse_version
+from .. import parse_version
 from .findings import Findings, Runner, note, ok, problem, unknown, warning
 from .folder import NETWORK_FILE_SYSTEMS, Folder, mount_of
 from .gpus import Graphics

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
-from ..versions import parse_version
+from .. import parse_version
 from .findings import Findings, counted, note, ok, problem, unknown, warning
 from .gpus import NO_PYNVML, Graphics
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ..versions import parse_version
+from .. import parse_version
 
 _CLASSES = ("optimizer_classes", "schedulers", "torch_optimizers", "torch_schedulers")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....ds_configs.read import FIRST_WITHOUT_AUTOEP
-from ...versions import parse_version
+from ... import parse_version
 from ..installed_facts import installed_version
 from ..linted_config import LintedConfig, number_in, shown
 from ..rule import Rules, Violation, unquoted, violation
