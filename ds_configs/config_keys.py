@@ -112,7 +112,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         )
     ),
 )
-"""Keys by their effect, the largest first; a string is a field of `Plan`, and fields that are not here come last.
+"""Keys by their effect, the largest first; a string is a field of `Plan`. Fields that are not here have no rank.
 Defaults are those of keys without a pydantic class (runtime/constants.py, runtime/swap_tensor/constants.py and
 runtime/activation_checkpointing/config.py of 0.19.8)."""
 
@@ -127,8 +127,8 @@ def _keys() -> Iterator[ConfigKey]:
 CONFIG_KEYS: Mapping[str, ConfigKey] = {known.path: known for known in _keys()}
 """Path -> key."""
 
-_EXPLAINED = tuple(path for path, known in CONFIG_KEYS.items() if known.meaning)
-_BLOCKS = tuple(dict.fromkeys(path.partition(".")[0] for path in _EXPLAINED))
+_RANKED = tuple(path for path, known in list(CONFIG_KEYS.items())[: len(_ORDER)] if known.meaning)
+_BLOCKS = tuple(dict.fromkeys(path.partition(".")[0] for path in _RANKED))
 
 
 def meaning(path: str) -> str:
@@ -146,4 +146,4 @@ def rank(path: str) -> tuple[int, str, int, str]:
     """Sorts keys by their effect: first the blocks, then the keys of a block."""
     block = path.partition(".")[0]
     first = _BLOCKS.index(block) if block in _BLOCKS else len(_BLOCKS)
-    return first, block, _EXPLAINED.index(path) if path in _EXPLAINED else len(_EXPLAINED), path
+    return first, block, _RANKED.index(path) if path in _RANKED else len(_RANKED), path
