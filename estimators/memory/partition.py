@@ -49,11 +49,6 @@ def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...
     return tuple(groups)
 
 
-def sub_group_numels(shards: tuple[int, ...], sub_group_size: int) -> tuple[int, ...]:
-    """Elements of each sub-group on one rank."""
-    return tuple(sum(shards[index] for index in group) for group in sub_groups(shards, sub_group_size))
-
-
 class BucketFills(NamedTuple):
     """Fill of the gradient bucket, last tensor first; elements."""
 

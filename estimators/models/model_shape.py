@@ -103,11 +103,6 @@ class FeedForward(NamedTuple):
     autoep_size: int = 1
     """The ranks that the routed experts are spread over, `experts` in all (AutoEP)."""
 
-    @property
-    def active_hidden(self) -> int:
-        """Inner width that one token passes through."""
-        return (self.hidden * self.experts_per_token if self.experts else self.hidden) + self.shared_hidden
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:

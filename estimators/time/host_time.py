@@ -263,35 +263,27 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
     gathered = larger_than(tensors, persistence_threshold)
     fused, last = workload.kernels != "torch", model.blocks[-1]
-    operations, views, calls = _OUTSIDE
     norm = norm_operations(model, last, fused=fused)
+    operations, views, calls = _OUTSIDE
     operations += norm + (_ROTARY_TABLE if last.attention.rotary else 0)
-    outside = operations, views, calls
-    hooked, backward_operations, backward_views, folds, units = calls, _OUTSIDE_BACKWARD, 2 * views, 0, 0
-    backward_operations += round(BACKWARD_OF_OTHERS * norm)
-    for block in model.blocks:
-        layer, count = layer_operations(model, block, workload, chosen, fused=fused), block.count
-        operations += count * layer.operations
-        views += count * layer.views
-        calls += count * layer.calls
-        hooked += count * layer.hooked
-        folds += count * layer.folds
-        backward_operations += count * layer.backward_operations
-        backward_views += count * layer.backward_views
-        units += count * (1 + layer.adapted)
+    of_blocks = [(block.count, layer_operations(model, block, workload, chosen, fused=fused)) for block in model.blocks]
+    layers = LayerOperations(
+        *[sum(count * layer[index] for count, layer in of_blocks) for index in range(len(LayerOperations._fields))]
+    )
+    count = sum(block.count for block in model.blocks)
     return HostWork(
-        operations=operations,
-        views=views,
-        calls=calls,
-        hooked=hooked,
-        layers=sum(block.count for block in model.blocks),
+        operations=operations + layers.operations,
+        views=views + layers.views,
+        calls=calls + layers.calls,
+        hooked=calls + layers.hooked,
+        layers=count,
         reentrant=workload.software.reentrant,
-        folds=folds,
-        backward_operations=backward_operations,
-        backward_views=backward_views,
+        folds=layers.folds,
+        backward_operations=_OUTSIDE_BACKWARD + round(BACKWARD_OF_OTHERS * norm) + layers.backward_operations,
+        backward_views=2 * views + layers.backward_views,
         parameters=len(tensors.trainable),
         gathered=gathered,
         kept=len(tensors.trainable) + len(tensors.frozen) - gathered,
-        units=units if fsdp else 0,
-        outside=outside,
+        units=count + layers.adapted if fsdp else 0,
+        outside=(operations, views, calls),
     )

@@ -172,7 +172,16 @@ CASES = {
     "olmo": Case(T.OlmoConfig, GROUPED),
     "olmo2": Case(T.Olmo2Config, GROUPED),
     "olmoe": Case(T.OlmoeConfig, GROUPED | {"num_experts": 16, "num_experts_per_tok": 4}),
-    "opt": Case(T.OPTConfig, PLAIN | {"ffn_dim": INNER, "word_embed_proj_dim": HIDDEN}),
+    "opt": Case(
+        T.OPTConfig,
+        SIZES
+        | {
+            "num_attention_heads": HEADS,
+            "ffn_dim": INNER,
+            "max_position_embeddings": 4096,
+            "word_embed_proj_dim": HIDDEN,
+        },
+    ),
     "phi": Case(T.PhiConfig, PLAIN),
     "phi3": Case(T.Phi3Config, GROUPED | {"pad_token_id": 0}),
     "qwen2": Case(T.Qwen2Config, GROUPED),

@@ -15,7 +15,7 @@ from ds_advise.estimators.memory.partition import (
     flat_groups,
     rank_loads,
     shard_numel,
-    sub_group_numels,
+    sub_groups,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +56,11 @@ def test_flat_partitions_are_what_stages_1_and_2_allocate(allocated: list[dict[s
         }
 
 
+def sub_group_numels(shards: list[int], sub_group_size: int) -> list[int]:
+    """Elements of each sub-group on one rank."""
+    return [sum(shards[index] for index in group) for group in sub_groups(tuple(shards), sub_group_size)]
+
+
 @pytest.mark.parametrize("sub_group_size", [10**9, 30])
 def test_shards_are_what_stage_3_allocates(allocated: list[dict[str, Any]], sub_group_size: int) -> None:
     """Every tensor's shard, the fp32 sub-groups and the gradients' buffer equal the engine's, to the element."""
@@ -63,7 +68,7 @@ def test_shards_are_what_stage_3_allocates(allocated: list[dict[str, Any]], sub_
     for sizes in allocated:
         assert sizes[f"stage 3, sub-groups of {sub_group_size}"] == {
             "shards": shards,
-            "sub_groups": list(sub_group_numels(tuple(shards), sub_group_size)),
+            "sub_groups": sub_group_numels(shards, sub_group_size),
             "gradients": sum(shards),
         }
 
@@ -96,7 +101,7 @@ def test_pieces_of_the_ranks_make_up_the_model(numels: list[int], world_size: in
 @given(numels, st.integers(1, 10**7))
 def test_sub_groups_make_up_the_shards(shards: list[int], sub_group_size: int) -> None:
     """Sub-groups hold all shards, and all but the last reach the size that was asked for."""
-    groups = sub_group_numels(tuple(shards), sub_group_size)
+    groups = sub_group_numels(shards, sub_group_size)
     assert sum(groups) == sum(shards)
     assert all(group >= min(sub_group_size, sum(shards)) for group in groups[:-1])
     assert len(groups) <= math.ceil(sum(shards) / min(sub_group_size, sum(shards)))

@@ -55,7 +55,7 @@ def test_deepseek_v3_has_dense_layers_and_latent_attention() -> None:
     dense, sparse = shape.blocks
     assert (dense.count, sparse.count) == (3, 58)
     assert (sparse.feed_forward.experts, sparse.feed_forward.experts_per_token) == (256, 8)
-    assert sparse.feed_forward.active_hidden == 9 * 2048
+    assert (sparse.feed_forward.hidden, sparse.feed_forward.shared_hidden) == (2048, 2048)
     attention = sparse.attention
     assert (attention.q_lora_rank, attention.kv_lora_rank, attention.rope_head_dim) == (1536, 512, 64)
     assert (attention.head_dim, attention.v_head_dim) == (192, 128)
@@ -97,7 +97,8 @@ def test_llama_4_computes_every_expert() -> None:
     rotated, whole = catalogue.find("Llama-4-Scout").blocks
     assert (rotated.count, whole.count) == (36, 12)
     assert (rotated.attention.window, whole.attention.window) == (8192, None)
-    assert rotated.feed_forward.active_hidden == 17 * 8192
+    assert (rotated.feed_forward.experts_per_token, rotated.feed_forward.hidden) == (16, 8192)
+    assert rotated.feed_forward.shared_hidden == 8192
     assert {block.feed_forward.experts for block in catalogue.find("Llama-4-Maverick").blocks} == {0, 128}
 
 
