@@ -64,6 +64,11 @@ class OptimizerSpec:
         `FP16_Optimizer` keeps one flat group of it, while others work tensor by tensor."""
         return self.gpu_class == "FusedAdam"
 
+    @property
+    def has_cpu_kernel(self) -> bool:
+        """DeepSpeed has a kernel for it on the host."""
+        return self.cpu_class.startswith("DeepSpeedCPU")
+
 
 _ADAM = OptimizerSpec(
     display_name="Adam",

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
-from ..models.families import LayerVariant, layer_variant
+from ..models.families import layer_variant
+from ..models.layer_variant import LayerVariant
 from ..models.lora import Adapters, adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...models.families import LayerVariant
+from ...models.layer_variant import LayerVariant
 from ...models.model_shape import FeedForward
 from .ops import Ops
 from .saved_tensors import AutogradGraph, Value, backward_bytes, forward_bytes

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from ...models.families import LayerVariant, layer_variant
+from ...models.families import layer_variant
+from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, ModelShape
 from ...workload import Workload
 from .ops import Ops

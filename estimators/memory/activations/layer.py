@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...models.families import LayerVariant
+from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, Block, FeedForward
 from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
 from .kernels import Kernel, attend, delta_rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...models.families import NormVariant
+from ...models.layer_variant import NormVariant
 from ...models.lora import Adapters, in_int8, quantized
 from ...models.model_shape import Tensor
 from ...workload import Workload

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
-from ...models.families import LayerVariant, layer_variant
+from ...models.families import layer_variant
+from ...models.layer_variant import LayerVariant
 from ...models.lora import adapters, trained_copies, trains_head
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload
