@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
-    from .advisor.advise import advise
+    from .advisor.advise import advise, estimate
     from .advisor.answer.recommendation import Recommendation
-    from .advisor.estimate import estimate
     from .advisor.question.run import read_run
     from .probes.dry_run import dry_run
     from .probes.run import Run
@@ -26,7 +25,7 @@ __all__ = ["DsAdviseError", "Recommendation", "Run", "advise", "dry_run", "estim
 
 _LAZY = {
     "advise": ".advisor.advise",
-    "estimate": ".advisor.estimate",
+    "estimate": ".advisor.advise",
     "read_run": ".advisor.question.run",
     "Recommendation": ".advisor.answer.recommendation",
     "dry_run": ".probes.dry_run",

@@ -1,25 +1,168 @@
-"""`advise()`: from the options of a question to the recommendation."""
+"""`advise()` and `estimate()`: from the options of a question to a `Question` (`ask`), and to its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal, Unpack
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Literal, Unpack, cast, get_args
 
+from ..estimators.errors import WorkloadError
+from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ..estimators.time.step_time import assumptions
 from ..probes.store_path import anything_kept
 from .answer.reasons import doubts, reasons
 from .answer.recommendation import Recommendation, closest
 from .answer.what_if import changes
-from .ask import ask
-from .estimate import plain_pytorch
 from .gc_pause import gc_paused
-from .question.cluster import cluster_here, memory_limit_bytes
-from .question.options import QuestionOptions, documented
+from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
+from .question.model_source import load_model
+from .question.options import OPTIONS, JobOptions, QuestionOptions, documented, names_in, with_defaults
 from .question.question import Question
-from .search.choice import fastest_that_fits, worth_trying_first
-from .search.search import predict_all
+from .question.workload import settings_of, workload_of
+from .search.candidate import LEAST, Candidate
+from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
+from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
+from .search.search import candidates_of, predict_all
+
+_SHARED = {field.name for field in fields(Question)} & OPTIONS.keys() - {"price"}
+"""Options that are fields of a question."""
+
+
+def ask(
+    model: str | ModelShape, *, say: Callable[[str], None] = lambda _: None, **options: Unpack[QuestionOptions]
+) -> Question:
+    """The question of the arguments of `advise`.
+
+    Only one of `model_size`, `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
+
+    say: receives progress of counting data, and a warning about quantized weights.
+
+    Raises `DsAdviseError` for unknown, impossible or contradictory options.
+    """
+    given = with_defaults(options)
+    _check_max(given)
+    cluster = cluster_of(given)
+    micro_batch = None if given["micro_batch"] == "max" else given["micro_batch"]
+    has_job = any(given[name] != OPTIONS[name].default for name in names_in(JobOptions))  # type: ignore[literal-required]
+
+    def about(shape: ModelShape) -> Question:
+        chosen: dict[str, Any] = {**given}
+        if given["seq_len"] == "max":
+            chosen["seq_len"] = _first_length(shape, given["document_len"])
+        job: dict[str, Any] = {}
+        if has_job:
+            from .question.job import batch_of, job_of, price_of  # imported here: few questions are about a whole job
+
+            name = model if isinstance(model, str) else shape.name
+            asked = job_of(given, name, shape, seq_len=chosen["seq_len"], say=say)
+            job = {"price": price_of(given)}
+            if asked is not None:
+                job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
+                chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
+                if given["global_batch"] is None and given["micro_batch"] != "max":
+                    chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
+                if given["packing"] and given["attention"] != "flash":
+                    chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
+        return Question(
+            model=shape,
+            workload=workload_of(chosen, shape, cluster.gpu),
+            cluster=cluster,
+            micro_batch_size=micro_batch,
+            **{name: chosen[name] for name in _SHARED},
+            **job,
+        )
+
+    if given["model_size"] == "max":
+        return of_largest_model(model if isinstance(model, str) else model.name, about)
+    question = about(model if isinstance(model, ModelShape) else load_model(model, offline=given["offline"]))
+    shape = question.model
+    if shape.quantized and question.workload.method != "qlora":
+        say(
+            f"the weights of {shape.name} are quantized ({shape.quantized}), which transformers trains with adapters "
+            f"at most: they are counted as if they were not; --method qlora counts 4-bit and 8-bit ones"
+        )
+    if question.zeropp and question.obstacle_to_zeropp is not None:
+        raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
+    if given["micro_batch"] == "max":
+        return with_largest_micro_batch(question)
+    return with_longest_sequence(question) if given["seq_len"] == "max" else question
+
+
+def _check_max(given: QuestionOptions) -> None:
+    """Raises WorkloadError for several options that are "max", and for one that contradicts --data."""
+    searched = [OPTIONS[name].flag for name in ("model_size", "micro_batch", "seq_len") if given[name] == "max"]
+    if len(searched) > 1:
+        raise WorkloadError(
+            f"{' and '.join(f'{flag} max' for flag in searched)} contradict each other",
+            why="only one value can be searched",
+            fix="pass a number for the others",
+        )
+    if given["data"] is not None and searched and searched != ["--micro-batch"]:
+        raise WorkloadError(
+            f"{searched[0]} max and --data contradict each other",
+            why="the data are counted for one model, and decide the sequence length",
+            fix="give their number with --samples",
+        )
+
+
+def _first_length(model: ModelShape, document_len: int | None) -> int | None:
+    """A length with which the search for the longest can begin."""
+    if model.fixed_len or model.has_learned_positions:
+        return None
+    return STEP * (1 + (document_len or 0) // STEP)
+
+
+PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
+"""Values of `rung`: the eight rungs, and plain PyTorch."""
+
+_FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Fields of a plan that follow from the rung and the question."""
+
+
+@documented
+def estimate(
+    model: str | ModelShape,
+    *,
+    rung: str,
+    settings: str | Mapping[str, Any] | None = None,
+    **options: Unpack[QuestionOptions],
+) -> Estimate:
+    """Memory and time of one plan, whether it fits or not.
+
+    With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
+    `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the rung, as in the advice.
+
+    model: as for `advise`.
+    rung: one of the eight rungs, or "fsdp" or "torch" for plain PyTorch with or without FSDP.
+    settings: fields of `Plan` that replace the rung's presets: {"reduce_bucket_size": 200_000_000}, or the same as
+        text, "reduce_bucket_size=2e8,overlap_comm=no".
+
+    Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
+    """
+    return plan_of(ask(model, **options), rung, settings).estimate
+
+
+def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
+    """The best shape of a rung, or of plain PyTorch, with these settings; the same errors as `estimate`."""
+    if rung not in PLANS:
+        raise WorkloadError(f"unknown rung {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
+    named = cast("Rung | PlainPyTorch", rung)
+    chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
+    if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
+        question = replace(question, sequence_parallel_size=question.sequence_parallel_size or 1)
+        chosen = {"zero_hpz_partition_size": 1} | chosen
+    candidates, obstacle = candidates_of(named, question, settings=chosen)
+    best = best_of_rung(candidates, LEAST[question.risk])
+    if best is None:
+        raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
+    return best
+
+
+def plain_pytorch(question: Question) -> Candidate:
+    """The best shape of plain PyTorch: FSDP on several GPUs, torch's optimizer alone on one."""
+    return plan_of(question, "fsdp" if question.cluster.world_size > 1 else "torch")
 
 
 @documented

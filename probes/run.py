@@ -7,12 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..ds_configs.emit import ds_config
-from ..ds_configs.read import (
-    needs_quantizer,
-    plan_from_ds_config,
-    ranks_per_sample_in,
-    sequence_parallel_size_in,
-)
+from ..ds_configs.read import needs_quantizer, plan_from_ds_config, ranks_per_sample_in, sequence_parallel_size_in
 from ..estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.hardware.cluster import Cluster

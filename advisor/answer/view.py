@@ -15,14 +15,7 @@ from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of
 from ..text.job import hours, money, parts_sentences
-from ..text.labels import (
-    batch_label,
-    checkpointing_label,
-    device_label,
-    phase_title,
-    plan_title,
-    shape_label,
-)
+from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import age, amount, gib, percent, rate, rough_rate, seconds
 from .reasons import deepspeed_sentence, time_shares
 from .recommendation import Change, Recommendation, closest

@@ -161,11 +161,9 @@ def explain(
 
     Exit code: 0, or 2 where the question could not be answered.
     """
-    from ..advise import advise
+    from ..advise import advise, ask, plan_of
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
-    from ..ask import ask
-    from ..estimate import plan_of
     from ..render.answer import render_explanation
 
     if settings is not None and rung is None:

@@ -11,15 +11,7 @@ import click
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ..text.output import Output
-from .options import (
-    FORCE,
-    PATH,
-    compare_options,
-    model_option,
-    output_options,
-    question_options,
-    report_options,
-)
+from .options import FORCE, PATH, compare_options, model_option, output_options, question_options, report_options
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,8 +17,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PlainPyTorch, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
-from ..advise import predicted
-from ..estimate import plan_of
+from ..advise import plan_of, predicted
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import configured_workload

@@ -11,7 +11,7 @@ from ...estimators.models import catalogue
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ..ask import ask
+from ..advise import ask
 from ..question.model_source import parse_json_object
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.options import CpuOptions, Option, names_in, parse_count

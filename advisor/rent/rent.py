@@ -14,9 +14,9 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import PlainPyTorch, Rung
 from ...estimators.time.job import HOUR_S, JobDuration, Price, young_interval_s
+from ..advise import ask
 from ..answer.advice import JobFigures, job_figures
 from ..answer.what_if import gpus_argument
-from ..ask import ask
 from ..question.job import batch_of, parse_duration
 from ..question.question import Question
 from ..question.workload import resolve_precision

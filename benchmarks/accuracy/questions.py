@@ -18,8 +18,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ds_advise.advisor.ask import ask
-from ds_advise.advisor.estimate import plan_of
+from ds_advise.advisor.advise import ask, plan_of
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware.cluster import Cluster

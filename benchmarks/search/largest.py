@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ds_advise.advisor.ask import ask
+from ds_advise.advisor.advise import ask
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Question
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from ds_advise.advisor.ask import ask
+from ds_advise.advisor.advise import ask
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all

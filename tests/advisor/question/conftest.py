@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-Driver = Callable[..., None]
-
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that replaces pynvml by a driver with `count` GPUs, or with these (name, GiB) ones."""
 
     def install(*devices: tuple[str, float], count: int = 1, fails: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
 
-from .conftest import Driver
-
 GIB = 2**30
+Driver = Callable[..., None]
 
 
 @pytest.mark.parametrize(

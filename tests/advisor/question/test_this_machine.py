@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,9 +24,8 @@ from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchR
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
 from ds_advise.probes.store import Record, Store
 
-from .conftest import Driver
-
 GIB = 2**30
+Driver = Callable[..., None]
 QUESTION = ["gpt2-xl", "--no-write", "--no-deepspeed-estimate"]
 RTX3090 = ("NVIDIA GeForce RTX 3090", 24.0)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
+from ds_advise.advisor.advise import ask as question_of
+from ds_advise.advisor.advise import estimate, plan_of
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.start import recommended_config
-from ds_advise.advisor.ask import ask as question_of
-from ds_advise.advisor.estimate import estimate, plan_of
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.estimators.errors import WorkloadError

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.advise import advise
+from ds_advise.advisor.advise import advise, estimate
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.estimate import estimate
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import predicted
+from ds_advise.advisor.advise import ask, predicted
 from ds_advise.advisor.answer.advice import job_figures
-from ds_advise.advisor.ask import ask
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.rent.rent import Offer, RentAdvice, interrupted_run, ranked, rent
 from ds_advise.advisor.search.candidate import duration_of

@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import predicted
+from ds_advise.advisor.advise import ask, predicted
 from ds_advise.advisor.answer.advice import advice_of
-from ds_advise.advisor.ask import ask
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
 from ds_advise.advisor.render.answer import print_answer

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from ds_advise.advisor.ask import ask
+from ds_advise.advisor.advise import ask
 from ds_advise.advisor.gc_pause import gc_paused
 from ds_advise.advisor.search.batch_sweep import RESOLVED
 from ds_advise.advisor.search.candidate import predict
