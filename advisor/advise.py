@@ -26,6 +26,12 @@ from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
 from .search.search import candidates_of, predict_all
 
+PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
+"""Values of `rung`: the eight rungs, and plain PyTorch."""
+
+_FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Fields of a plan that follow from the rung and the question."""
+
 _SHARED = {field.name for field in fields(Question)} & OPTIONS.keys() - {"price"}
 """Options that are fields of a question."""
 
@@ -112,13 +118,6 @@ def _first_length(model: ModelShape, document_len: int | None) -> int | None:
     if model.fixed_len or model.has_learned_positions:
         return None
     return STEP * (1 + (document_len or 0) // STEP)
-
-
-PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
-"""Values of `rung`: the eight rungs, and plain PyTorch."""
-
-_FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
-"""Fields of a plan that follow from the rung and the question."""
 
 
 @documented

@@ -171,7 +171,8 @@ class SoftwareOptions(TypedDict, total=False):
 
     framework: Annotated[Framework, Option("Training backend: HF Trainer, or plain deepspeed.initialize.", "hf")]
     kernels: Annotated[
-        LayerKernels, Option("Kernels of norms, rotary embedding and activation; Liger's and unsloth's fuse.", "torch")
+        LayerKernels,
+        Option("Kernels of norms, rotary embedding and activation; Liger's and unsloth's are fused.", "torch"),
     ]
     software: Annotated[
         str | Mapping[str, Any] | None,
@@ -203,7 +204,7 @@ class AnswerOptions(TypedDict, total=False):
     """How the answer is found."""
 
     risk: Annotated[
-        Risk, Option("Probability of fitting to require: 97.5 % (safe), 80 % (balanced), 50 % (bold).", "safe")
+        Risk, Option("Required probability of fitting: 97.5 % (safe), 80 % (balanced), 50 % (bold).", "safe")
     ]
     model_size: Annotated[
         Literal["max"] | None, Option("Treat MODEL as a family, such as Qwen2.5, and take the largest that fits.")
