@@ -11,7 +11,7 @@ import click
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ..text.output import Output
-from .options import FORCE, PATH, compare_options, model_option, output_options, question_options, report_options
+from .options import ACCUMULATION, FORCE, LORA, PATH, model_option, output_options, question_options, report_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +75,22 @@ def _show_rules(code: str | None, output: Output) -> int:
     return 0
 
 
+_compared = question_options(
+    (
+        *("gpus", "ram", "nvme", "interconnect", "method", *LORA),
+        *("seq_len", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "mlp"),
+        *("framework", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
+    ),
+    extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
+    gpus={"default": None, "default_text": "auto"},
+    micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for a rung the fastest"},
+    precision={"help": "Replaces an `auto`; precision of rungs."},
+    optimizer={"help": "Optimizer of rungs, and of files without one."},
+    gradient_checkpointing={"choices": ("on", "off"), "default": "on"},
+)
+"""The options of files and rungs that are compared."""
+
+
 @click.command()
 @click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True)
 @click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB.")
@@ -82,7 +98,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 @click.option("--min-tokens-per-second", type=float, metavar="N", help="Minimum predicted speed of all GPUs.")
 @click.option("--max-duration", metavar="TIME", help="Maximum duration of the job: 24h, 90m or 3d.")
 @click.option("--max-cost", type=float, metavar="N", help="Maximum cost of the job, by --price.")
-@compare_options
+@_compared
 @output_options
 def check(config_files: tuple[str, ...], question: dict[str, Any], output: Output, **limits: Any) -> int:
     """Check DeepSpeed configurations against requirements, one line each.
@@ -134,7 +150,7 @@ def _render(result: CheckResult, console: Console) -> None:
 @click.command()
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-@compare_options
+@_compared
 @report_options("both sides' memory")
 @output_options
 def compare(

@@ -175,58 +175,6 @@ ACCUMULATION = click.option(
 FALLBACK = click.option("--fallback", is_flag=True, help="When memory runs out, continue with the next plan that fits.")
 
 
-def run_options(*, model_required: bool = True) -> Decorator:
-    """Gives a command the options of a run, and hands it their values as `run`: the arguments of `read_run` but the
-    cluster. Without model_required, `run["model"]` can be None."""
-    model = "Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module."
-    shape = "Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
-    names = ("seq_len", "micro_batch", "method", *LORA, "precision", "gradient_checkpointing", "attention", "software")
-    return question_options(
-        (*names, "framework", "offline"),
-        into="run",
-        extra=[
-            click.argument("config_file", metavar="DS_CONFIG", type=PATH),
-            model_option(
-                model if model_required else "Model name.  [default: from the script's arguments]",
-                required=model_required,
-            ),
-            ACCUMULATION,
-            click.option("--input-shape", metavar="SIZES", help=shape),
-        ],
-        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1"},
-        method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
-        precision={"help": "Replaces an `auto` in bf16 or fp16."},
-        gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
-    )
-
-
-def compare_options(command: Command) -> Command:
-    """Gives a command the options of a comparison of files and rungs, and hands it their values as `question`."""
-    machines = ("gpus", "ram", "nvme", "interconnect")
-    training = (
-        "seq_len",
-        "micro_batch",
-        "precision",
-        "optimizer",
-        "gradient_checkpointing",
-        "attention",
-        "loss",
-        "mlp",
-    )
-    job = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
-    decorate = question_options(
-        (*machines, "method", *LORA, *training, "framework", *job, "offline"),
-        extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
-        gpus={"default": None, "default_text": "auto"},
-        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for a rung the fastest"},
-        precision={"help": "Replaces an `auto`; precision of rungs."},
-        optimizer={"help": "Optimizer of rungs, and of files without one."},
-        gradient_checkpointing={"choices": ("on", "off"), "default": "on"},
-    )
-    compared: Command = decorate(command)
-    return compared
-
-
 def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
     """Gives a command --html, --plot and --force, and checks that their files can be written before it runs.
 

@@ -11,16 +11,18 @@ from ...estimators.plan import RUNGS
 from ..question.options import CpuOptions, MachineOptions, MethodOptions, TrainingOptions, names_in
 from ..text.output import Output
 from .options import (
+    ACCUMULATION,
     COUNT,
     FALLBACK,
     FORCE,
+    LORA,
     PATH,
+    Decorator,
     given_by_user,
     model_option,
     output_options,
     question_options,
     report_options,
-    run_options,
     warn_ignored_options,
 )
 
@@ -31,8 +33,34 @@ _POSITIVE = click.IntRange(min=1)
 _RANK = click.IntRange(min=0)
 
 
+def _run_options(model: Decorator) -> Decorator:
+    """Gives a command the options of a run, and hands it their values as `run`: the arguments of `read_run` but the
+    cluster."""
+    names = ("seq_len", "micro_batch", "method", *LORA, "precision", "gradient_checkpointing", "attention", "software")
+    shape = "Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
+    return question_options(
+        (*names, "framework", "offline"),
+        into="run",
+        extra=[
+            click.argument("config_file", metavar="DS_CONFIG", type=PATH),
+            model,
+            ACCUMULATION,
+            click.option("--input-shape", metavar="SIZES", help=shape),
+        ],
+        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1"},
+        method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
+        precision={"help": "Replaces an `auto` in bf16 or fp16."},
+        gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
+    )
+
+
+_MODEL = model_option(
+    "Model name, folder or hub id; or FILE.py:FACTORY, a function that returns a module.", required=True
+)
+
+
 @click.command("dry-run")
-@run_options()
+@_run_options(_MODEL)
 @question_options(("gpus", "ram"), into="machine")
 @click.option("--rank", type=_RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option("--iterations", type=COUNT, default=4, help="Maximum number of optimizer steps; stops when one repeats.")
@@ -89,7 +117,7 @@ def dry_run(
 
 
 @click.command()
-@run_options()
+@_run_options(_MODEL)
 @question_options(("gpus", *names_in(CpuOptions)), into="machine")
 @click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
 @click.option("--rank", type=_RANK, default=0, help="Rank to run with --solo.")
@@ -132,7 +160,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 
 
 @click.command()
-@run_options(model_required=False)
+@_run_options(model_option("Model name.  [default: from the script's arguments]"))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
 @question_options(("gpus", "device", "ranks"), into="machine")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
