@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ds_advise.advisor.estimate import estimate
+from ds_advise.advisor.advise import estimate
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
