@@ -7,8 +7,6 @@ from typing import Any
 
 from ...estimators.schedule.recorded import Schedule
 
-PHASES = ("load", "initialize", "forward", "backward", "step")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
