@@ -14,7 +14,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
-from ds_advise.estimators.memory.trainable import held_before_first, shard_tensors, tensor_set
+from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.rank_part import of_rank
@@ -196,7 +196,9 @@ class Setting:
         split_by = self.plan.autotp_size
         part = of_rank(self.model, self.plan)
         sharded = shard_tensors(tensor_set(part, self.workload), self.cluster.world_size // split_by)
-        held = held_before_first(sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
+        held = gradients_before_first_reduction(
+            sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True
+        )
         # Offloaded gradients do not stay; the largest piece on its way to the host decides.
         offloads = self.plan.offload_optimizer != "none"
         return split_by * max(
