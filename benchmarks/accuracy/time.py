@@ -99,7 +99,7 @@ def asked() -> list[dict[str, str]]:
             "half": "time",
             "source": run.source,
             "row": run.name,
-            "quantity": "step_seconds",
+            "quantity": "step_seconds + evaluation" if run.evaluated else "step_seconds",
             "measured": f"{run.measured_s:.6g}",
             "predicted": f"{run.step_s:.10g}",  # the digits on which all versions of Python agree
             "question": questions.command_of(run.asked),

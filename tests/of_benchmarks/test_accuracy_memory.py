@@ -101,9 +101,10 @@ def test_every_row_is_a_question_that_the_public_options_ask() -> None:
 
 
 def test_commands_of_the_page_print_its_figures() -> None:
-    """Every fiftieth line of the file of questions, by the command line's own JSON."""
+    """Every fiftieth line of the file of questions, by the command line's own JSON. A step whose measured time includes
+    an evaluation has no command for it."""
     with questions.FILE.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if "evaluation" not in row["quantity"]]
     assert len(rows) > 800
     for row in rows[::50]:
         words = shlex.split(row["question"].replace("benchmarks/data", str(questions.DATA)))
