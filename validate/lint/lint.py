@@ -15,7 +15,7 @@ from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Path, Rule, Severity, Violation
 from .rules import RULES
-from .rules.batch import is_for_the_trainer
+from .rules_batch import is_for_the_trainer
 
 MOST_FINDINGS = 200
 """A file with more is no configuration."""

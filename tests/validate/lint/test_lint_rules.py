@@ -9,7 +9,7 @@ import pytest
 from ds_advise.advisor.search.candidate import SURE
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.rule import Rule
-from ds_advise.validate.lint.rules.resources import SURE as LINT_SURE
+from ds_advise.validate.lint.rules_resources import SURE as LINT_SURE
 
 from .lint_cases import codes, facts, facts_for, judged
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....ds_configs.read import unmodeled_features
-from ....estimators.estimate import MemoryEstimate
-from ....estimators.hardware.cluster import Cluster
-from ....estimators.memory.fit_probability import fit_probability
-from ....estimators.memory.plan_memory import estimate_memory
-from ....estimators.models.model_shape import ModelShape
-from ....estimators.plan import Plan
-from ....estimators.time.step_time import estimate_time
-from ....estimators.unsupported import unsupported
-from ....estimators.workload import Workload
-from ..linted_config import LintedConfig
-from ..rule import Rules, Violation, violation
-from .examples import CPU, ON, zero
+from ...ds_configs.read import unmodeled_features
+from ...estimators.estimate import MemoryEstimate
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.fit_probability import fit_probability
+from ...estimators.memory.plan_memory import estimate_memory
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.plan import Plan
+from ...estimators.time.step_time import estimate_time
+from ...estimators.unsupported import unsupported
+from ...estimators.workload import Workload
+from .linted_config import LintedConfig
+from .rule import Rules, Violation, violation
+from .rule_examples import CPU, ON, zero
 
 RESOURCE_RULES = Rules("Model and GPUs")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....ds_configs.config_keys import CONFIG_KEYS
-from ....estimators.memory.partition import shard_numel
-from ..config_file import Replace
-from ..linted_config import LintedConfig, shown
-from ..rule import Rules, Violation, bad_value, removed, violation
-from . import conditions as when
-from .conditions import Condition, at
-from .examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
+from ...ds_configs.config_keys import CONFIG_KEYS
+from ...estimators.memory.partition import shard_numel
+from . import rule_conditions as when
+from .config_file import Replace
+from .linted_config import LintedConfig, shown
+from .rule import Rules, Violation, bad_value, removed, violation
+from .rule_conditions import Condition, at
+from .rule_examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
 
 ZERO_RULES = Rules("ZeRO")
 _CONFIG = "runtime/zero/config.py"

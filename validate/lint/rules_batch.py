@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ....ds_configs.config_keys import CONFIG_KEYS
-from ..facts import DeepSpeedFacts
-from ..linted_config import LintedConfig, number_in, shown
-from ..rule import Path, Rules, Violation, bad_value, unquoted, violation
-from . import conditions as when
-from .conditions import at
-from .examples import ON, plain, trainer, zero
+from ...ds_configs.config_keys import CONFIG_KEYS
+from . import rule_conditions as when
+from .facts import DeepSpeedFacts
+from .linted_config import LintedConfig, number_in, shown
+from .rule import Path, Rules, Violation, bad_value, unquoted, violation
+from .rule_conditions import at
+from .rule_examples import ON, plain, trainer, zero
 
 BATCH_RULES = Rules("Batch sizes")
 _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"

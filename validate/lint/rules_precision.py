@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..linted_config import LintedConfig
-from ..rule import Rules, Severity, Violation, bad_value, removed, violation
-from . import conditions as when
-from .conditions import at
-from .examples import ADAMW, CPU, NVME, ON, plain, zero
+from . import rule_conditions as when
+from .linted_config import LintedConfig
+from .rule import Rules, Severity, Violation, bad_value, removed, violation
+from .rule_conditions import at
+from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
 
 PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....ds_configs.read import FIRST_WITHOUT_AUTOEP
-from ... import parse_version
-from ..installed_facts import installed_version
-from ..linted_config import LintedConfig, number_in, shown
-from ..rule import Rules, Violation, unquoted, violation
-from . import conditions as when
-from .conditions import at
-from .examples import ON, plain, trainer, zero
+from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
+from .. import parse_version
+from . import rule_conditions as when
+from .installed_facts import installed_version
+from .linted_config import LintedConfig, number_in, shown
+from .rule import Rules, Violation, unquoted, violation
+from .rule_conditions import at
+from .rule_examples import ON, plain, trainer, zero
 
 EXPERT_RULES = Rules("Mixtures of experts")
 _AUTOEP = {"enabled": True, "autoep_size": 2, "preset_model": "qwen3_moe"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..config_file import Edit, Remove, Rename, Replace
-from ..document import Departure, DocumentNode
-from ..facts import ConfigBlock, ConfigField, DeepSpeedFacts
-from ..linted_config import LintedConfig, did_you_mean, is_converted_text, number_in, problem, shown
-from ..rule import Path, Rules, Violation, unquoted, violation
-from . import conditions as when
-from .conditions import at
-from .examples import CPU, ON, plain, zero
+from . import rule_conditions as when
+from .config_file import Edit, Remove, Rename, Replace
+from .document import Departure, DocumentNode
+from .facts import ConfigBlock, ConfigField, DeepSpeedFacts
+from .linted_config import LintedConfig, did_you_mean, is_converted_text, number_in, problem, shown
+from .rule import Path, Rules, Violation, unquoted, violation
+from .rule_conditions import at
+from .rule_examples import CPU, ON, plain, zero
 
 FILE_RULES = Rules("The file")
 _CONFIG = "runtime/config.py DeepSpeedConfig"

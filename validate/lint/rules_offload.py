@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....ds_configs.config_keys import CONFIG_KEYS
-from ....estimators.memory.trainable import tensor_set
-from ..linted_config import LintedConfig
-from ..rule import Rules, Violation, bad_value, violation
-from . import conditions as when
-from .conditions import Condition, at
-from .examples import ADAMW, CPU, NVME, ON, plain, zero
+from ...ds_configs.config_keys import CONFIG_KEYS
+from ...estimators.memory.trainable import tensor_set
+from . import rule_conditions as when
+from .linted_config import LintedConfig
+from .rule import Rules, Violation, bad_value, violation
+from .rule_conditions import Condition, at
+from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
 
 OFFLOAD_RULES = Rules("Offload and NVMe")
 _RATIO = "zero_optimization.offload_optimizer.ratio"

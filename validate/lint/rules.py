@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from ..rule import Rule
-from . import batch, features, keys, offload, optimizer, precision, resources, zero
+from . import rules_batch as batch
+from . import rules_features as features
+from . import rules_keys as keys
+from . import rules_offload as offload
+from . import rules_optimizer as optimizer
+from . import rules_precision as precision
+from . import rules_resources as resources
+from . import rules_zero as zero
+from .rule import Rule
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..linted_config import LintedConfig, shown
-from ..rule import RuleCheck, Violation, removed, violation
+from .linted_config import LintedConfig, shown
+from .rule import RuleCheck, Violation, removed, violation
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config_file import Replace
-from ..facts import Parameter
-from ..linted_config import LintedConfig, did_you_mean, number_in, shown
-from ..rule import Rules, Severity, Violation, bad_value, unquoted, violation
-from . import conditions as when
-from .conditions import Condition, at
-from .examples import ADAMW, ON, plain, zero
+from . import rule_conditions as when
+from .config_file import Replace
+from .facts import Parameter
+from .linted_config import LintedConfig, did_you_mean, number_in, shown
+from .rule import Rules, Severity, Violation, bad_value, unquoted, violation
+from .rule_conditions import Condition, at
+from .rule_examples import ADAMW, ON, plain, zero
 
 OPTIMIZER_RULES = Rules("Optimizer")
 
