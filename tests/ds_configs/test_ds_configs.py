@@ -63,6 +63,8 @@ def test_what_is_emitted_reads_back_as_the_same_plan(rung: Rung, settings: dict[
     given = {"micro_batch_size": 2, "gradient_accumulation_steps": 4} if flavor == "hf" else {}
     emitted = json.loads(json.dumps(ds_config(wanted, MODEL, Workload(), CLUSTER, flavor=flavor)))
     assert "auto" not in json.dumps(emitted["zero_optimization"]), "memory is predicted for numbers"
+    offloads = [block for name, block in emitted["zero_optimization"].items() if name.startswith("offload_")]
+    assert all(block["pin_memory"] is True for block in offloads), "up to DeepSpeed 0.19.0 the default is False"
     assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True, **given) == wanted
 
 
