@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...ds_configs.read import autotp_size_in
+from ...estimators.plan import PLAN_FIELDS
 from ..recording.phases import PhaseRecorder
 from ..run import Request
 from . import models
@@ -32,8 +33,8 @@ def filled_config(request: Request, hidden_size: int | None) -> dict[str, Any]:
     """The configuration with the batch sizes, and with `auto` replaced as the Hugging Face Trainer replaces it.
 
     Source: transformers `integrations/deepspeed.py`, `HfTrainerDeepSpeedConfig.trainer_config_process` and
-    `trainer_config_finalize`; hidden size H: reduce_bucket_size H^2, stage3_prefetch_bucket_size int(0.9 H^2),
-    stage3_param_persistence_threshold 10 H. The other values do not change memory.
+    `trainer_config_finalize`. Of these values, only those that follow from the hidden size change memory
+    (`ConfigKey.filled_from_hidden_size`).
 
     Raises UnfilledAutoError for the Trainer's framework and an `auto` without a value. Plain DeepSpeed gets such an
     `auto` unchanged.
@@ -55,9 +56,9 @@ def filled_config(request: Request, hidden_size: int | None) -> dict[str, Any]:
     }
     if hidden_size is not None:
         values |= {
-            "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
-            "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
-            "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
+            known.path: known.filled_from_hidden_size(hidden_size)
+            for known in PLAN_FIELDS.values()
+            if known.filled_from_hidden_size is not None
         }
     strict = request.workload.framework == "hf"
     if strict:  # as accelerate does (DeepSpeedPlugin.__post_init__)
