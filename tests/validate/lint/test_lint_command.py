@@ -246,3 +246,19 @@ def test_fix_takes_the_byte_order_mark_away() -> None:
     assert run(["lint", "marked.json"]) == 1
     assert run(["lint", "marked.json", "--fix"]) == 0
     assert Path("marked.json").read_bytes() == text
+
+
+def test_a_pipe_is_refused_and_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody writes into it."""
+    os.mkfifo("pipe")
+    assert run(["lint", "pipe"]) == 2
+    assert "no regular file" in capsys.readouterr().err
+
+
+def test_rules_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """With their examples."""
+    assert run(["lint", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 60
+    assert run(["lint", "--explain", "ds101"]) == 0
+    assert "batch sizes in contradiction" in capsys.readouterr().out
+    assert run(["lint", "--explain", "DS000"]) == 2
