@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ds_advise.probes.benchmark import Task
-from ds_advise.probes.benchmark_rank import Stopwatch, host_link
+from ds_advise.probes.benchmark_rank import Stopwatch, measure_host_link
 
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome
@@ -139,7 +139,7 @@ def _copies(watch: Stopwatch, device: str, size_bytes: int) -> Iterable[Figure]:
     if device != "cuda":
         raise NotPossibleError("copies to a GPU want one")
     task = Task(group="host_link", device="cuda", ranks=1, threads=1, budget_s=4 * _BUDGET_S, buffer_bytes=size_bytes)
-    for figure in host_link(task, device, watch):
+    for figure in measure_host_link(task, device, watch):
         yield {"kernel": "copy", **asdict(figure)}
 
 
