@@ -21,6 +21,20 @@ from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.real_run.result import ProbeResult, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
 
+SMALL_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+"""The config.json of a Llama that is dry-run in a second or two."""
+
 TINY_SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -19,20 +19,8 @@ from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.helpers import ask_forks
+from tests.helpers import SMALL_LLAMA, ask_forks
 
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
 CONFIG = {
     "bf16": {"enabled": "auto"},
     "train_micro_batch_size_per_gpu": "auto",
@@ -46,7 +34,7 @@ CONFIG = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with its files: `answer.json`, `trace.json`, and `printed.txt` as a terminal without Unicode shows it."""
     folder = tmp_path_factory.mktemp("run")
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
     words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
     arguments = words.split()

@@ -13,18 +13,8 @@ from ds_advise.advisor.question.run import read_ds_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.dry_run import DryRunError
 
-SMALL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+from tests.helpers import SMALL_LLAMA
+
 ON = ("--gpus", "2x24GB", "--seq-len", "128")
 
 
@@ -36,7 +26,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     return tmp_path
 
 
