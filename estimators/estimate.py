@@ -7,8 +7,8 @@ elements, sizes of bytes, rates of bytes or operations per second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -135,9 +135,8 @@ class MemoryEstimate:
     """The peak while the model is loaded and partitioned."""
     nvme_terms: tuple[MemoryTerm, ...]
     """Bytes on the disks of a node."""
-    cache_terms: tuple[MemoryTerm, ...] = ()
-    """Blocks that the allocator caches and can return; nvidia-smi shows them. Known without expandable segments
-    only."""
+    cache: Callable[[MemoryEstimate], tuple[MemoryTerm, ...]] = field(default=lambda _: (), compare=False)
+    """Makes `cache_terms`, which a search does not need."""
 
     @cached_property
     def peak(self) -> Phase:
@@ -157,6 +156,11 @@ class MemoryEstimate:
     def device_bytes_per_gpu(self) -> int:
         """The process's need of the device (nvidia-smi on a GPU that is full); compared with its memory."""
         return self.reserved_bytes_per_gpu + total_bytes(self.device_terms)
+
+    @cached_property
+    def cache_terms(self) -> tuple[MemoryTerm, ...]:
+        """Blocks that the allocator caches and can return; nvidia-smi shows them."""
+        return self.cache(self)
 
     @property
     def cached_bytes_per_gpu(self) -> int:

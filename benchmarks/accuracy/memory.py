@@ -374,7 +374,9 @@ def _notes() -> tuple[str, ...]:
         f"{left_out}), and predicts reserved memory and nvidia-smi. A run needs less, since the cache is given back "
         f"before a request fails: what the runs that ended, and those that did not, allow has the median "
         f"{FIXED_SEGMENTS_SHARE:.0%}, which is what the product says that a plan needs, and which with its spread "
-        "decides the verdicts. Plans set `expandable_segments:True` and use neither.",
+        "decides the verdicts. Plans set `expandable_segments:True` and use neither: their cache is derived from CUDA "
+        "streams and the loss, and held against the dry run's replay of the allocator (docs/closed-form.md). It is "
+        "used here, too, where it is larger than the share.",
     )
 
 

@@ -80,11 +80,13 @@ step temporaries are of gradients."""
 class Measured:
     """What a comparison needs of a dry run's answer; bytes of one rank, in training.
 
-    required_bytes: what the caching allocator must hold at least; host_bytes: as the host gives them.
+    required_bytes: what the caching allocator must hold at least; reserved_bytes: what it holds with ample room;
+    host_bytes: as the host gives them.
     """
 
     allocated_bytes: int
     required_bytes: int
+    reserved_bytes: int
     host_bytes: int
     nvme_bytes: int
     by_category: dict[str, int]
@@ -97,6 +99,7 @@ class Measured:
         return cls(
             allocated_bytes=peak.allocated_bytes_per_gpu,
             required_bytes=peak.required_bytes_per_gpu,
+            reserved_bytes=peak.reserved_bytes_per_gpu,
             host_bytes=max(phase.host_held_peak_bytes for phase in result.phases if phase.iteration),
             nvme_bytes=result.nvme_bytes_per_rank,
             by_category=dict(peak.by_category),
@@ -112,6 +115,7 @@ class Comparison:
     allocated: live tensors of one GPU at the peak of training.
     reserved:  what the caching allocator must hold, without library workspaces; the dry run replays its allocations
                through a model of it, with expandable segments that keep only what live blocks touch.
+    held:      what it holds while no request fails, the cache included.
     host:      a node's host memory without what every process takes anyway; (0, 0) where nothing is offloaded.
     nvme:      a node's files; (0, 0) where nothing is swapped.
     components: allocated bytes by component, at the peaks.
@@ -122,6 +126,7 @@ class Comparison:
     case: Case
     allocated: tuple[int, int]
     reserved: tuple[int, int]
+    held: tuple[int, int]
     host: tuple[int, int]
     nvme: tuple[int, int]
     components: dict[str, tuple[int, int]]
@@ -226,11 +231,13 @@ class Setting:
         }
         moment = min(both, key=lambda name: sum(abs(analytic - dry_run) for analytic, dry_run in both[name].values()))
         offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
+        needed = sum(term.size_bytes for term in estimate.reserved_terms)
         host = (estimate.host_training_bytes_per_node - ranks * PROCESS_BYTES, ranks * measured.host_bytes)
         return Comparison(
             case=self.case,
             allocated=(allocated, measured.allocated_bytes),
-            reserved=(allocated + sum(term.size_bytes for term in estimate.reserved_terms), measured.required_bytes),
+            reserved=(allocated + needed, measured.required_bytes),
+            held=(estimate.reserved_bytes_per_gpu + estimate.cached_bytes_per_gpu, measured.reserved_bytes),
             host=host if offloads else (0, 0),
             nvme=(estimate.nvme_bytes_per_node, ranks * measured.nvme_bytes),
             components=both[moment],

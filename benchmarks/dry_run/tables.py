@@ -62,9 +62,12 @@ def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
         some = [relative_error(row.reserved) for row in rows if row.case.rung.startswith(stage)]
         if some:
             lines.append(f"| reserved, {stage} | {_cells(some)} |")
-    some = [relative_error(row.reserved) for row in rows if row.allocated[1] >= LARGE_BYTES]
-    if some:
-        lines.append(f"| reserved, peaks of {LARGE_BYTES >> 30} GiB and more | {_cells(some)} |")
+    large = [row for row in rows if row.allocated[1] >= LARGE_BYTES]
+    if large:
+        for name, some in (("reserved", [row.reserved for row in large]), ("held", [row.held for row in large])):
+            lines.append(
+                f"| {name}, peaks of {LARGE_BYTES >> 30} GiB and more | {_cells(list(map(relative_error, some)))} |"
+            )
     lines += ["", "| component, as a share of the peak | mean error | lowest | highest |", "|---|---|---|---|"]
     for name in COMPONENTS:
         some = [row.component_error(name) for row in rows]

@@ -5,7 +5,7 @@ Most figures are published observations: expect errors of some hundred MiB until
 
 from __future__ import annotations
 
-from ..estimate import Formula, Terms
+from ..estimate import Formula, MemoryEstimate, Terms, total_bytes
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
 
@@ -97,6 +97,23 @@ _CACHE = Formula(
     },
     "GPUs with much room, where it grows further",
 )
+_OF_STREAMS = Formula(
+    "cache",
+    "sum of stream - kept",
+    "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: requests of two streams never share a segment, and pages are "
+    "returned when a request fails",
+    {
+        "stream": "most bytes at a moment on one CUDA stream (computation, gathering, reducing), of the step's copies",
+        "kept": "bytes at the peak and the pages that are only partly used",
+    },
+    "gaps between tensors of different sizes other than those of the logits",
+)
+_ROOM = Formula(
+    "cache",
+    "memory - needed",
+    "an allocator holds no more than the GPU has",
+    {"memory": "bytes of the GPU's memory", "needed": "bytes that the process needs of it"},
+)
 _HEAP = Formula(
     "allocator_overhead",
     "passes + share transient - peak",
@@ -147,8 +164,8 @@ def allocator_overhead(plan: Plan, transient_bytes: int) -> Terms:
 
 
 def fixed_segments_overhead(transient_bytes: int) -> Terms:
-    """The same without expandable segments: a half-used segment, and a share of transient bytes. Blocks of one phase (a
-    layer's gradients) cannot be made of segments of another (the logits)."""
+    """`allocator_overhead` without expandable segments: a half-used segment, and a share of transient bytes. Blocks of
+    one phase (a layer's gradients) cannot be made of segments of another (the logits)."""
     wasted = SEGMENT_BYTES + FIXED_SEGMENTS_SHARE * transient_bytes
     return FIXED_SEGMENTS.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
 
@@ -157,6 +174,50 @@ def fixed_segments_cache(transient_bytes: int) -> Terms:
     """What it caches besides and returns before a request fails."""
     share = HELD_SHARE - FIXED_SEGMENTS_SHARE
     return _CACHE.term(share * transient_bytes, share=share, transient=transient_bytes)
+
+
+STREAM_OF = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offload_staging": "reduce"}
+"""Components on a stream of their own where communication overlaps (deepspeed 0.19.8 runtime/zero/stage3.py and
+stage_1_and_2.py, torch FSDP's unshard stream); the others are on the default stream."""
+
+
+def cache(
+    memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, resident_bytes: int, gap_bytes: int, expandable: bool
+) -> Terms:
+    """What the caching allocator holds beyond a plan's need and returns before a request fails: the larger of what
+    streams keep and, without expandable segments, of the share that is observed; no more than the GPU has room.
+
+    resident_bytes: what no moment of a step is without; the rest comes and goes. gap_bytes: `loss.logits_gap_bytes`.
+    """
+    if cluster.gpu.is_cpu:
+        return ()
+    observed = () if expandable else fixed_segments_cache(max(0, memory.allocated_bytes_per_gpu - resident_bytes))
+    held = max(observed, _streams_cache(memory, plan, gap_bytes), key=total_bytes)
+    room = max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
+    if total_bytes(held) <= room:
+        return held
+    return _ROOM.term(room, memory=cluster.gpu.memory_bytes, needed=memory.device_bytes_per_gpu)
+
+
+def _streams_cache(memory: MemoryEstimate, plan: Plan, gap_bytes: int) -> Terms:
+    """Every stream keeps the pages of its own largest moment, though these moments are not the same. The loss leaves a
+    gap. At stages 1 and 2 the gradients that stay lie scattered in what the backward pass freed, so that the step's
+    flat copies get pages of their own."""
+    stream_of = STREAM_OF if plan.overlap_comm or plan.sharding == "fsdp" else {}
+    if plan.zero_stage in (1, 2):
+        stream_of = {**stream_of, "step_temporaries": "step"}
+    most: dict[str, int] = {}
+    for phase in memory.phases:
+        held: dict[str, int] = {}
+        if phase.name == "forward_backward_top":
+            held["default"] = gap_bytes
+        for term in phase.terms:
+            stream = stream_of.get(term.name, "default")
+            held[stream] = held.get(stream, 0) + term.size_bytes
+        for stream, size in held.items():
+            most[stream] = max(most.get(stream, 0), size)
+    kept = memory.reserved_bytes_per_gpu
+    return _OF_STREAMS.term(max(0, sum(most.values()) - kept), kept=kept)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:

@@ -26,7 +26,7 @@ micro batch once for all of them (`BatchIndependentMemory`).
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
@@ -37,10 +37,10 @@ from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import activation_memory
-from .activations.loss import loss_tiles, output_terms, tile_of_logits
+from .activations.loss import logits_gap_bytes, loss_tiles, output_terms, tile_of_logits
 from .device_overhead import (
     allocator_overhead,
-    fixed_segments_cache,
+    cache,
     fixed_segments_overhead,
     heap_overhead,
     library_workspace,
@@ -84,15 +84,13 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     phases = memory.initialize + _step(memory, workload, plan)
     peak = max(phase.allocated_bytes for phase in phases)
     kept = total_bytes(memory.resident)
-    transient = max(0, peak - kept)
-    cache: Terms = ()
+    transient, expandable = max(0, peak - kept), workload.software.expandable_segments
     if cluster.gpu.is_cpu:
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - kept))
-    elif not workload.software.expandable_segments:
-        overhead, cache = fixed_segments_overhead(transient), fixed_segments_cache(transient)
     else:
-        overhead = allocator_overhead(plan, transient)
+        overhead = allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient)
+    gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     node = memory.node
     # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
@@ -104,7 +102,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
-        cache_terms=cache,
+        cache=partial(cache, plan=plan, cluster=cluster, resident_bytes=kept, gap_bytes=gap, expandable=expandable),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),

@@ -26,6 +26,7 @@ mixed precision with fp32 shards; DDP's buckets; torch.compile.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
@@ -37,10 +38,10 @@ from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import activation_memory
-from .activations.loss import output_terms
+from .activations.loss import logits_gap_bytes, output_terms
 from .device_overhead import (
     allocator_overhead,
-    fixed_segments_cache,
+    cache,
     fixed_segments_overhead,
     library_workspace,
     outside_allocator,
@@ -76,12 +77,13 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
     """Memory of plans without DeepSpeed's engine (`sharding` is not "zero")."""
     step = _Step(model, workload, cluster, plan)
     phases = step.phases()
-    transient = max(phase.allocated_bytes for phase in phases) - total_bytes(step.resident)
-    expandable = workload.software.expandable_segments
+    resident, expandable = total_bytes(step.resident), workload.software.expandable_segments
+    transient = max(phase.allocated_bytes for phase in phases) - resident
+    gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     return MemoryEstimate(
         phases=phases,
         reserved_terms=allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient),
-        cache_terms=() if expandable else fixed_segments_cache(transient),
+        cache=partial(cache, plan=plan, cluster=cluster, resident_bytes=resident, gap_bytes=gap, expandable=expandable),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),

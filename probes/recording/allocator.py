@@ -9,9 +9,10 @@ Rules (torch 2.13, c10/cuda/CUDACachingAllocator.cpp):
   the request rounded up to 2 MiB.
 - A freed block merges with its free neighbours and stays reserved until the cache is emptied or a request fails: then
   every free segment is returned to the driver.
-- With `expandable_segments:True` each stream has one segment for small and one for large requests, which grows at its
-  end in steps of 2 and 20 MiB after using its free end. When a request fails, all pages of that size without a live
-  block are returned to the driver.
+- With `expandable_segments:True` each stream has one segment for small and one for large requests. When the cache is
+  emptied or a request fails, all pages of 2 and 20 MiB without a live block are returned to the driver
+  (`release_blocks`, `unmap_block`). A request that no free block serves gets pages where enough addresses without a
+  live block follow each other: in the lowest such gap, else at the segment's end (`find_expandable_block`).
 
 Not covered: private pools of CUDA graphs, other options of the allocator, and `record_stream`, which makes a block
 reusable only when another stream has passed. Allocated bytes decrease at once, and before a request fails the allocator
@@ -59,15 +60,41 @@ Event = Allocate | Free | EmptyCache
 class _Block:
     """A part of a segment, linked with its neighbours."""
 
-    __slots__ = ("address", "free", "next", "pool", "previous", "size")
+    __slots__ = ("address", "free", "mapped", "next", "pool", "previous", "size")
 
     def __init__(self, pool: _Pool, address: int, size: int, previous: _Block | None, following: _Block | None) -> None:
         self.pool = pool
         self.address = address
         self.size = size
         self.free = True
+        self.mapped = True  # False: addresses of an expandable segment without memory
         self.previous = previous
         self.next = following
+
+    def split(self, size: int) -> _Block:
+        """What lies behind the first `size` bytes, as a block of its own."""
+        rest = _Block(self.pool, self.address + size, self.size - size, self, self.next)
+        if self.next is not None:
+            self.next.previous = rest
+        self.next, self.size = rest, size
+        if self.pool.tail is self:
+            self.pool.tail = rest
+        return rest
+
+    def take_next(self) -> None:
+        """Merge with the block behind."""
+        second = self.next
+        assert second is not None
+        self.size += second.size
+        self.next = second.next
+        if second.next is not None:
+            second.next.previous = self
+        if self.pool.tail is second:
+            self.pool.tail = self
+
+    @property
+    def usable(self) -> bool:
+        return self.free and self.mapped
 
 
 class _Pool:
@@ -78,6 +105,12 @@ class _Pool:
         self.by_size: list[tuple[int, int]] = []
         self.at: dict[int, _Block] = {}
         self.tail: _Block | None = None  # last block of the expandable segment
+        self.gaps: list[_Block] = []  # its blocks without memory
+        self.page_bytes = SMALL_SEGMENT if small else LARGE_SEGMENT
+
+    def pages(self, size: int) -> int:
+        """Bytes of whole pages for `size` bytes."""
+        return max(0, -(-size // self.page_bytes)) * self.page_bytes
 
     def put(self, block: _Block) -> None:
         insort(self.by_size, (block.size, block.address))
@@ -131,13 +164,7 @@ class CachingAllocator:
         pool.drop(block)
         rest = block.size - size
         if rest >= MIN_BLOCK if small or self._expandable else rest > SMALL_REQUEST:
-            split = _Block(pool, block.address + size, rest, block, block.next)
-            if block.next is not None:
-                block.next.previous = split
-            block.next, block.size = split, size
-            if pool.tail is block:
-                pool.tail = split
-            pool.put(split)
+            pool.put(block.split(size))
         block.free = False
         self._live[key] = block
         self.allocated_bytes += block.size
@@ -153,21 +180,15 @@ class CachingAllocator:
             self._touch(block, -1)
         block.free, pool = True, block.pool
         for neighbour in (block.previous, block.next):
-            if neighbour is not None and neighbour.free:
+            if neighbour is not None and neighbour.usable:
                 pool.drop(neighbour)
-                first, second = (neighbour, block) if neighbour is block.previous else (block, neighbour)
-                first.size += second.size
-                first.next = second.next
-                if second.next is not None:
-                    second.next.previous = first
-                if pool.tail is second:
-                    pool.tail = first
-                block = first
+                block = neighbour if neighbour is block.previous else block
+                block.take_next()
         pool.put(block)
 
     def _touch(self, block: _Block, change: int) -> None:
         """Change the number of live blocks on each page of a block."""
-        page_bytes = SMALL_SEGMENT if block.pool.small else LARGE_SEGMENT
+        page_bytes = block.pool.page_bytes
         for page in range(block.address // page_bytes, (block.address + block.size - 1) // page_bytes + 1):
             before = self._pages[block.pool, page]
             self._pages[block.pool, page] = before + change
@@ -175,25 +196,40 @@ class CachingAllocator:
                 self.touched_bytes += change * page_bytes
 
     def empty_cache(self) -> None:
-        """Return free segments, and the free pages at the end of an expandable one."""
+        """Return free segments, and all free pages of an expandable one."""
         for pool in self._pools.values():
-            step = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
             for block in list(pool.at.values()):
-                if not self._expandable:
-                    if block.previous is None and block.next is None:
-                        pool.drop(block)
-                        self.reserved_bytes -= block.size
-                elif block is pool.tail and block.size >= step:
-                    given = block.size // step * step
+                if self._expandable:
+                    self._unmap(block)
+                elif block.previous is None and block.next is None:
                     pool.drop(block)
-                    self.reserved_bytes -= given
-                    if block.size > given:
-                        block.size -= given
-                        pool.put(block)
-                    else:
-                        pool.tail = block.previous
-                        if block.previous is not None:
-                            block.previous.next = None
+                    self.reserved_bytes -= block.size
+
+    def _unmap(self, block: _Block) -> None:
+        """Return the pages that lie in a free block as a whole."""
+        pool, page = block.pool, block.pool.page_bytes
+        first, end = -(-block.address // page) * page, (block.address + block.size) // page * page
+        if first >= end:
+            return
+        pool.drop(block)
+        if block.address < first:
+            before, block = block, block.split(first - block.address)
+            pool.put(before)
+        if block.address + block.size > end:
+            pool.put(block.split(end - first))
+        self.reserved_bytes -= block.size
+        block.mapped = False
+        for neighbour in (block.previous, block.next):
+            if neighbour is not None and not neighbour.mapped:
+                pool.gaps.remove(neighbour)
+                block = neighbour if neighbour is block.previous else block
+                block.take_next()
+        if block is not pool.tail:
+            insort(pool.gaps, block, key=lambda gap: gap.address)
+        else:
+            pool.tail = block.previous
+            if block.previous is not None:
+                block.previous.next = None
 
     def _reserve(self, size: int) -> None:
         if self._capacity is not None and self.reserved_bytes + size > self._capacity:
@@ -214,28 +250,59 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: _Pool, size: int) -> _Block:
-        grown = self._missing(pool, size)
-        if self._capacity is not None and self.reserved_bytes + grown > self._capacity:
+        """A free block of an expandable segment that is large enough, partly of new pages."""
+        start, missing = self._room(pool, size)
+        if self._capacity is not None and self.reserved_bytes + missing > self._capacity:
             self.empty_cache()
-            grown = self._missing(pool, size)
-        self.reserved_bytes += grown
-        tail = pool.tail
-        if tail is not None and tail.free:
-            pool.drop(tail)
-            tail.size += grown
-        else:
-            fresh = _Block(pool, tail.address + tail.size if tail is not None else 0, grown, tail, None)
+            start, missing = self._room(pool, size)
+        self.reserved_bytes += missing
+        if start is None:
+            tail = pool.tail
+            start = _Block(pool, tail.address + tail.size if tail is not None else 0, 0, tail, None)
             if tail is not None:
-                tail.next = fresh
-            pool.tail = tail = fresh
-        pool.put(tail)
-        return tail
+                tail.next = start
+            pool.tail = start
+        elif start.mapped:
+            pool.drop(start)
+        else:
+            self._map(start, size)
+        while start.size < size and start.next is not None:
+            if start.next.mapped:
+                pool.drop(start.next)
+            else:
+                self._map(start.next, size - start.size)
+            start.take_next()
+        start.size += pool.pages(size - start.size)
+        pool.put(start)
+        return start
 
     @staticmethod
-    def _missing(pool: _Pool, size: int) -> int:
-        step = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-        have = pool.tail.size if pool.tail is not None and pool.tail.free else 0
-        return -(-(size - have) // step) * step
+    def _room(pool: _Pool, size: int) -> tuple[_Block | None, int]:
+        """Where a request gets its addresses, None for a new block at the segment's end; and bytes of new pages."""
+        ends = [pool.tail] if pool.tail is not None and pool.tail.free else []
+        for gap in [*pool.gaps, *ends]:
+            before = gap.previous
+            start = before if not gap.mapped and before is not None and before.usable else gap
+            block: _Block | None = start
+            have = missing = 0
+            while block is not None and block.free and have < size:
+                missing += 0 if block.mapped else min(block.size, pool.pages(size - have))
+                have += block.size
+                block = block.next
+            if have >= size or block is None:
+                return start, missing + pool.pages(size - have)
+        return None, pool.pages(size)
+
+    @staticmethod
+    def _map(gap: _Block, size: int) -> None:
+        """Give memory to as many pages of a gap as `size` bytes take."""
+        pool, wanted = gap.pool, gap.pool.pages(size)
+        pool.gaps.remove(gap)
+        if wanted < gap.size:
+            rest = gap.split(wanted)
+            rest.mapped = False
+            insort(pool.gaps, rest, key=lambda each: each.address)
+        gap.mapped = True
 
 
 class Held(NamedTuple):

@@ -156,8 +156,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         return _CHUNK.term(chunk * v * w, **inputs) + _HIDDEN_GRADIENT.term(tokens * h * w, **inputs) + head
     if workload.loss == "tiled":
         return _tiled_terms(model, workload, micro_batch_size)
-    upcast = model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_HEADS
-    c = inputs["c"] = 4 if upcast else w
+    c = inputs["c"] = 4 if _upcasts(model) else w
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
 
@@ -199,6 +198,21 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
 _KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
 """Versions of transformers since which the 16-bit logits stay beside their fp32 copy, and labels are padded instead of
 slicing the logits."""
+
+
+def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
+    """Bytes that the loss frees and cannot use again: w B S V. The logits in 16 bits die once they are upcast; the fp32
+    tensors that follow, 4 B S V each, do not fit in their place. No logits, no such copy, or (transformers 4.46 and
+    4.47) logits that stay alive: 0."""
+    version, w = workload.software.transformers, workload.weight_bytes
+    stays = _KEEPS_LOGITS <= version < _PADDED_LABELS
+    if workload.loss != "standard" or w == 4 or stays or model.num_labels or not _upcasts(model):
+        return 0
+    return w * micro_batch_size * workload.seq_len * model.vocab_size
+
+
+def _upcasts(model: ModelShape) -> bool:
+    return model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_HEADS
 
 
 def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
