@@ -6,6 +6,7 @@ micro batch, saves the gradients kept between micro batches, and may need less m
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -78,7 +79,7 @@ class BatchSweep:
         if shape not in self._candidates:
             plan = self.plan(shape)
             memory = estimate_memory(*self._of, plan)
-            fit = fit_of(memory, self.question.cluster, self.question.workload)
+            fit = fit_of(memory, self.question.cluster)
             # Without a reference to this object, which would be a cycle.
             later = partial(_complete, plan, memory, self._times)
             self._candidates[shape] = Candidate(plan=plan, memory=memory, fit=fit, make_estimate=later)
@@ -218,15 +219,13 @@ class BatchSweep:
             return
         one, none = (total_bytes(resident_terms(*self._of, each)) for each in (keeping(1), plan))
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
-        # `most` fits with a probability of one half; one or two groups fewer fit as surely as required.
-        for number in range(most, max(0, most - 3), -1):
-            if share * number / groups <= SAME_SPEED:
-                return
+        # `most` fits with a probability of one half; the fewer, the surer.
+        numbers = range(1, most + 1)
+        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(predict(*self._of, keeping(each)).fit))
+        if share * number / groups > SAME_SPEED:
             candidate = predict(*self._of, keeping(number))
-            if self.acceptable(candidate.fit):
-                if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
-                    yield candidate
-                return
+            if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
+                yield candidate
 
     def host_optimizer_share(self, time: TimeEstimate) -> float:
         """The share of a step that the optimizer on the host takes; 0 where it cannot be moved to the GPU."""

@@ -76,7 +76,7 @@ def verdict_of(probability: float) -> Verdict:
     return "unlikely" if probability >= 1 - SURE else "does not fit"
 
 
-def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
+def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     """Compare a plan's predicted needs with the cluster.
 
     The GPU is judged on device memory (never on allocated or reserved). Host memory and NVMe are taken as predicted.
@@ -89,7 +89,7 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
         host = memory.host_bytes_per_node / MOST_HOST_BYTES
         reason = phrase("{ratio} any RAM", ratio=times(host))
     disk = _share(memory.nvme_bytes_per_node, nvme or None)
-    probability = fit_probability(memory, cluster, workload)
+    probability = fit_probability(memory, cluster)
     on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, max(host, disk))
     refused = on_gpu._replace(probability=0.0)
     if on_gpu.probability < LIKELY:
@@ -198,7 +198,7 @@ class Candidate:
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """The candidate of one plan."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate.of(estimate, fit_of(estimate.memory, cluster, workload))
+    return Candidate.of(estimate, fit_of(estimate.memory, cluster))
 
 
 def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:

@@ -16,7 +16,8 @@ from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import STATES
 
-from . import memory_spread, questions
+from . import memory_spread, peer_runs, questions
+from .between_sources import Error, by_source, mean_of_sources
 from .predicted_memory import Kind, Result, error_of, predict, results
 from .report import Section, Table, percent
 from .rows import Quantity, excluded, runs
@@ -32,7 +33,10 @@ _GIB = 2**30
 def fit_probabilities() -> dict[int, float]:
     """By row: how probable it is that the run fits, by what the runs of the other sources tell."""
     found = results()
-    return {result.run.row: each for result, each in zip(found, memory_spread.probabilities(found), strict=True)}
+    return {
+        result.run.row: each
+        for result, each in zip(found, memory_spread.probabilities(found, peer_runs.results()), strict=True)
+    }
 
 
 def false_fits() -> list[Result]:
@@ -110,10 +114,12 @@ def table_rows() -> dict[str, str]:
     return {
         "| allocated GPU memory |": f"| allocated GPU memory | {len(exact)} published runs whose peak is known: "
         f"{engine} of DeepSpeed, {len(exact) - engine} of plain PyTorch (one GPU, FSDP); full, LoRA, QLoRA, fused "
-        f"loss | mean error {100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} % (DeepSpeed's estimators: mean "
+        f"loss | mean error {100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} %; {_once(exact)} "
+        "(DeepSpeed's estimators: mean "
         f"error {100 * theirs:.0f} %) | {page}; `benchmarks/data/questions.csv` has each run's command |",
         "| does it fit |": f"| does it fit | {len(ran)} of these and other runs that ended, {len(died)} that ran out "
-        f"of memory | of those that died {_verdicts(died)}; of those that ended {_verdicts(ran)} (DeepSpeed's "
+        f"of memory | of those that died {_verdicts(died)}; of those that ended {_verdicts(ran)}; "
+        f"{_fits_once(ran)} (DeepSpeed's "
         f"estimators: {their_false} that died said to fit, {their_missed} that ended said not to) | {page} |",
         "| device memory |": f"| device memory | {_cached_errors('device')} that print `nvidia-smi`; "
         f"{_cached_errors('reserved')} that print PyTorch's reserved memory | the figure is what a run needs and the "
@@ -125,7 +131,8 @@ def table_rows() -> dict[str, str]:
 
 def headlines() -> dict[str, str]:
     """README's lines on published memory, by how they start."""
-    sizes = [abs(error) for found in subsets().values() for error in _errors(found)]
+    exact = [result for found in subsets().values() for result in found]
+    sizes = [abs(error) for error in _errors(exact)]
     ran = [result for result in results() if result.run.fitted]
     died = [result for result in results() if not result.run.fitted]
     verdicts = fit_probabilities()
@@ -133,12 +140,24 @@ def headlines() -> dict[str, str]:
     refused = sum(verdict_of(verdicts[result.run.row]) == "does not fit" for result in ran)
     return {
         "- Allocated GPU memory:": f"- Allocated GPU memory: mean error {100 * mean(sizes):.1f} %, worst "
-        f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known.",
+        f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known ({_once(exact)}).",
         "- Device memory:": f"- Device memory: {_cached_errors('device')} that print `nvidia-smi`, its cache included; "
         f"{_cached_errors('reserved')} that print PyTorch's reserved memory.",
         "- Does it fit:": f"- Does it fit: of {len(died)} published runs that ran out of memory {false_fits} are said "
-        f"to fit; of {len(ran)} that ended {refused} are said not to.",
+        f"to fit; of {len(ran)} that ended {refused} are said not to, and {_fits_once(ran)}.",
     }
+
+
+def _fits_once(ran: list[Result]) -> str:
+    """Share of the runs that ended which are said to fit, each row once and each source once."""
+    found = [
+        Error(result.run.origin, float(verdict_of(fit_probabilities()[result.run.row]) == "fits")) for result in ran
+    ]
+    by_row = mean(error.value for error in found)
+    return (
+        f"{100 * by_row:.0f} % are said to fit, each of {len(by_source(found))} sources once: "
+        f"{100 * mean_of_sources(found):.0f} %"
+    )
 
 
 def _verdicts(found: list[Result]) -> str:
@@ -150,8 +169,12 @@ def _verdicts(found: list[Result]) -> str:
 def _cached_errors(quantity: Quantity) -> str:
     """`54 published runs (mean error 9 %, worst 35 %)` of those that print a figure which PyTorch's cache is in."""
     found = [result for members in subsets("cached").values() for result in members]
-    sizes = [abs(error) for error in _errors(result for result in found if result.run.quantity == quantity)]
-    return f"{len(sizes)} published runs (mean error {100 * mean(sizes):.0f} %, worst {100 * max(sizes):.0f} %)"
+    found = [result for result in found if result.run.quantity == quantity]
+    sizes = [abs(error) for error in _errors(found)]
+    return (
+        f"{len(sizes)} published runs (mean error {100 * mean(sizes):.0f} %, worst {100 * max(sizes):.0f} %; "
+        f"{_once(found)})"
+    )
 
 
 def section() -> Section:
@@ -160,6 +183,7 @@ def section() -> Section:
         title="Memory",
         summary=(
             _summary(exact),
+            memory_spread.table([*results(), *peer_runs.results()]),
             memory_spread.verdict_table(results()),
             _fit_table(),
             _rivals(exact),
@@ -180,6 +204,16 @@ def _errors(found: Iterable[Result]) -> list[float]:
     return [result.error for result in found if result.error is not None]
 
 
+def _sizes(found: Iterable[Result]) -> list[Error]:
+    return [Error(result.run.origin, abs(result.error)) for result in found if result.error is not None]
+
+
+def _once(found: Iterable[Result]) -> str:
+    """`each of 9 sources once: 2.9 %`, of a mean error."""
+    sizes = _sizes(found)
+    return f"each of {len(by_source(sizes))} sources once: {100 * mean_of_sources(sizes):.1f} %"
+
+
 def _summary(exact: dict[str, list[Result]]) -> Table:
     def row(name: str, found: list[Result]) -> tuple[str, ...]:
         errors = _errors(found)
@@ -188,8 +222,9 @@ def _summary(exact: dict[str, list[Result]]) -> Table:
         return (
             name,
             str(len(found)),
-            str(len({result.run.source for result in found})),
+            str(len({result.run.origin for result in found})),
             f"{mean(sizes):.1%}",
+            f"{mean_of_sources(_sizes(found)):.1%}",
             percent(median(errors)),
             f"{percentile(sizes, 0.9):.1%}",
             percent(max(errors, key=abs)),
@@ -199,7 +234,17 @@ def _summary(exact: dict[str, list[Result]]) -> Table:
     return Table(
         title=f"Error of the peak of allocated memory (targets: mean {MEAN_TARGET:.0%}, 90th percentile "
         f"{P90_TARGET:.0%})",
-        header=("subset", " n", " sources", " mean", " median, signed", " p90", " worst, signed", "met"),
+        header=(
+            "subset",
+            " n",
+            " sources",
+            " mean",
+            " mean, each source once",
+            " median, signed",
+            " p90",
+            " worst, signed",
+            "met",
+        ),
         rows=_with_all(exact, row),
     )
 
@@ -281,7 +326,9 @@ def _cached(quantity: Quantity, what: str) -> Table:
         return (
             name,
             str(len(found)),
+            str(len({result.run.origin for result in found})),
             f"{mean(map(abs, errors)):.1%}",
+            f"{mean_of_sources(_sizes(found)):.1%}",
             percent(median(errors)),
             percent(max(errors, key=abs)),
         )
@@ -292,7 +339,7 @@ def _cached(quantity: Quantity, what: str) -> Table:
     }
     return Table(
         title=f"{what}, with the cache that nobody asked back",
-        header=("subset", " n", " mean", " median, signed", " worst, signed"),
+        header=("subset", " n", " sources", " mean", " mean, each source once", " median, signed", " worst, signed"),
         rows=_with_all({name: found for name, found in members.items() if found}, row),
     )
 
@@ -366,6 +413,8 @@ def _notes() -> tuple[str, ...]:
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
         "and "
         "logits and count every weight as trained: too high for adapters, too low for full training.",
+        "Each source once: a run's weight is 1 / the runs of its source in the subset, and a source is a repository or "
+        "a page.",
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "
         "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say so; "
         "no byte of a prediction is fitted to them.",

@@ -1,9 +1,11 @@
 """How probable it is that a plan fits: the spread of published runs, and whether the verdicts keep what they say.
 
-The spread is of X, measured over predicted bytes that come and go within a step
-(`estimators/memory/fit_probability.py`), by quantiles: of n runs the i-th smallest has the share i / (n + 1) below it.
-The verdicts are those on all published runs, the ones that ran out of memory too, each by the spread of the other
-sources.
+The spread is of E, measured over predicted allocated bytes less one (`estimators/memory/fit_probability.py`), of a run
+from a source not seen (`between_sources`). The verdicts are those on all published runs, also the ones that ran out of
+memory, each by the spread of the other sources.
+
+E is a share of all allocated bytes. As a share of what comes and goes within a step, the errors of the sources are less
+alike: `likelihood` of the left-out sources is lower.
 
 None of these runs used expandable segments. How much fixed segments waste is not printed by those that matter; that a
 run ended, or did not, bounds it: `wasted_shares`. That distribution is taken from all runs.
@@ -13,41 +15,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from math import lgamma, log, pi
 from statistics import mean
 
 from ds_advise.advisor.search.candidate import Verdict, verdict_of
-from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, Kind, Quantiles, fit_probability, kind_of
+from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, SourceSpread, fit_probability
 
+from . import peer_runs
+from .between_sources import SHARE, Error, by_source, coverage, interval, left_out, spread_of
 from .predicted_memory import Result
 from .report import Table
 
-SHARES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
-"""The inner quantiles; the smallest and the largest run stand beside them."""
+
+def errors(found: Iterable[Result]) -> list[Error]:
+    """E of the exact runs."""
+    return [
+        Error(result.run.origin, result.run.measured_bytes / result.memory.allocated_bytes_per_gpu - 1)
+        for result in found
+        if result.kind == "exact" and result.run.measured_bytes
+    ]
 
 
-def ratios(found: Iterable[Result]) -> dict[Kind, list[float]]:
-    """X of the exact runs of transformers' model code, in rising order."""
-    kinds: dict[Kind, list[float]] = {}
-    for result in found:
-        run = result.run
-        if result.kind == "exact" and run.measured_bytes and not run.own_model_code:
-            states, transient = _states_and_transient(result)
-            kinds.setdefault(kind_of(run.workload), []).append((run.measured_bytes - states) / transient)
-    return {kind: sorted(values) for kind, values in kinds.items()}
+def likelihood(found: Sequence[Result], states_share: float) -> float:
+    """Log density of the left-out sources' measured bytes over predicted ones, each source once, where the unit of the
+    error is what comes and goes and states_share of what stays."""
+
+    def unit(result: Result) -> float:
+        """Over allocated bytes."""
+        states, transient = _states_and_transient(result)
+        return (transient + states_share * states) / result.memory.allocated_bytes_per_gpu
+
+    exact = [result for result in found if result.kind == "exact" and result.run.measured_bytes]
+    units = [unit(result) for result in exact]
+    scaled = [Error(error.source, error.value / size) for error, size in zip(errors(exact), units, strict=True)]
+    densities: dict[str, list[float]] = {source: [] for source in by_source(scaled)}
+    spreads = dict(left_out(scaled))
+    for (source, value), size in zip(scaled, units, strict=True):
+        densities[source].append(_log_density(spreads[source], value) - log(size))
+    return sum(mean(each) for each in densities.values())
 
 
-def quantiles(values: Sequence[float]) -> Quantiles:
-    """Of values in rising order: the smallest, those of `SHARES` that lie inside, and the largest."""
-    count = len(values)
-    inner = [share for share in SHARES if 1 < share * (count + 1) < count]
-    shares = (1 / (count + 1), *inner, count / (count + 1))
-    return Quantiles(tuple(_at(values, share * (count + 1) - 1) for share in shares), shares)
-
-
-def _at(values: Sequence[float], position: float) -> float:
-    """Between two values, in proportion."""
-    below = min(int(position), len(values) - 2)
-    return values[below] + (position - below) * (values[below + 1] - values[below])
+def _log_density(spread: SourceSpread, value: float) -> float:
+    degrees, distance = spread.sources - 1, (value - spread.location) / spread.scale
+    constant = lgamma((degrees + 1) / 2) - lgamma(degrees / 2) - log(degrees * pi) / 2 - log(spread.scale)
+    return constant - (degrees + 1) / 2 * log(1 + distance**2 / degrees)
 
 
 def wasted_shares(found: Iterable[Result]) -> list[tuple[float, float]]:
@@ -87,32 +98,44 @@ def _states_and_transient(result: Result) -> tuple[int, int]:
     return states, max(1, result.memory.allocated_bytes_per_gpu - states)
 
 
-def probabilities(found: Sequence[Result]) -> list[float]:
-    """The probability that each run fits: X is that of the runs of other sources."""
+def probabilities(found: Sequence[Result], others: Sequence[Result] = ()) -> list[float]:
+    """The probability that each run fits: E is that of the runs of other sources, `others` too."""
 
     @cache
-    def spread(without: str) -> dict[Kind, Quantiles]:
-        others = ratios(result for result in found if result.run.source != without)
-        return {kind: quantiles(values) for kind, values in others.items()}
+    def spread(without: str) -> SourceSpread:
+        return spread_of([error for error in errors([*found, *others]) if error.source != without])
 
-    def probability(result: Result) -> float:
-        run = result.run
-        return fit_probability(result.memory, run.cluster, run.workload, spread(run.source)[kind_of(run.workload)])
-
-    return [probability(result) for result in found]
+    return [fit_probability(each.memory, each.run.cluster, spread(each.run.origin)) for each in found]
 
 
-def csv_text(found: Sequence[Result]) -> str:
+def csv_text(found: Sequence[Result], others: Sequence[Result] = ()) -> str:
     """`DATA` as it ought to be."""
-    lines = ["kind,share,value"]
-    for kind, values in sorted(ratios(found).items()):
-        lines += [f"{kind},{share:.4f},{value:.4f}" for value, share in zip(*quantiles(values), strict=True)]
-    lines += [f"{WASTE},{probability:.4f},{share:.4f}" for share, probability in wasted_shares(found)]
-    return "\n".join(lines) + "\n"
+    spread = spread_of(errors([*found, *others]))
+    lines = [f"location,{spread.location:.4f},1", f"scale,{spread.scale:.4f},1", f"sources,{spread.sources},1"]
+    lines += [f"{WASTE},{share:.4f},{probability:.4f}" for share, probability in wasted_shares(found)]
+    return "\n".join(["name,value,share", *lines]) + "\n"
 
 
-def write(found: Sequence[Result]) -> None:
-    DATA.write_text(csv_text(found), encoding="utf-8")
+def write(found: Sequence[Result], others: Sequence[Result] = ()) -> None:
+    DATA.write_text(csv_text(found, others), encoding="utf-8")
+
+
+def table(found: Sequence[Result]) -> Table:
+    """How well the interval of measured over predicted bytes holds."""
+    spread, held = spread_of(errors(found)), coverage(errors(found))
+    low, high = (f"{1 + bound:.2f}" for bound in interval(spread))
+    return Table(
+        title=f"The interval that is to hold {SHARE:.0%} of the true peaks, as a factor of the predicted one",
+        header=(
+            "runs of published_memory.csv and peer_memory.csv",
+            " low",
+            " high",
+            " sources",
+            " left-out runs in the interval of the others",
+            " the same, each source once",
+        ),
+        rows=((str(len(errors(found))), low, high, str(spread.sources), *(f"{share:.0%}" for share in held)),),
+    )
 
 
 def verdict_table(found: Sequence[Result]) -> Table:
@@ -120,7 +143,7 @@ def verdict_table(found: Sequence[Result]) -> Table:
     by_verdict: dict[Verdict, list[tuple[float, bool]]] = {
         verdict: [] for verdict in ("fits", "likely fits", "unlikely", "does not fit")
     }
-    for result, probability in zip(found, probabilities(found), strict=True):
+    for result, probability in zip(found, probabilities(found, peer_runs.results()), strict=True):
         by_verdict[verdict_of(probability)].append((probability, result.run.fitted))
     return Table(
         title="What became of the runs with each verdict (by the spread of the other sources' runs)",

@@ -51,7 +51,7 @@ class Result:
 
 @cache
 def results() -> tuple[Result, ...]:
-    return tuple(_result(run) for run in runs())
+    return tuple(result_of(run) for run in runs())
 
 
 def predict(run: Run) -> MemoryEstimate:
@@ -59,7 +59,7 @@ def predict(run: Run) -> MemoryEstimate:
     return estimate_memory(run.model, run.workload, run.cluster, run.plan)
 
 
-def _result(run: Run) -> Result:
+def result_of(run: Run) -> Result:
     memory = predict(run)
     predicted = {
         "allocated": memory.allocated_bytes_per_gpu,

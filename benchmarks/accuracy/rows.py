@@ -24,6 +24,7 @@ from ds_advise.estimators.workload import (
     Workload,
 )
 
+from .between_sources import origin_of
 from .questions import Asked, model_of
 
 DATA = Path(__file__).parents[1] / "data"
@@ -60,6 +61,11 @@ class Run:
     notes: str
 
     @property
+    def origin(self) -> str:
+        """What is left out to judge a run."""
+        return origin_of(self.source)
+
+    @property
     def subset(self) -> str:
         """Where the states are, what trains, and whether the loss is fused."""
         plan = self.plan
@@ -90,7 +96,7 @@ class Run:
 def runs() -> tuple[Run, ...]:
     """Every row, in the order of the file."""
     with (DATA / "published_memory.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(_run(number, row) for number, row in enumerate(csv.DictReader(file), start=2))
+        return tuple(run_of(number, row) for number, row in enumerate(csv.DictReader(file), start=2))
 
 
 @cache
@@ -100,7 +106,8 @@ def excluded() -> tuple[dict[str, str], ...]:
         return tuple(csv.DictReader(file))
 
 
-def _run(number: int, row: dict[str, str]) -> Run:
+def run_of(number: int, row: dict[str, str]) -> Run:
+    """A row of `data/published_memory.csv`, or one with the same columns."""
     model, cluster = model_of(row["model"]), parse_cluster(row["gpus"])
     workload = Workload(
         method=cast(Method, row["method"]),

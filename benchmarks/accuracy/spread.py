@@ -1,53 +1,45 @@
 """The 80 % intervals of predicted speeds, from predictions that have not seen the origin of the run they are for.
 
-A residual is measured over predicted speed. Its tenth and ninetieth percentiles over the runs of a kind, weighted by
-their origins as in the fit, are the interval (`estimators/time/step_time.py`); how well that holds is told by the
-runs of each origin under the percentiles of all others.
+An error is the log of measured over predicted speed. The interval of a kind is that of a run of an origin not among its
+runs (`between_sources`); how well it holds is told by the runs of each origin in the interval of all others.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, combinations
+from itertools import combinations
 from math import exp, log
-from typing import NamedTuple
 
 from ds_advise.estimators.time.step_time import DATA, Kind, speed_kind
 
+from .between_sources import SHARE, Error, by_source, coverage, interval, spread_of
 from .report import Table
-from .timed_runs import TimedRun, groups, weights
+from .timed_runs import TimedRun, groups
 
 HEADER = ("kind", "low", "high", "runs", "origins")
-SHARE = 0.8
 
 
-class Residual(NamedTuple):
-    origin: str
-    log_ratio: float
-
-
-def residuals(runs: Sequence[TimedRun]) -> dict[Kind, list[Residual]]:
+def errors(runs: Sequence[TimedRun]) -> dict[Kind, list[Error]]:
     """Those of DeepSpeed's runs, and of one GPU, by kind."""
-    kinds: dict[Kind, list[Residual]] = {}
+    kinds: dict[Kind, list[Error]] = {}
     for run in runs:
         if run.plan.sharding == "zero" or run.cluster.world_size == 1:
             kind = speed_kind(run.cluster.world_size, run.plan)
-            kinds.setdefault(kind, []).append(Residual(run.origin, log(run.unseen_s / run.measured_s)))
+            kinds.setdefault(kind, []).append(Error(run.origin, log(run.unseen_s / run.measured_s)))
     for kind, belongs in _KIND_OF_PAIR.items():
-        pairs = [Residual(one.origin, _of_pair(one, other)) for one, other in _pairs(runs) if belongs(one, other)]
+        pairs = [Error(one.origin, _of_pair(one, other)) for one, other in _pairs(runs) if belongs(one, other)]
         # Which of two comes first means nothing.
-        kinds[kind] = [each for pair in pairs for each in (pair, pair._replace(log_ratio=-pair.log_ratio))]
+        kinds[kind] = [each for pair in pairs for each in (pair, pair._replace(value=-pair.value))]
     return kinds
 
 
-def csv_text(kinds: dict[Kind, list[Residual]]) -> str:
+def csv_text(kinds: dict[Kind, list[Error]]) -> str:
     """`DATA` as it ought to be."""
     lines = [HEADER, *((kind, *_cells(found)) for kind, found in kinds.items())]
     return "".join(",".join(line) + "\n" for line in lines)
 
 
-def table(kinds: dict[Kind, list[Residual]]) -> Table:
+def table(kinds: dict[Kind, list[Error]]) -> Table:
     return Table(
         title=f"The interval that is to hold {SHARE:.0%} of the true speeds, as a factor of the predicted one",
         header=(
@@ -57,36 +49,21 @@ def table(kinds: dict[Kind, list[Residual]]) -> Table:
             " runs, or pairs either way",
             " origins",
             " left-out runs in the interval of the others",
+            " the same, each origin once",
         ),
-        rows=tuple((kind, *_cells(found), f"{coverage(found):.0%}") for kind, found in kinds.items()),
+        rows=tuple(
+            (kind, *_cells(found), *(f"{share:.0%}" for share in coverage(found))) for kind, found in kinds.items()
+        ),
     )
 
 
-def coverage(found: Sequence[Residual]) -> float:
-    """Share of runs that lie in the interval of the runs of other origins."""
-    inside = 0
-    for origin in {residual.origin for residual in found}:
-        low, high = _interval([residual for residual in found if residual.origin != origin])
-        inside += sum(low <= residual.log_ratio <= high for residual in found if residual.origin == origin)
-    return inside / len(found)
-
-
-def write(kinds: dict[Kind, list[Residual]]) -> None:
+def write(kinds: dict[Kind, list[Error]]) -> None:
     DATA.write_text(csv_text(kinds), encoding="utf-8")
 
 
-def _cells(found: Sequence[Residual]) -> tuple[str, ...]:
-    low, high = _interval(found)
-    origins = len({residual.origin for residual in found})
-    return f"{exp(low):.2f}", f"{exp(high):.2f}", str(len(found)), str(origins)
-
-
-def _interval(found: Sequence[Residual]) -> tuple[float, float]:
-    shares = weights([residual.origin for residual in found])
-    ordered = sorted(zip((residual.log_ratio for residual in found), shares, strict=True))
-    below = [*accumulate(share for _, share in ordered)]
-    beyond = (1 - SHARE) / 2
-    return ordered[bisect_right(below, beyond)][0], ordered[bisect_left(below, 1 - beyond)][0]
+def _cells(found: Sequence[Error]) -> tuple[str, ...]:
+    low, high = interval(spread_of(found))
+    return f"{exp(low):.2f}", f"{exp(high):.2f}", str(len(found)), str(len(by_source(found)))
 
 
 def _pairs(runs: Sequence[TimedRun]) -> Iterator[tuple[TimedRun, TimedRun]]:

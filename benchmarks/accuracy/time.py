@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from . import questions, spread
+from .between_sources import Error, by_source
+from .between_sources import percentile as percentile_by_source
 from .report import Section, Table, percent
 from .timed_runs import DATA, TIE, Group, TimedRun, groups, read_runs, recorded_schedules
 
@@ -33,7 +35,7 @@ def section() -> Section:
                 header=_HEADER,
                 rows=tuple(_subsets(counted)),
             ),
-            spread.table(spread.residuals(counted)),
+            spread.table(spread.errors(counted)),
             Table(
                 title="Both depths: the closed form, and the schedule that a dry run of the same plan recorded",
                 header=("source", "run", " measured s", " closed form", " schedule", " schedule / closed form"),
@@ -72,7 +74,9 @@ def section() -> Section:
             f"tau at least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of "
             f"{len(ranked)} groups meet theirs, {sum(group.regret <= REGRET_TARGET for group in ranked)} the regret. "
             f"Pairs that were measured within {TIE:.0%} are not ranked. A factor is the larger of predicted over "
-            "measured and its inverse; the last two columns are under the committed constants, fitted on all runs.",
+            "measured and its inverse; the last two columns are under the committed constants, fitted on all runs. "
+            "Each source once: a run's weight is 1 / the runs of its source in the subset; a source is a repository or "
+            "a page.",
         ),
         data={
             "runs": [
@@ -169,8 +173,17 @@ def limit() -> str:
 
 
 def _stated(runs: Sequence[TimedRun]) -> str:
+    """Each run once, and each source once."""
     sizes = [abs(run.unseen_error) for run in runs]
-    return f"median error {_share(median(sizes))}, 90th percentile {_share(percentile_90(sizes))}"
+    once = [_share(percentile_by_source(_sizes(runs), share)) for share in (0.5, 0.9)]
+    return (
+        f"median error {_share(median(sizes))}, 90th percentile {_share(percentile_90(sizes))}; each of "
+        f"{len(by_source(_sizes(runs)))} sources once: {' and '.join(once)}"
+    )
+
+
+def _sizes(runs: Sequence[TimedRun]) -> list[Error]:
+    return [Error(run.origin, abs(run.unseen_error)) for run in runs]
 
 
 def _share(share: float) -> str:
@@ -191,8 +204,11 @@ def percentile_90(values: Iterable[float]) -> float:
 _HEADER = (
     "runs",
     " n",
+    " sources",
     " median",
     " 90 %",
+    " median, each source once",
+    " 90 %, each source once",
     " bias",
     " worst factor",
     " within tolerance",
@@ -236,8 +252,10 @@ def _row(name: str, runs: Sequence[TimedRun]) -> tuple[str, ...]:
     return (
         name,
         str(len(runs)),
+        str(len({run.origin for run in runs})),
         f"{median(sizes):.1%}",
         f"{percentile_90(sizes):.1%}",
+        *(f"{percentile_by_source(_sizes(runs), share):.1%}" for share in (0.5, 0.9)),
         percent(median(errors)),
         f"{max(map(_factor, runs)):.2f}",
         f"{sum(size <= run.tolerance for size, run in zip(map(abs, errors), runs, strict=True)) / len(runs):.0%}",

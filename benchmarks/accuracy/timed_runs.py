@@ -38,6 +38,7 @@ from ds_advise.estimators.workload import (
 
 from .. import seed_ranking
 from ..schedule_files import read_schedule
+from .between_sources import origin_of
 from .questions import Asked, model_of
 
 DATA = Path(__file__).parents[1] / "data"
@@ -87,10 +88,8 @@ class TimedRun:
 
     @property
     def origin(self) -> str:
-        """Who measured it: the repository where the source names one, else the source. What a fit leaves out to judge
-        a run."""
-        repository = self.source.split()[0]
-        return repository.partition("@")[0] if "/" in repository else self.source
+        """What a fit leaves out to judge a run."""
+        return origin_of(self.source)
 
     @property
     def step_s(self) -> float:

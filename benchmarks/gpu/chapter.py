@@ -206,7 +206,7 @@ def _memory_row(one: Trained) -> tuple[str, ...]:
 
 def _out_of_memory_row(one: Trained) -> tuple[str, ...]:
     cluster = replace(one.cluster, host_memory_bytes_per_node=None)
-    fit = fit_of(one.estimate.memory, cluster, one.configuration.workload)
+    fit = fit_of(one.estimate.memory, cluster)
     return one.row["name"], _gib(one.device_bytes), fit.reason
 
 

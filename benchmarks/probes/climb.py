@@ -94,8 +94,7 @@ def _under(prediction: Recommendation, limit_bytes: int) -> Recommendation:
         prediction,
         question=replace(prediction.question, cluster=cluster),
         candidates=tuple(
-            replace(candidate, fit=fit_of(candidate.estimate.memory, cluster, prediction.question.workload))
-            for candidate in prediction.candidates
+            replace(candidate, fit=fit_of(candidate.estimate.memory, cluster)) for candidate in prediction.candidates
         ),
     )
 

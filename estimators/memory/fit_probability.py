@@ -1,11 +1,12 @@
 """The probability that a plan's need is within the memory of its GPU.
 
-    need = S + X T + A + O,        P = P(need <= memory of the GPU)
+    need = (1 + E) M + A + O,        P = P(need <= memory of the GPU)
 
-S, the states that stay for the whole training, is exact. T are the bytes that come and go within a step; X, measured
-over predicted, is distributed as in published runs (`data/memory_spread.csv`, from `python -m benchmarks.accuracy
---write`). A, the caching allocator's overhead, is uncertain only without expandable segments. O, outside of it (CUDA
-context, NCCL), is normal around its prediction.
+M is the predicted peak of allocated bytes. E is the error of a source that was not seen, as a share of M: Student's t
+of published runs, each source counted once (`data/memory_spread.csv`, from `python -m benchmarks.accuracy --write`).
+Its tails fall with the distance from what was seen, and no room makes a plan certain. A, the caching allocator's
+overhead, is uncertain only without expandable segments. O, outside of it (CUDA context, NCCL), is normal around its
+prediction.
 
 A plan whose predicted need exceeds the memory is always below one half.
 
@@ -15,26 +16,22 @@ Not covered: other processes on the GPU, such as a desktop; host RAM and NVMe.
 from __future__ import annotations
 
 import csv
-from bisect import bisect_left
 from functools import cache
-from math import nextafter
+from math import atan, cos, nextafter, pi, sin
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..estimate import MemoryEstimate, Terms
 from ..hardware.cluster import Cluster
-from ..workload import Workload
 from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
 
 DATA = Path(__file__).parents[1] / "data" / "memory_spread.csv"
-
-Kind = Literal["full", "adapters"]
 
 STATES = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
 """Components that stay for the whole training."""
 
 WASTE = "fixed segments"
-"""The kind in the data for the allocator's waste without expandable segments."""
+"""The name in the data for the allocator's waste without expandable segments."""
 
 _GIB = 2**30
 _COVERED = 1.96
@@ -49,7 +46,8 @@ NCCL_SPREAD = 0.5 / _COVERED
 channels are opened (NVIDIA/nccl issue 864)."""
 
 DRY_RUN_SPREAD = 0.01
-"""One standard deviation of X for a dry run, which sees all tensors but no scratch memory of kernels. Assumed."""
+"""Scale of a dry run's error as a share of what comes and goes within a step: it sees all tensors but no scratch memory
+of kernels. Assumed."""
 
 CPU_COVERED = 0.26
 """97.5 % of the probes in docs/probe.md measured at most this share above the prediction for a rank on the CPU
@@ -61,59 +59,59 @@ _THREE_POINTS = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
 """Standard deviations and weights of Gauss-Hermite quadrature with three points."""
 
 
-class Quantiles(NamedTuple):
-    """A distribution by some of its quantiles, linear between them."""
+class SourceSpread(NamedTuple):
+    """Student's t with one degree of freedom fewer than there are sources."""
 
-    values: tuple[float, ...]
-    shares: tuple[float, ...]
+    location: float
+    scale: float
+    sources: int
 
     def share_below(self, value: float) -> float:
-        """Share of the distribution up to a value; beyond the outermost quantiles linear with their slope."""
-        values, shares = self.values, self.shares
-        index = min(max(bisect_left(values, value), 1), len(values) - 1)
-        width = values[index] - values[index - 1]
-        if not width:
-            return shares[index]
-        slope = (shares[index] - shares[index - 1]) / width
-        return min(1.0, max(0.0, shares[index - 1] + slope * (value - values[index - 1])))
+        """Share of the distribution up to a value (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+        degrees = self.sources - 1
+        angle = atan((value - self.location) / self.scale / degrees**0.5)
+        power = cos(angle) if degrees % 2 else 1.0
+        term = total = power if degrees > 1 else 0.0
+        for step in range(2 + degrees % 2, degrees - 1, 2):
+            term *= (step - 1) / step * cos(angle) ** 2
+            total += term
+        if degrees % 2:
+            return 0.5 + (angle + sin(angle) * total) / pi
+        return 0.5 + sin(angle) * total / 2
 
 
-def fit_probability(
-    memory: MemoryEstimate, cluster: Cluster, workload: Workload, ratio: Quantiles | None = None
-) -> float:
-    """The probability that each GPU holds the predicted need of a plan. ratio: distribution of X instead of the
-    published runs' of the workload's kind."""
+def fit_probability(memory: MemoryEstimate, cluster: Cluster, error: SourceSpread | None = None) -> float:
+    """The probability that each GPU holds the predicted need of a plan. error: distribution of E instead of that of all
+    published runs."""
     if cluster.gpu.is_cpu:
         from statistics import NormalDist  # here: it takes milliseconds that most answers do not need
 
         return NormalDist(1.0, CPU_COVERED / _COVERED).cdf(cluster.gpu.memory_bytes / memory.device_bytes_per_gpu)
-    states = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
-    transient = max(1, memory.allocated_bytes_per_gpu - states)
+    allocated = memory.allocated_bytes_per_gpu
     free, spread = cluster.gpu.memory_bytes - memory.device_bytes_per_gpu, _outside_spread_bytes(memory.device_terms)
-    found = ratio or ratios()[kind_of(workload)]
+    found = error or published_error()
     if not any(term.declared is FIXED_SEGMENTS for term in memory.reserved_terms):
-        return _probability(free, transient, spread, found)
+        return _probability(free, allocated, spread, found)
+    states = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
+    transient = max(1, allocated - states)
     free += sum(term.size_bytes for term in memory.reserved_terms) - SEGMENT_BYTES
     return sum(
-        probability * _probability(round(free - share * transient), transient, spread, found)
+        probability * _probability(round(free - share * transient), allocated, spread, found)
         for share, probability in fixed_segments_waste()
     )
 
 
 def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:
     """The same for a dry run."""
-    spread = _outside_spread_bytes(outside_allocator(cluster))
-    return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, _dry_run())
+    spread, error = _outside_spread_bytes(outside_allocator(cluster)), published_error()
+    error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
+    return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, error)
 
 
-def kind_of(workload: Workload) -> Kind:
-    return "full" if workload.method == "full" else "adapters"
-
-
-def _probability(free_bytes: int, transient_bytes: int, outside_spread_bytes: float, ratio: Quantiles) -> float:
-    """P for the predicted free bytes; below one half if they are negative."""
-    room, spread = 1 + free_bytes / transient_bytes, outside_spread_bytes / transient_bytes
-    found = sum(weight * ratio.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
+def _probability(free_bytes: int, unit_bytes: int, outside_spread_bytes: float, error: SourceSpread) -> float:
+    """P for the predicted free bytes, the error as a share of unit_bytes; below one half if they are negative."""
+    room, spread = free_bytes / unit_bytes, outside_spread_bytes / unit_bytes
+    found = sum(weight * error.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
     return found if free_bytes >= 0 else min(found, _BELOW_HALF)
 
 
@@ -124,29 +122,19 @@ def _outside_spread_bytes(terms: Terms) -> float:
 
 
 @cache
-def ratios() -> dict[str, Quantiles]:
-    """X of the published runs, by kind."""
-    return {kind: Quantiles(*zip(*rows, strict=True)) for kind, rows in _spreads().items() if kind != WASTE}
+def published_error() -> SourceSpread:
+    """E of a source that is not among the published runs'."""
+    found = {name: value for name, value, _ in _rows()}
+    return SourceSpread(found["location"], found["scale"], int(found["sources"]))
 
 
 def fixed_segments_waste() -> list[tuple[float, float]]:
     """(share of transient bytes wasted by fixed segments, probability) pairs."""
-    return _spreads()[WASTE]
+    return [(value, share) for name, value, share in _rows() if name == WASTE]
 
 
 @cache
-def _spreads() -> dict[str, list[tuple[float, float]]]:
-    """(value, share) pairs by kind."""
-    found: dict[str, list[tuple[float, float]]] = {}
+def _rows() -> list[tuple[str, float, float]]:
+    """(name, value, share) of the data."""
     with DATA.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(row["kind"], []).append((float(row["value"]), float(row["share"])))
-    return found
-
-
-@cache
-def _dry_run() -> Quantiles:
-    from statistics import NormalDist
-
-    shares = (0.005, 0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975, 0.995)
-    return Quantiles(tuple(NormalDist(1.0, DRY_RUN_SPREAD).inv_cdf(share) for share in shares), shares)
+        return [(row["name"], float(row["value"]), float(row["share"])) for row in csv.DictReader(file)]

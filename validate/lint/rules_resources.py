@@ -189,7 +189,7 @@ class _Situation:
         return self.fit_probability() >= SURE
 
     def fit_probability(self) -> float:
-        return fit_probability(self.memory(), self.cluster, self.workload)
+        return fit_probability(self.memory(), self.cluster)
 
     def gain(self, other_plan: Plan) -> float:
         """How many times as many tokens per second another plan gives; 0 where it does not fit or gains nothing."""

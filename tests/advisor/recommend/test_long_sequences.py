@@ -13,7 +13,7 @@ from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.render.answer import print_answer
-from ds_advise.advisor.search.candidate import Fit
+from ds_advise.advisor.search.candidate import LEAST, LIKELY, Fit
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.families import shape_from_config
@@ -115,8 +115,9 @@ def test_published_longest_sequences_fit_and_twice_those_do_not(
     model: str, seq_len: int, settings: dict[str, Any]
 ) -> None:
     settings = {"gradient_checkpointing": "on", "sequence_parallel_size": 1, **settings}
-    assert published(model, "8xH100", seq_len, **settings).fits
-    assert not published(model, "8xH100", 2 * seq_len, **settings).fits
+    """The second of them, which needs 94 % of the GPUs, likely."""
+    assert published(model, "8xH100", seq_len, **settings).probability >= LEAST["balanced"]
+    assert published(model, "8xH100", 2 * seq_len, **settings).probability < LIKELY
 
 
 def published(model: str, gpus: str, seq_len: int, **settings: Any) -> Fit:

@@ -15,14 +15,13 @@ from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.verification.verify import in_order
-from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase
+from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.device_overhead import allocator_overhead, fixed_segments_overhead, outside_allocator
-from ds_advise.estimators.memory.fit_probability import Quantiles, fit_probability, ratios
+from ds_advise.estimators.memory.fit_probability import SourceSpread, fit_probability
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import Workload
 from rich.console import Console
 
 RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lora"}
@@ -65,7 +64,7 @@ def test_the_risk_decides_what_is_recommended(risky: Recommendation) -> None:
     chosen = [ask(**RISKY, risk=risk).recommended for risk in LEAST]
     assert chosen[0] is not None and risky.recommended is not None and chosen[0].plan == risky.recommended.plan
     speeds = [candidate.tokens_per_s for candidate in chosen if candidate is not None]
-    assert len(speeds) == 3 and speeds == sorted(speeds) and speeds[1] > speeds[0]
+    assert len(speeds) == 3 and speeds == sorted(speeds) and speeds[2] > speeds[0]
     assert all(each.fit.probability >= least for each, least in zip(chosen, LEAST.values(), strict=True) if each)
 
 
@@ -104,47 +103,57 @@ def test_more_memory_is_never_less_sure() -> None:
     for percent in range(80, 121):
         sized = replace(gpu, memory_bytes=candidate.device_bytes * percent // 100)
         cluster = replace(question.cluster, gpu=sized)
-        found.append(fit_probability(candidate.memory, cluster, question.workload))
-    assert found == sorted(found) and found[0] < 0.001 and found[-1] > 0.999
+        found.append(fit_probability(candidate.memory, cluster))
+    assert found == sorted(found) and found[0] < 0.01 and found[-1] > 0.99
     assert 0.3 < found[20] < 0.7, "as much as is predicted"
 
 
-def test_quantiles_go_on_beyond_the_outermost() -> None:
-    spread = Quantiles((0.9, 1.0, 1.2), (0.1, 0.5, 0.9))
-    assert [spread.share_below(value) for value in (0.9, 0.95, 1.0, 1.1, 1.25)] == pytest.approx(
-        [0.1, 0.3, 0.5, 0.7, 1.0]
-    )
-    assert spread.share_below(0.0) == 0.0 and spread.share_below(2.0) == 1.0
-    assert {kind: spread.share_below(1.0) for kind, spread in ratios().items()} == pytest.approx(
-        {"full": 0.5, "adapters": 0.43}, abs=0.08
+@pytest.mark.parametrize(("sources", "nine_tenths"), [(2, 3.078), (3, 1.886), (5, 1.533), (10, 1.383), (13, 1.356)])
+def test_the_spread_between_sources_is_students_t(sources: int, nine_tenths: float) -> None:
+    """Quantiles of a table of Student's t. Fewer sources make wider tails, and none reaches certainty."""
+    spread = SourceSpread(0.1, 0.05, sources)
+    assert spread.share_below(0.1 + 0.05 * nine_tenths) == pytest.approx(0.9, abs=1e-4)
+    assert spread.share_below(0.1 - 0.05 * nine_tenths) == pytest.approx(0.1, abs=1e-4)
+    assert 0.0 < spread.share_below(-1.0) < spread.share_below(0.1) == 0.5 < spread.share_below(1.2) < 1.0
+
+
+def test_nine_tenths_of_a_card_are_no_certainty() -> None:
+    """A plan far below the limit fits; one at 96 % of it only likely, whatever part of it comes and goes."""
+    cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
+    for transient in (2**30, 2**35):
+        verdicts = [verdict_of(fit_probability(_need(share, transient, cluster), cluster)) for share in (0.5, 0.96)]
+        assert verdicts == ["fits", "likely fits"]
+        assert 0.95 < fit_probability(_need(0.89, transient, cluster), cluster) < 0.995
+
+
+def _need(share: float, transient: int, cluster: Cluster) -> MemoryEstimate:
+    """A plan that needs this share of a GPU, so many bytes of it within a step only."""
+    overhead = allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient)
+    return _made_up(round(share * cluster.gpu.memory_bytes), transient, overhead, cluster)
+
+
+def _made_up(need: int, transient: int, overhead: Terms, cluster: Cluster) -> MemoryEstimate:
+    rest = transient + sum(term.size_bytes for term in (*overhead, *outside_allocator(cluster)))
+    states = Formula("parameters", "made up", "made up").term(need - rest)
+    return MemoryEstimate(
+        phases=(Phase(name="step", terms=states + Formula("inputs", "made up", "made up").term(transient)),),
+        reserved_terms=overhead,
+        device_terms=outside_allocator(cluster),
+        host_pinned_terms=(),
+        host_pageable_terms=(),
+        host_loading_bytes_per_node=0,
+        nvme_terms=(),
     )
 
 
-@pytest.mark.parametrize("transient_gib", [0.1, 1, 8, 80])
-@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("transient_gib", [0.1, 1, 8, 64])
 @pytest.mark.parametrize("expandable", [True, False])
-def test_what_needs_more_than_there_is_is_never_likely_to_fit(
-    transient_gib: float, kind: Any, expandable: bool
-) -> None:
+def test_what_needs_more_than_there_is_is_never_likely_to_fit(transient_gib: float, expandable: bool) -> None:
     cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
     transient = round(transient_gib * 2**30)
-    overhead = (
-        allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient)
-        if expandable
-        else fixed_segments_overhead(transient)
-    )
-    states = Formula("parameters", "made up", "made up")
-    loose = Formula("decoder layer inputs", "made up", "made up").term(transient)
+    plan = Plan(zero_stage=3, micro_batch_size=1)
+    overhead = allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient)
     for missing in (1, 2**20, 2**26):
-        rest = transient + sum(term.size_bytes for term in (*overhead, *outside_allocator(cluster)))
-        memory = MemoryEstimate(
-            phases=(Phase(name="step", terms=states.term(cluster.gpu.memory_bytes + missing - rest) + loose),),
-            reserved_terms=overhead,
-            device_terms=outside_allocator(cluster),
-            host_pinned_terms=(),
-            host_pageable_terms=(),
-            host_loading_bytes_per_node=0,
-            nvme_terms=(),
-        )
+        memory = _made_up(cluster.gpu.memory_bytes + missing, transient, overhead, cluster)
         assert memory.device_bytes_per_gpu == cluster.gpu.memory_bytes + missing
-        assert fit_probability(memory, cluster, Workload(method=kind)) < LIKELY
+        assert fit_probability(memory, cluster) < LIKELY

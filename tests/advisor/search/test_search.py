@@ -59,7 +59,7 @@ def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
     question = ask("Qwen2.5-7B", gpus="4x48GB", global_batch=8, seq_len=512, risk="bold")
     gib = 2**30
     larger = replace(
-        question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=51 * gib))
+        question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=52 * gib))
     )
     sweep = stages_of("zero1", larger)[0].sweeps()[0]
     by_shape = {shape: sweep.candidate(shape).fit.probability for shape in sweep.shapes}
