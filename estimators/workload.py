@@ -32,6 +32,11 @@ class Software:
     fp32_norms: bool = False
     """Norms and layer inputs are fp32: after peft's `prepare_model_for_kbit_training`, or with LayerNorm under autocast
     before 4-bit layers."""
+    fp32_embeddings: bool = False
+    """Embeddings and head of a quantized model are fp32, as peft's `prepare_model_for_kbit_training` leaves them (TRL
+    casts them back to bf16, DeepSpeed's engine too), and under autocast the head is cast for every loss."""
+    from_scratch: bool = False
+    """The script builds the model from its configuration and reads no checkpoint."""
     optimizer_step: OptimizerStep = "foreach"
     """Implementation of torch's Adam in plain PyTorch: "foreach" (torch's default), "fused", or "loop" over tensors."""
     expandable_segments: bool = True

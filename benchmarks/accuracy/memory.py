@@ -92,7 +92,7 @@ def asked() -> list[dict[str, str]]:
             "row": str(result.run.row),
             "quantity": f"{result.run.quantity}_bytes_per_gpu"
             + " + cached_bytes_per_gpu" * (result.run.quantity != "allocated"),
-            "measured": "out of memory" if result.run.measured_bytes is None else str(result.run.measured_bytes),
+            "measured": str(result.run.measured_bytes or ("ran" if result.run.fitted else "out of memory")),
             "predicted": str(result.predicted_bytes),
             "question": questions.command_of(result.run.asked),
         }

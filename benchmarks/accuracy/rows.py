@@ -156,7 +156,8 @@ def _software(row: dict[str, str]) -> Software:
         reentrant=row["reentrant"] == "yes",
         autocast=row["autocast"] == "yes",
         fp32_adapters=row["adapters"] == "fp32",
-        fp32_norms=row["layer_inputs"] == "fp32",
+        fp32_norms=row["layer_inputs"].startswith("fp32"),
+        fp32_embeddings=row["layer_inputs"] == "fp32+embeddings",
         optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
         expandable_segments=False,
     )

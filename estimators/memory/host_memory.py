@@ -295,8 +295,8 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     """Peak of a node's host memory while the model is loaded and partitioned.
 
     Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 is built under `zero.Init`: only
-    rank 0 reads the checkpoint, w P, and the shards go to their final place. A quantized model goes to the GPU tensor
-    by tensor.
+    rank 0 reads the checkpoint, w P, and the shards go to their final place; a model that is built from scratch is
+    sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
     `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.
@@ -309,7 +309,7 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     if plan.zero_stage < 3:
         return processes + local_ranks * width * tensors.numel
     shards = total_bytes(_parameters(sharded, plan, local_ranks)) if plan.offload_param == "cpu" else 0
-    return processes + width * tensors.numel + shards
+    return processes + shards + (0 if tensors.workload.software.from_scratch else width * tensors.numel)
 
 
 ALIGNED_BYTES = 8 * 1024

@@ -121,9 +121,8 @@ def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: P
 
 def _as_cast(workload: Workload) -> Workload:
     """The engine casts every parameter once, adapters too (deepspeed 0.19.8 engine.py _cast_module_mixed_precision)."""
-    if not (workload.software.fp32_adapters or workload.software.autocast):
-        return workload
-    return replace(workload, software=replace(workload.software, fp32_adapters=False, autocast=False))
+    cast = replace(workload.software, fp32_adapters=False, autocast=False, fp32_embeddings=False)
+    return workload if cast == workload.software else replace(workload, software=cast)
 
 
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:

@@ -175,13 +175,14 @@ class _Step:
         alive = self.resident + output_terms(self.model, workload, plan.micro_batch_size)
         casts = self._part("autocast_copies", "2 Pt", 2 * (numel - tensors.copied) * (self._casts and not sharded))
         passing = alive + casts
+        cast_head = self._part("autocast_copies", "w head", self._cast_head_bytes)
         outside = self._part("gathered_parameters", "w outside", root)
         stepping = self._part("step_temporaries", "s Pt / N", sizes.step * numel / sizes.shards * (not self.offloaded))
         first = earlier + unsharded if sharded else whole
         return (
             Phase(
                 name="forward_backward_top",
-                terms=passing + earlier + outside + saved + self._key_value_cache() + made.loss_terms,
+                terms=passing + earlier + outside + saved + self._key_value_cache() + cast_head + made.loss_terms,
             ),
             Phase(name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + made.block_terms),
             Phase(
@@ -195,6 +196,13 @@ class _Step:
     def _casts(self) -> bool:
         software = self.workload.software
         return software.autocast and (self.workload.method == "full" or software.fp32_adapters)
+
+    @property
+    def _cast_head_bytes(self) -> int:
+        """A frozen head in fp32 is cast before its product, which keeps the copy for the backward pass."""
+        software = self.workload.software
+        casts = self.workload.method == "qlora" and software.autocast and software.fp32_embeddings
+        return self.sizes.width * self.tensors.head * casts
 
     @property
     def _hidden_elements(self) -> int:

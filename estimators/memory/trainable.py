@@ -190,7 +190,8 @@ def _is_hidden_matrix(tensor: Tensor) -> bool:
 def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
     if quantized(tensor, workload):
         return quantized_bytes(tensor, workload)
-    return tensor.numel * workload.weight_bytes
+    apart = tensor.role in ("embedding", "position", "head") and workload.method == "qlora"
+    return tensor.numel * (4 if apart and workload.software.fp32_embeddings else workload.weight_bytes)
 
 
 @lru_cache(maxsize=256)

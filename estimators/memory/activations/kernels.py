@@ -108,7 +108,7 @@ def attend(
         added = mask or bias
         if added is not None:
             scores = ops.graph.apply("scores", (scores, added), view=True)
-        weights = ops.saves_output("softmax", scores)
+        weights = _softmax(ops, scores, itemsize=4)
         output = ops.product("attention output", ops.dropout(weights, dropout), value, width=out_width)
         return ops.cast(output, query.itemsize)
     itemsize = query.itemsize
@@ -121,9 +121,11 @@ def attend(
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
     for addend in (bias, mask):
         scores = scores if addend is None else ops.add(scores, addend)
-    if variant.softmax_fp32:
+    # CUDA's softmax reads fp16 and writes fp32 by itself (ATen/native/SoftMax.cpp softmax).
+    if variant.softmax_fp32 and ops.workload.precision != "fp16":
         scores = ops.cast(scores, 4)
-    weights = ops.dropout(ops.cast(ops.saves_output("softmax", scores), itemsize), dropout)
+    weights = _softmax(ops, scores, itemsize=4 if variant.softmax_fp32 else scores.itemsize)
+    weights = ops.dropout(ops.cast(weights, itemsize), dropout)
     output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
     if variant.holds_scores:
         ops.graph.hold(raw)
@@ -222,6 +224,17 @@ def _fused(
         workspace=workspace,
         product=True,
     )
+
+
+def _softmax(ops: Ops, scores: Value, *, itemsize: int) -> Value:
+    workspace = softmax_workspace(scores, itemsize)
+    return ops.graph.apply("softmax", (scores,), itemsize=itemsize, saves_output=True, workspace=workspace)
+
+
+def softmax_workspace(scores: Value, itemsize: int) -> int:
+    """The gradient times the result, which CUDA's backward pass makes first (torch 2.13
+    aten/src/ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out)."""
+    return itemsize * scores.rows * scores.width
 
 
 def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> int:

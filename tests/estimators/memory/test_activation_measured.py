@@ -401,6 +401,7 @@ def as_a_dispatch_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Under a dispatch mode torch never adds gradients in place, and the inside of a kernel is not seen."""
     monkeypatch.setattr(saved_tensors, "IN_PLACE", False)
     monkeypatch.setattr(kernels, "backward_workspace", lambda *_: 0)
+    monkeypatch.setattr(kernels, "softmax_workspace", lambda *_: 0)
     # peft turns autocast off around its products; the meta device has none.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     layout_of.cache_clear()
