@@ -34,7 +34,7 @@ partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams.""
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
-FIXED_SEGMENTS_SHARE = 0.0983
+FIXED_SEGMENTS_SHARE = 0.0781
 """The same share without expandable segments when a request fails: the median of the shares in data/memory_spread.csv,
 so that a plan which needs all of a GPU is as likely to fit as not."""
 
