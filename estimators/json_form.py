@@ -20,9 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import repeat
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 """Of every command's JSON; it rises when a field changes its meaning or goes away."""
@@ -44,6 +47,32 @@ def to_json(value: Any) -> Any:
         return str(value)
     assert is_dataclass(value), f"no JSON form of {type(value)}"
     return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+
+
+def read_json(kind: Any, value: Any) -> Any:
+    """The inverse of `to_json` for a type: dataclasses, named tuples (as lists), tuples, unions and JSON's own types.
+
+    Raises TypeError, ValueError or KeyError for a value of another form.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        (inner,) = (each for each in arguments if each is not NoneType)
+        return read_json(inner, value)
+    if origin is tuple:
+        kinds = repeat(arguments[0]) if arguments[1:] == (...,) else arguments
+        return tuple(read_json(each, item) for each, item in zip(kinds, value, strict=False))
+    if is_dataclass(kind):
+        return kind(**{name: read_json(each, value[name]) for name, each in _field_types(kind).items()})  # type: ignore[operator]
+    if hasattr(kind, "_fields"):
+        return kind(*(read_json(each, item) for each, item in zip(_field_types(kind).values(), value, strict=True)))
+    return value
+
+
+@cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def from_attributes(kind: type[Form], *sources: object, **given: Any) -> Form:

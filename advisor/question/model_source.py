@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError
 from ...estimators.models import catalogue
-from ...estimators.models.families import shape_from_config
+from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import ModelShape
+from ...probes.model_recorder.recorded_model import recorded_model
 
 MAX_BYTES = 10_000_000
 """A configuration has kilobytes; a larger file is another file."""
@@ -35,7 +36,16 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     found = _resolve(name_or_path, offline=offline)
     if isinstance(found, ModelShape):
         return found
-    return shape_from_config(_read(found.file), name=name_or_path.strip(), source=found.source)
+    return shape_of(_read(found.file), name=name_or_path.strip(), source=found.source)
+
+
+def shape_of(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
+    """The shape of the model of a `config.json`, by the row of its type, else recorded from transformers' code. Raises
+    ModelConfigError."""
+    try:
+        return shape_from_config(config, name=name, source=source)
+    except UnknownModelTypeError:
+        return recorded_model(config, name=name, source=source)
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:

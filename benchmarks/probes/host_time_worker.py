@@ -144,7 +144,7 @@ def _engine(case: HostTimeCase) -> tuple[Any, dict[str, Any]]:
     from ds_advise.probes.dry_run import models, training
 
     request = _request(case)
-    description = models.transformers_config(request)
+    description = models.transformers_config(request.model or {})
     keep_alive = training.announce_zero3(request, request.config)
     subject = models.from_config(request, description, torch.bfloat16, "cpu")
     model: Any = subject.model

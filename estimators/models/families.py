@@ -350,6 +350,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
 }
 
 _UNKNOWN = FamilySpec("", dense.mistral)
+_RECORDED_FUSED, _RECORDED_EAGER = LayerVariant(), LayerVariant(kernels=frozenset())
 
 
 def family_of(model: ModelShape) -> FamilySpec:
@@ -362,7 +363,10 @@ def supports(model: ModelShape, feature: Feature) -> bool:
 
 
 def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
-    """How a block's layers are computed. A vision tower is plain unless its row says otherwise."""
+    """How a block's layers are computed. A vision tower is plain unless its row says otherwise, and a recorded layer
+    says itself what its class supports."""
+    if block.program is not None:
+        return _RECORDED_FUSED if block.program.has_fused_attention else _RECORDED_EAGER
     family = family_of(model)
     plain = _LLAMA if block.norm == "rms" else _GPT
     return (family.tower if block.hidden_size else family.layer) or plain
@@ -436,6 +440,10 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
     return max(endings, key=len)
 
 
+class UnknownModelTypeError(ModelConfigError):
+    """No row describes models of this type."""
+
+
 def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
     if not model_type:
         return ModelConfigError(
@@ -446,7 +454,7 @@ def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
     inner = c.section("text_config")
     text = inner.text("model_type", default="") if inner else ""
     if text in FAMILIES:
-        return ModelConfigError(
+        return UnknownModelTypeError(
             f"{c.where}: model_type {model_type!r} is not supported",
             why=f"of its parts only the language model ({text}) is",
             fix="pass a config.json that holds its text_config alone",
@@ -454,7 +462,7 @@ def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
     from difflib import get_close_matches
 
     near = get_close_matches(model_type, FAMILIES, n=3, cutoff=0.0)
-    return ModelConfigError(
+    return UnknownModelTypeError(
         f"{c.where}: model_type {model_type!r} is not supported",
         why="the parameter tensors of this family are not known here",
         fix=f"nearest of the {len(FAMILIES)} supported: {', '.join(near)}",

@@ -12,6 +12,8 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
+from .program import Around, Program
+
 Role = Literal[
     "embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "tower", "other"
 ]
@@ -129,6 +131,8 @@ class Block:
     """The probability of dropout on the branches' outputs while training."""
     attention_dropout: float = 0.0
     """The probability of dropout on the attention weights while training."""
+    program: Program | None = None
+    """What one layer runs, where it was recorded from the model's own code."""
 
     @property
     def parameters_per_layer(self) -> int:
@@ -168,6 +172,8 @@ class ModelShape:
     """A vision tower stands outside the blocks, for samples of text do not use it."""
     source: str = ""
     """Where the dimensions come from: a catalogue's source, a file, the hub."""
+    around: Around | None = None
+    """What runs around the layers, where it was recorded from the model's own code."""
     quantized: str = ""
     """How the checkpoint's weights are quantized (gptq, awq, fp8, ...), "" for weights as they are trained."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,14 @@ def hidden_size(model_config: Any) -> int | None:
     return None
 
 
-def transformers_config(request: Request) -> Any:
-    """The transformers configuration object of `request.model`.
+def transformers_config(model: Mapping[str, Any]) -> Any:
+    """The transformers configuration object of a `config.json`.
 
     Raises UnusableModelError for a model type that the installed transformers has no class for.
     """
     from transformers import CONFIG_MAPPING
 
-    values = {key: value for key, value in (request.model or {}).items() if key not in ("dtype", "torch_dtype")}
+    values = {key: value for key, value in model.items() if key not in ("dtype", "torch_dtype")}
     kind = values.pop("model_type", "")
     if kind not in CONFIG_MAPPING:
         import transformers
@@ -105,7 +105,7 @@ def from_config(
         options |= {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
         model = chosen.from_pretrained(checkpoint, config=config, **options)
     else:
-        with _no_init_weights():
+        with no_init_weights():
             model = chosen._from_config(config, **options)
             model.tie_weights()
     model.train()
@@ -212,7 +212,8 @@ def model_class(config: Any) -> Any:
     )
 
 
-def _no_init_weights() -> Any:
+def no_init_weights() -> Any:
+    """A context in which transformers leaves weights uninitialized."""
     try:
         module: Any = importlib.import_module("transformers.initialization")
     except ImportError:  # transformers 4

@@ -106,7 +106,7 @@ def run(
 
     until_repeated: stop after an iteration that repeats the one before it.
     """
-    description = models.transformers_config(request) if request.model is not None else None
+    description = models.transformers_config(request.model) if request.model is not None else None
     config = filled_config(request, models.hidden_size(description) if description is not None else None)
     dtype = model_dtype(config)
     keep_alive = announce_zero3(request, config)

@@ -77,7 +77,7 @@ def _import_all(request: Request) -> None:
     ):
         importlib.import_module(name)
     if request.model is not None:
-        models.model_class(models.transformers_config(request))
+        models.model_class(models.transformers_config(request.model))
 
 
 def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def prepare(job: ProbeJob, request: Request) -> tuple[Any, dict[str, Any]]:
     Loads the training's code, the model's class and DeepSpeed's extensions: they are no part of a plan's memory, and
     compilers may need more memory than a rank is allowed.
     """
-    description = models.transformers_config(request) if request.model is not None else None
+    description = models.transformers_config(request.model) if request.model is not None else None
     if description is not None:
         models.model_class(description)
     config = filled_config(request, models.hidden_size(description) if description is not None else None)

@@ -13,12 +13,14 @@ from ...models.families import layer_variant
 from ...models.layer_variant import LayerVariant
 from ...models.lora import adapters, trained_copies, trains_head
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
+from ...models.program import Around, Slot
 from ...workload import Workload
 from .feed_forward import activate
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
 from .ops import Ops, norm
-from .saved_tensors import AutogradGraph, Size, Storage, Value, backward_bytes, forward_bytes, frontier, total
+from .replay import Replay
+from .saved_tensors import ZERO, AutogradGraph, Size, Storage, Value, backward_bytes, forward_bytes, frontier, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
@@ -170,6 +172,10 @@ class LayerRecorder(NamedTuple):
         graph, hidden, item = ops.graph, self.model.stream_width(block), ops.itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         kernel, masked = self.kernel(block.attention, variant, rows)
+        if block.program is not None:
+            mask = self.mask(ops, variant, kernel, rows) if masked else None
+            replay = Replay(ops, block.program, rows, block.attention, kernel, mask)
+            return Recording(graph, value, replay.run(value))
         layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
         if masked:
             layer.mask = self.mask(ops, variant, kernel, rows)
@@ -239,7 +245,10 @@ def end(recorder: LayerRecorder) -> End:
     rows, variant = recorder.rows(block), recorder.variant(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
     value = output = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "last hidden state")
-    if variant.layout != "post":
+    if model.around is not None:
+        everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
+        output = Replay(everything, model.around.closing, rows, block.attention, "flash").run(value)
+    elif variant.layout != "post":
         output = norm(ops, variant.norm, output)
         output = ops.dropout(output, variant.relative and block.hidden_dropout)
     elif model.vocab_size:
@@ -257,7 +266,40 @@ def end(recorder: LayerRecorder) -> End:
 
 def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     """What lives as long as the layers."""
+    if recorder.model.around is not None:
+        return [*_passed_to_layers(recorder), *_masks(recorder), *_openings(recorder, recorder.model.around)]
     return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
+
+
+def _passed_to_layers(recorder: LayerRecorder) -> list[LinearTerm]:
+    """Rotary tables and the like: what checkpointed layers get besides their input, or what layers save of it."""
+    tensors: dict[int, Slot] = {}
+    for block in recorder.model.blocks:
+        if block.program is not None:
+            tensors |= block.program.sources(saved=not recorder.checkpointing)
+    length, size = recorder.workload.seq_len, ZERO
+    for slot in tensors.values():
+        width = slot.itemsize or recorder.workload.weight_bytes
+        size = size.plus(Size(slot.elements.of_sample(length) * width, slot.elements.of_batch(length) * width))
+    return (
+        [LinearTerm("inputs of all layers", size, "x B + y", {"x": size.per_sample, "y": size.fixed})]
+        if any(size)
+        else []
+    )
+
+
+def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
+    """What runs before the first layer of each stack."""
+    terms = []
+    for opening in around.openings:
+        block = recorder.model.blocks[0]
+        rows, ops = recorder.rows(block), recorder.ops(recorder.model.outside, "embedding")
+        needs_grad = recorder.checkpointing and not recorder.trains_embedding
+        output = Replay(ops, opening, rows, block.attention, "flash", embedding_needs_grad=needs_grad).run(None)
+        saved = [storage for storage in ops.graph.saved() if storage is not output.storage]
+        if saved:
+            terms.append(saved_term("embedding", saved, count=1, rows=rows))
+    return terms
 
 
 def _tables(recorder: LayerRecorder) -> list[LinearTerm]:

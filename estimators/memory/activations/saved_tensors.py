@@ -74,7 +74,7 @@ class Value(NamedTuple):
         return self.rows * self.width * self.itemsize
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """One operation."""
 
     inputs: tuple[Value, ...]
@@ -102,7 +102,7 @@ class AutogradGraph:
 
     part: str = ""
     """The group of new storages."""
-    nodes: list[_Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
 
     def tensor(
         self,
@@ -144,7 +144,7 @@ class AutogradGraph:
         saves: inputs that the derivative reads. view: the output shares the first input's storage. hidden: the
         derivative keeps what it saves by itself instead of in `save_for_backward`. workspace, fixed_workspace: bytes
         of the backward pass per sample and once; forward_workspace: of the forward pass per sample. moves: bytes per
-        sample besides inputs, outputs and workspace. The others are those of `_Node`.
+        sample besides inputs, outputs and workspace. The others are those of `Node`.
         """
         first = inputs[0]
         rows, width, itemsize = rows or first.rows, width or first.width, itemsize or first.itemsize
@@ -157,7 +157,7 @@ class AutogradGraph:
         if output.needs_grad:
             saved = tuple(dict.fromkeys([value.storage for value in saves])) + ((storage,) if saves_output else ())
         self.nodes.append(
-            _Node(
+            Node(
                 tuple(inputs),
                 (output,),
                 saved,
@@ -175,7 +175,7 @@ class AutogradGraph:
 
     def hold(self, *values: Value) -> None:
         """Local variables hold these tensors up to here, although nothing reads them any more."""
-        self.nodes.append(_Node(values, (), passes=True))
+        self.nodes.append(Node(values, (), passes=True))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
         """value[index]: the index is saved; the gradient is scattered into zeros."""
@@ -184,7 +184,7 @@ class AutogradGraph:
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns; their gradients are joined in one new tensor (`split`, `chunk`)."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
-        self.nodes.append(_Node((value,), parts))
+        self.nodes.append(Node((value,), parts))
         return parts
 
     def saved(self) -> tuple[Storage, ...]:
@@ -244,7 +244,7 @@ class AutogradGraph:
         return live.moments
 
     @staticmethod
-    def _release(node: _Node, users: Counter[Storage], live: _LiveBytes) -> None:
+    def _release(node: Node, users: Counter[Storage], live: _LiveBytes) -> None:
         """Free what the node saved, unless another one saved it too."""
         for storage in node.saved:
             users[storage] -= 1

@@ -71,4 +71,4 @@ def test_a_dry_run_refuses_kernels_that_it_does_not_know(workload: Workload) -> 
     run = Run(config={}, model=description, cluster=h100s(1), workload=workload)
     request = Request(**asdict(request_for(run)) | {"workload": workload})
     with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
-        models.from_config(request, models.transformers_config(request), torch.bfloat16, "cpu")
+        models.from_config(request, models.transformers_config(request.model or {}), torch.bfloat16, "cpu")

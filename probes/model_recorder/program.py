@@ -1,0 +1,150 @@
+"""Programs from traces: the same steps traced at several batches and lengths, with sizes as polynomials of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...estimators.models.program import Derivative, Instruction, Program, Quantity, Slot
+from .derivatives import RawDerivative, choices, derive
+from .trace import Step, Trace
+
+Shapes = Sequence[tuple[int, int]]
+"""Batches and lengths of the traces."""
+
+BATCHES = (2, 3)
+STEP, SHORT_STEP = 256, 64
+"""Tokens between two lengths: a multiple of the chunks in which models process sequences, or fewer where positions are
+few."""
+
+
+def shapes_up_to(max_positions: int) -> Shapes:
+    """Two batches at each of three equally distant lengths, and a last one that tests the polynomials. max_positions: 0
+    for any length."""
+    step = SHORT_STEP if 0 < max_positions < 5 * STEP else STEP
+    return (*((batch, count * step) for count in (1, 2, 3) for batch in BATCHES), (5, 5 * step))
+
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution"})
+"""Matrix products, whose time does not follow from the bytes that they move."""
+
+
+class NotPolynomialError(ValueError):
+    """The operations, or the sizes of their tensors, are no polynomials of batch and length."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a trace: its steps, and the numbers of the tensor that it takes and of the one that it makes."""
+
+    trace: Trace
+    steps: Sequence[Step]
+    input: int | None
+    output: int | None
+
+
+def program(parts: Sequence[Part], shapes: Shapes) -> Program:
+    """The program of a part that was traced at these shapes. Raises NotPolynomialError."""
+    first = parts[0]
+    for part in parts[1:]:
+        for one, other in zip(first.steps, part.steps, strict=False):
+            if (one.kind, one.name, len(one.inputs)) != (other.kind, other.name, len(other.inputs)):
+                raise NotPolynomialError(
+                    f"{one.name or one.kind} runs at one length where {other.name or other.kind} runs at another"
+                )
+        if len(part.steps) != len(first.steps):
+            raise NotPolynomialError("the number of operations depends on the length")
+    numbers = [_numbers(part) for part in parts]
+    index = {number: place for place, number in enumerate(numbers[0])}
+    made = {number for step in first.steps for number in step.outputs}
+    slots = tuple(
+        _slot([part.trace for part in parts], each, shapes, is_outer=each[0] not in made)
+        for each in zip(*numbers, strict=True)
+    )
+    instructions = tuple(
+        _instruction(each, parts, index, shapes) for each in zip(*(part.steps for part in parts), strict=True)
+    )
+    return Program(slots, _place(index, first.input), _place(index, first.output), instructions)
+
+
+def _place(index: dict[int, int], number: int | None) -> int:
+    return -1 if number is None else index[number]
+
+
+def _numbers(part: Part) -> list[int]:
+    """The tensors of a part in the order of their first use."""
+    ends = [number for number in (part.input, part.output) if number is not None]
+    return list(dict.fromkeys([*ends[:1], *(n for step in part.steps for n in (*step.inputs, *step.outputs)), *ends]))
+
+
+def _slot(traces: Sequence[Trace], numbers: Sequence[int], shapes: Shapes, *, is_outer: bool) -> Slot:
+    tensors = [trace.tensors[number] for trace, number in zip(traces, numbers, strict=True)]
+    first = tensors[0]
+    last = {tensor.shape[-1] if tensor.shape else 1 for tensor in tensors}
+    return Slot(
+        elements=_quantity([tensor.numel for tensor in tensors], shapes),
+        width=max(1, last.pop()) if len(last) == 1 else 1,
+        itemsize=0 if first.dtype == torch.bfloat16 else first.dtype.itemsize,
+        storage=first.storage,
+        source=(first.source or numbers[0] + 1) if is_outer else 0,
+        is_differentiable=first.is_differentiable,
+    )
+
+
+def _instruction(steps: Sequence[Step], parts: Sequence[Part], index: dict[int, int], shapes: Shapes) -> Instruction:
+    step = steps[0]
+    derivatives: list[tuple[int, Derivative]] = []
+    if step.call is not None:
+        for mask in choices(step, parts[0].trace.tensors):
+            raw = [derive(one, part.trace.tensors, mask) for one, part in zip(steps, parts, strict=True)]
+            found = [one for one in raw if one is not None]
+            if len(found) == len(raw):
+                derivatives.append((mask, _derivative(found, shapes)))
+    return Instruction(
+        kind=step.kind,  # type: ignore[arg-type]
+        name=step.name,
+        inputs=tuple(index[number] for number in step.inputs),
+        outputs=tuple(index[number] for number in step.outputs),
+        weights=tuple(parts[0].trace.weight_names[number] for number in step.weights),
+        is_product=step.name in PRODUCTS,
+        derivatives=tuple(derivatives),
+        details=tuple(step.details.items()),
+    )
+
+
+def _derivative(raw: Sequence[RawDerivative], shapes: Shapes) -> Derivative:
+    first = raw[0]
+    return Derivative(
+        saves_inputs=first.saves_inputs,
+        saves_outputs=first.saves_outputs,
+        saves_weights=first.saves_weights,
+        saves_new=_quantity([one.saves_new for one in raw], shapes),
+        passes=first.passes,
+        workspace=_quantity([one.workspace for one in raw], shapes),
+        operations=first.operations,
+    )
+
+
+def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
+    """The polynomial through the values at these shapes. Raises NotPolynomialError where it misses the last one."""
+    lengths = [shapes[index][1] for index in (0, 2, 4)]
+    per_sample = [float(values[index + 1] - values[index]) for index in (0, 2, 4)]
+    fixed = [values[2 * place] - BATCHES[0] * each for place, each in enumerate(per_sample)]
+    found = Quantity(_parabola(lengths, per_sample), _parabola(lengths, fixed))
+    batch, length = shapes[-1]
+    expected = batch * found.of_sample(length) + found.of_batch(length)
+    if abs(expected - values[-1]) > 1:
+        raise NotPolynomialError(
+            f"a tensor has {values[-1]} elements or bytes where {expected} follow from shorter ones"
+        )
+    return found
+
+
+def _parabola(lengths: Sequence[int], values: Sequence[float]) -> tuple[float, float, float]:
+    """The coefficients of the parabola through values at three equally distant lengths."""
+    step = lengths[1] - lengths[0]
+    square = (values[2] - 2 * values[1] + values[0]) / (2 * step**2)
+    linear = (values[1] - values[0]) / step - square * (lengths[0] + lengths[1])
+    return values[0] - linear * lengths[0] - square * lengths[0] ** 2, linear, square

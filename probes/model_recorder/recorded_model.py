@@ -1,0 +1,123 @@
+"""Models of types that no row describes, recorded from the installed transformers' own code and kept in the cache folder.
+
+The model is built from its configuration on the meta device, without weights; code from a model's folder is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...estimators.errors import ModelConfigError
+from ...estimators.json_form import read_json, to_json
+from ...estimators.models.model_shape import ModelShape
+from ..store_path import store_path
+
+FORMAT = 1
+"""Rises when recordings of before can no longer be read, or are wrong."""
+
+_UNLIMITED = 1 << 20
+"""A window so wide that no recorded length reaches it: the estimators add the masks of windows themselves."""
+
+
+def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
+    """The shape of the model that transformers builds from a `config.json`, from the cache where it was recorded before.
+
+    Raises ModelConfigError where transformers has no class for it, and where its code cannot be recorded.
+    """
+    file = _file(config)
+    try:
+        shape: ModelShape = read_json(ModelShape, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError):
+        shape = _record(config, name)
+        _keep(file, shape)
+    return replace(
+        shape, name=name, source=f"{source}; recorded from the code of transformers {_version('transformers')}"
+    )
+
+
+def _file(config: Mapping[str, Any]) -> Path:
+    known = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+    versions = [_version("transformers"), _version("torch")]
+    text = json.dumps([FORMAT, versions, known], sort_keys=True)
+    return store_path().parent / "models" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _keep(file: Path, shape: ModelShape) -> None:
+    """Write the recording; without a writable cache it is recorded again next time."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(to_json(shape), separators=(",", ":")), encoding="utf-8")
+        partial.replace(file)
+    except OSError:
+        return
+
+
+def _record(config: Mapping[str, Any], name: str) -> ModelShape:
+    if not _version("transformers") or not _version("torch"):
+        raise _cannot(name, "torch and transformers are not installed")
+    import torch
+
+    from ..dry_run.models import UnusableModelError, model_class, no_init_weights, transformers_config
+    from .program import NotPolynomialError
+    from .structure import recorded_shape
+
+    try:
+        built = transformers_config(config)
+        chosen = model_class(built)
+    except UnusableModelError as error:
+        raise _cannot(name, str(error)) from None
+    if built.is_encoder_decoder or chosen.main_input_name != "input_ids":
+        raise _cannot(name, f"{chosen.__name__} takes other inputs than the tokens of one sequence")
+    text = built.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if isinstance(window, int):
+        text.sliding_window = _UNLIMITED
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = chosen._from_config(built, dtype=torch.bfloat16)
+            model.tie_weights()
+        model.train()
+        shape = recorded_shape(model, _tokens, name=name, source="", windows=_windows(text, window))
+    except NotPolynomialError as error:
+        raise _cannot(name, f"{chosen.__name__}: {error}") from None
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise _cannot(name, f"{chosen.__name__} does not run without data: {lines[0][:200]}") from error
+    return shape
+
+
+def _tokens(batch: int, length: int) -> dict[str, Any]:
+    import torch
+
+    return {"input_ids": torch.zeros((batch, length), dtype=torch.long, device="meta")}
+
+
+def _windows(text: Any, window: object) -> dict[int, int]:
+    """The window of each layer that has one."""
+    if not isinstance(window, int) or getattr(text, "use_sliding_window", True) is False:
+        return {}
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    return {index: window for index, kind in enumerate(kinds) if kind == "sliding_attention"}
+
+
+def _cannot(name: str, why: str) -> ModelConfigError:
+    return ModelConfigError(
+        f"{name}: a model of this type is not known here, and could not be recorded",
+        why=why,
+        fix="give a model of a known type, or write its `build_model` into a file and dry-run that: "
+        "ds-advise dry-run CONFIG.json --model FILE.py:build_model",
+    )

@@ -1,0 +1,323 @@
+"""The shape of a model from its module on the meta device: tensors, repeated layers, and the programs that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor
+from ...estimators.models.program import Around, Program
+from .program import Part, Shapes, program, shapes_up_to
+from .trace import Trace, WithoutData, tracing
+
+Batch = Callable[[int, int], Mapping[str, Any]]
+"""The inputs of a forward pass, by samples and tokens."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The inputs that a layer got."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        found: torch.Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
+        return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One forward pass: what runs around the layers, and the inputs of each layer."""
+
+    trace: Trace
+    calls: Mapping[str, _Call]
+    sources: Mapping[int, int]
+    """Numbers of the layers' inputs in the trace, by identity."""
+    output: int
+
+
+def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, windows: Mapping[int, int]) -> ModelShape:
+    """The shape of a transformers model. windows: the window of each layer that has one.
+
+    Raises NotPolynomialError, and what the model's code raises on tensors without data.
+    """
+    config = model.config
+    text = config.get_text_config()
+    layers = dict(_layers(model))
+    results = _layer_results(model, make_batch(2, 64), layers)
+    shapes = shapes_up_to(getattr(text, "max_position_embeddings", None) or 0)
+    runs = [_run(model, make_batch(*shape), layers, results) for shape in shapes]
+    kinds: dict[Any, list[str]] = {}
+    for index, (path, layer) in enumerate(layers.items()):
+        key = path.rpartition(".")[0], windows.get(index), _fingerprint(layer)
+        kinds.setdefault(key, []).append(path)
+    blocks = tuple(
+        _block(
+            prefix,
+            layers[paths[0]],
+            len(paths),
+            program([_layer_part(model, run, paths[0]) for run in runs], shapes),
+            window,
+            text,
+        )
+        for (prefix, window, _), paths in kinds.items()
+    )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    modules = dict(model.named_modules())
+    inside = tuple(f"{path}." for path in layers)
+    head_name = (
+        next((path for path, parameter in model.named_parameters() if parameter is head.weight), "")
+        if head is not None
+        else ""
+    )
+    return ModelShape(
+        name=name,
+        model_type=config.model_type,
+        architecture=type(model).__name__,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size if head is not None else 0,
+        blocks=blocks,
+        outside=tuple(
+            _tensor(modules, path, parameter, head=head, embedding=embedding)
+            for path, parameter in model.named_parameters()
+            if not path.startswith(inside)
+        ),
+        tied=head is not None and head.weight is embedding.weight,
+        max_positions=getattr(text, "max_position_embeddings", None),
+        logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
+        source=source,
+        around=_around(runs, shapes, head_name.removesuffix(".weight")),
+    )
+
+
+def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The outermost layers that transformers can checkpoint."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    inside = ""
+    for path, module in model.named_modules():
+        if isinstance(module, GradientCheckpointingLayer) and not (inside and path.startswith(inside)):
+            inside = f"{path}."
+            yield path, module
+
+
+def _layer_results(model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
+    """What each layer returns for a small batch."""
+    results: dict[str, Any] = {}
+    handles = [
+        layer.register_forward_hook(lambda _, __, result, path=path: results.__setitem__(path, result))
+        for path, layer in layers.items()
+    ]
+    try:
+        with torch.no_grad(), WithoutData():
+            model(**batch, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return results
+
+
+def _run(
+    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], results: Mapping[str, Any]
+) -> _Run:
+    """A forward pass in which the layers do nothing."""
+    trace = Trace(model)
+    calls: dict[str, _Call] = {}
+    sources: dict[int, int] = {}
+    for value in batch.values():
+        if isinstance(value, torch.Tensor):
+            trace.number(value)
+    for buffer in model.buffers():
+        trace.number(buffer)
+
+    def skip(path: str, *args: Any, **kwargs: Any) -> Any:
+        calls[path] = call = _Call(args, kwargs)
+        result = unseen(
+            tree_map,
+            lambda leaf: torch.empty_like(call.hidden) if isinstance(leaf, torch.Tensor) else leaf,
+            results[path],
+        )
+        trace.step("layer", path, call.hidden, result)
+        tree_map(lambda leaf: note(leaf) if isinstance(leaf, torch.Tensor) else None, (args, dict(kwargs)))
+        return result
+
+    def note(tensor: torch.Tensor) -> None:
+        sources[id(tensor)] = trace.number(tensor)
+        trace.keep(tensor)
+
+    with _replaced(layers, skip), tracing(trace) as unseen:
+        output = model(**batch, use_cache=False)
+    return _Run(trace, calls, sources, trace.keep(output.logits if hasattr(output, "logits") else output[0]))
+
+
+@contextmanager
+def _replaced(layers: Mapping[str, torch.nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
+    for path, layer in layers.items():
+        layer.forward = partial(forward, path)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            del layer.forward
+
+
+def _layer_part(model: Any, run: _Run, path: str) -> Part:
+    """One layer, with the inputs that it gets in the model."""
+    layer, call = model.get_submodule(path), run.calls[path]
+    trace = Trace(layer)
+    given = trace.number(call.hidden)
+    for buffer in layer.buffers():
+        trace.number(buffer)
+
+    def note(leaf: Any) -> None:
+        if isinstance(leaf, torch.Tensor):
+            trace.number(leaf, run.sources[id(leaf)] + 1)
+
+    tree_map(note, (call.args, dict(call.kwargs)))
+    with tracing(trace):
+        result = layer(*call.args, **call.kwargs)
+    return Part(trace, trace.steps, given, trace.keep(result if isinstance(result, torch.Tensor) else result[0]))
+
+
+def _around(runs: list[_Run], shapes: Shapes, head: str) -> Around:
+    """The programs before the first layer of each stack, and from the last layer to the head."""
+    parts = [_parts_around(run, head) for run in runs]
+    *openings, closing = (program(each, shapes) for each in zip(*parts, strict=True))
+    return Around(tuple(openings), closing)
+
+
+def _parts_around(run: _Run, head: str) -> list[Part]:
+    steps, parts = run.trace.steps, list[Part]()
+    begin, given, stack = 0, None, ""
+    for place, step in enumerate(steps):
+        if step.kind != "layer":
+            continue
+        if (own := step.name.rpartition(".")[0]) != stack:
+            parts.append(Part(run.trace, steps[begin:place], given, step.inputs[0]))
+            stack = own
+        begin, given = place + 1, step.outputs[0]
+    behind = steps[begin:]
+    place, output = next(
+        ((place, step.inputs[0]) for place, step in enumerate(behind) if step.kind == "linear" and step.name == head),
+        (len(behind), run.output),
+    )
+    return [*parts, Part(run.trace, behind[:place], given, output)]
+
+
+def _fingerprint(layer: torch.nn.Module) -> tuple[Any, ...]:
+    """Equal for layers that run the same operations on tensors of the same shapes."""
+    attributes = tuple(
+        (path, type(module).__name__, key, value)
+        for path, module in layer.named_modules()
+        for key, value in sorted(vars(module).items())
+        if isinstance(value, bool | int | float | str) and not key.endswith(_PLACES)
+    )
+    return attributes, tuple((path, tuple(parameter.shape)) for path, parameter in layer.named_parameters())
+
+
+_PLACES = ("idx", "index", "layer_id", "layer_number")
+"""Ends of the names of attributes that hold the place of a layer in its stack."""
+
+
+def _block(prefix: str, layer: torch.nn.Module, count: int, made: Program, window: int | None, config: Any) -> Block:
+    modules = dict(layer.named_modules())
+    tensors = tuple(_tensor(modules, path, parameter) for path, parameter in layer.named_parameters())
+    experts = max((tensor.shape[0] for tensor in tensors if tensor.role == "expert"), default=0)
+    norms = [tensor for tensor in tensors if tensor.role == "norm" and tensor.shape == (config.hidden_size,)]
+    biases = [tensor for tensor in norms if tensor.name.endswith(".bias")]
+    widths = [tensor.out_features for tensor in tensors if tensor.linear and tensor.role == "feed_forward"]
+    return Block(
+        prefix=prefix,
+        count=count,
+        tensors=tensors,
+        attention=_attention(made, window, config),
+        feed_forward=FeedForward(
+            hidden=max(widths, default=0),
+            gated=False,
+            activation=str(getattr(config, "hidden_act", "")),
+            experts=experts,
+            experts_per_token=_experts_per_token(config) if experts else 0,
+        ),
+        norm="layer" if biases else "rms",
+        norm_count=len(norms) - len(biases),
+        program=made,
+    )
+
+
+def _experts_per_token(config: Any) -> int:
+    for name in ("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_k", "top_k"):
+        if isinstance(value := getattr(config, name, None), int):
+            return value
+    return 1
+
+
+def _attention(made: Program, window: int | None, config: Any) -> Attention:
+    """The dimensions of the first attention of a layer, without heads where it has none."""
+    for instruction in made.instructions:
+        if instruction.kind == "attention":
+            sizes = dict(instruction.details)
+            return Attention(
+                heads=sizes["heads"],
+                kv_heads=sizes["kv_heads"],
+                head_dim=sizes["head_dim"],
+                v_head_dim=sizes["v_head_dim"],
+                causal=bool(sizes["causal"] or sizes["masked"]),
+                rotary=False,
+                window=window,
+            )
+    heads = int(getattr(config, "num_attention_heads", 0) or 0)
+    if not heads or not any(instruction.name in ("bmm", "baddbmm") for instruction in made.instructions):
+        return Attention(heads=0, kv_heads=0, head_dim=0, v_head_dim=0, causal=False, rotary=False)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return Attention(heads=heads, kv_heads=heads, head_dim=width, v_head_dim=width, rotary=False)
+
+
+def _tensor(
+    modules: Mapping[str, torch.nn.Module],
+    path: str,
+    parameter: torch.nn.Parameter,
+    *,
+    head: torch.nn.Module | None = None,
+    embedding: torch.nn.Module | None = None,
+) -> Tensor:
+    module = modules[path.rpartition(".")[0]]
+    transposed = type(module).__name__ == "Conv1D"
+    linear = path.endswith(".weight") and (transposed or isinstance(module, torch.nn.Linear))
+    return Tensor(
+        name=path,
+        shape=tuple(parameter.shape),
+        role=_role(module, path, parameter, head, embedding),
+        linear=linear,
+        transposed=linear and transposed,
+    )
+
+
+def _role(
+    module: torch.nn.Module,
+    path: str,
+    parameter: torch.nn.Parameter,
+    head: torch.nn.Module | None,
+    embedding: torch.nn.Module | None,
+) -> Role:
+    kind, words = type(module).__name__.lower(), path.lower().split(".")
+    if module is head:
+        return "head"
+    if isinstance(module, torch.nn.Embedding):
+        return "embedding" if module is embedding else "position"
+    if "norm" in kind:
+        return "norm"
+    if parameter.dim() == 3 and "conv" not in kind:
+        return "expert"
+    if "router" in kind or words[-2:-1] in (["gate"], ["router"]):
+        return "router"
+    if any("att" in word or "mixer" in word for word in words):
+        return "attention"
+    return "feed_forward"

@@ -1,0 +1,302 @@
+"""Record what a module runs on the meta device: every operation, its tensors, and when their memory is released.
+
+Linear layers, attention and dropout are one operation each, as on a GPU. Nothing is computed: the module runs on tensors
+without data and without gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """A tensor of the trace."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    storage: int
+    """Tensors that share memory have the same number; -1: that of a parameter."""
+    source: int = 0
+    """Number of a tensor from outside of the module, by which several traces know it; 0: the module made it."""
+
+    @property
+    def is_differentiable(self) -> bool:
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The place of a tensor in the arguments of a recorded call."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. Tensors are numbers."""
+
+    kind: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
+    call: tuple[Callable[..., Any], Any, Any] | None = None
+    """Function, arguments and keyword arguments; None where no derivative is taken."""
+    details: Mapping[str, int] = field(default_factory=dict)
+
+
+class Trace:
+    """The tensors and operations of one run of a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.tensors: list[TracedTensor] = []
+        self.steps: list[Step] = []
+        self.parameters = {parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters()}
+        self.weight_names: dict[int, str] = {}
+        self.no_grad_depth = 0
+        """Contexts without gradients that the module's code has entered."""
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+        self._storage_count = 0
+        self._kept: list[torch.Tensor] = []
+
+    def number(self, tensor: torch.Tensor, source: int = -1) -> int:
+        """The number of a tensor. One that no step made comes from outside and lives as long as the trace."""
+        if id(tensor) not in self._numbers:
+            self._kept.append(tensor)
+            self._add(tensor, source)
+        return self._numbers[id(tensor)]
+
+    def step(
+        self,
+        kind: str,
+        name: str,
+        given: Any,
+        result: Any,
+        call: tuple[Callable[..., Any], Any, Any] | None = None,
+        details: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record an operation on the tensors in `given` that made those in `result`."""
+        inputs, outputs = _tensors(given), _tensors(result)
+        if inputs and all(self._is_weight(tensor) for tensor in (*inputs, *outputs)):
+            self._kept += outputs
+            return
+        numbers = tuple(self.number(tensor) for tensor in inputs if not self._is_weight(tensor))
+        weights = tuple(self._weight(tensor) for tensor in inputs if self._is_weight(tensor))
+        recorded = None
+        if call is not None and not self.no_grad_depth:
+            function, args, kwargs = call
+            recorded = function, self._references(args), self._references(kwargs)
+        made = tuple(self._add(tensor, 0) for tensor in outputs)
+        self.steps.append(Step(kind, name, numbers, made, weights, recorded, details or {}))
+
+    def parameter_name(self, tensor: torch.Tensor) -> str | None:
+        """The parameter that a tensor is, or is a view of."""
+        return self.parameters.get(tensor.untyped_storage()._cdata)
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor, whose memory is not released while the trace lasts."""
+        self._kept.append(tensor)
+        return self._numbers[id(tensor)]
+
+    def _add(self, tensor: torch.Tensor, source: int) -> int:
+        storage, number = tensor.untyped_storage(), len(self.tensors)
+        key = storage._cdata
+        if key not in self._storages:
+            self._storages[key] = self._storage_count
+            self._storage_count += 1
+            weakref.finalize(storage, self._released, key, number)
+        self.tensors.append(
+            TracedTensor(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, self._storages[key], source)
+        )
+        self._numbers[id(tensor)] = number
+        weakref.finalize(tensor, self._forget, id(tensor), number)
+        return number
+
+    def _weight(self, tensor: torch.Tensor) -> int:
+        number = len(self.tensors)
+        self.tensors.append(TracedTensor(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, -1, -1))
+        self.weight_names[number] = self.parameters[tensor.untyped_storage()._cdata]
+        self._kept.append(tensor)
+        return self._numbers.setdefault(id(tensor), number)
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        return self.parameter_name(tensor) is not None
+
+    def _references(self, tree: Any) -> Any:
+        return tree_map(
+            lambda leaf: Reference(self._numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) else leaf, tree
+        )
+
+    def _forget(self, key: int, number: int) -> None:
+        if self._numbers.get(key) == number:
+            del self._numbers[key]
+
+    def _released(self, key: int, number: int) -> None:
+        self._storages.pop(key, None)
+        self.steps.append(Step("hold", "", (number,)))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+class WithoutData(TorchDispatchMode):
+    """Answers the questions that code asks of tensors without data: all elements are equal, so that nothing is padded
+    or packed."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return True
+        return op(*args, **(kwargs or {}))
+
+
+class _Operations(WithoutData):
+    """Records the operations that torch dispatches."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.is_paused = False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = super().__torch_dispatch__(op, types, args, kwargs)
+        if self.is_paused:
+            return result
+        name = op._schema.name.partition("::")[2]
+        matrix = self.trace.parameter_name(args[-1]) if name in ("mm", "addmm") else None
+        if matrix is not None:  # a linear layer without `nn.Linear`, such as `Conv1D`
+            self.trace.step("linear", matrix.removesuffix(".weight"), args[-2], result)
+        else:
+            kind = "cast" if name == "_to_copy" else "operation"
+            self.trace.step(kind, name, (args, kwargs), result, (op, args, kwargs))
+        return result
+
+    def unseen(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a function whose operations are not recorded."""
+        self.is_paused = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.is_paused = False
+
+
+class _Functions(TorchFunctionMode):
+    """Records linear layers and attention as one operation, and runs dropout as a GPU does."""
+
+    def __init__(self, trace: Trace, operations: _Operations) -> None:
+        super().__init__()
+        self.trace = trace
+        self.operations = operations
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.linear:
+            name = self.trace.parameter_name(args[1] if len(args) > 1 else kwargs["weight"])
+            if name is not None:
+                result = self.operations.unseen(function, *args, **kwargs)
+                self.trace.step("linear", name.removesuffix(".weight"), args[0], result)
+                return result
+        if function is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if function is F.dropout:
+            return _dropout(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **_: Any,
+    ) -> torch.Tensor:
+        batch, heads, tokens, width = query.shape
+        shape = batch, tokens, heads, value.shape[-1]  # the layout of a fused kernel's output
+        result: torch.Tensor = self.operations.unseen(lambda: query.new_empty(shape).transpose(1, 2))
+        details = {
+            "heads": heads,
+            "kv_heads": key.shape[1],
+            "head_dim": width,
+            "v_head_dim": value.shape[-1],
+            "causal": int(is_causal),
+            "masked": int(attn_mask is not None),
+            "head_major": int(query.stride(1) > query.stride(2)),
+        }
+        self.trace.step("attention", "attention", (query, key, value), result, details=details)
+        return result
+
+
+def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: ARG001 (F.dropout's signature)
+    return torch.native_dropout(value, p, True)[0] if p and training else value
+
+
+@contextmanager
+def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
+    """Record an `autograd.Function` of the model's code as one operation, because it brings its own derivative."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        call = original.__get__(None, cls)
+        result = operations.unseen(call, *args, **kwargs)
+        trace.step("operation", cls.__name__, (args, kwargs), result, (call, args, kwargs))
+        return result
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _without_gradients(trace: Trace) -> Iterator[None]:
+    """No gradients while the trace runs, and a count of where the model's own code switches them off."""
+    enter, leave = torch.no_grad.__enter__, torch.no_grad.__exit__
+
+    def count_enter(self: Any) -> None:
+        trace.no_grad_depth += 1
+        enter(self)
+
+    def count_exit(self: Any, *error: Any) -> None:
+        trace.no_grad_depth -= 1
+        leave(self, *error)
+
+    with torch.no_grad():
+        torch.no_grad.__enter__, torch.no_grad.__exit__ = count_enter, count_exit  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.no_grad.__enter__, torch.no_grad.__exit__ = enter, leave  # type: ignore[method-assign]
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[Callable[..., Any]]:
+    """Record all that runs inside. Yields a function that runs another one unseen."""
+    operations = _Operations(trace)
+    with (
+        _without_gradients(trace),
+        operations,
+        _Functions(trace, operations),
+        _own_functions(trace, operations),
+    ):
+        yield operations.unseen
