@@ -227,6 +227,49 @@ FAMILIES["8x7B/2"] = {
     "num_key_value_heads": 8,
 }
 """Mixtral-8x7B with 2 of its 32 layers."""
+_SHALLOW = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 64000,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+}
+_ROUTED = {"num_experts": 16, "n_routed_experts": 16, "num_local_experts": 16, "moe_num_experts": 16}
+_ROUTED |= {"num_experts_per_tok": 2, "moe_k": 2, "moe_intermediate_size": 1024, "n_group": 1, "topk_group": 1}
+_ROUTED |= {"n_shared_experts": 1, "first_k_dense_replace": 1}
+RECORDED = {
+    model_type: {"model_type": model_type, **_SHALLOW, **more}
+    for model_type, more in {
+        "afmoe": _ROUTED,
+        "apertus": {},
+        "arcee": {},
+        "diffllama": {},
+        "doge": {},
+        "dots1": _ROUTED,
+        "ernie4_5_moe": _ROUTED,
+        "exaone4": {},
+        "flex_olmo": _ROUTED,
+        "glm4_moe": _ROUTED,
+        "granitemoeshared": {**_ROUTED, "shared_intermediate_size": 1024},
+        "helium": {},
+        "hunyuan_v1_dense": {},
+        "hunyuan_v1_moe": {**_ROUTED, "moe_topk": 2},
+        "jais2": {},
+        "minimax_m2": {**_ROUTED, "intermediate_size": 1024},
+        "nanochat": {},
+        "nemotron": {},
+        "persimmon": {"num_key_value_heads": 16},
+        "phimoe": {**_ROUTED, "intermediate_size": 1024},
+        "solar_open": _ROUTED,
+        "vaultgemma": {},
+    }.items()
+}
+"""Types without a row in `estimators.models.families`, whose layers are recorded."""
+FAMILIES |= RECORDED
 GRID_FAMILIES = ("qwen2", "llama", "gemma2", "gpt2", "qwen3_moe", "phi3")
 ENCODERS = ("t5", "bert")
 MIXED = ("qwen3_5", "llama4")
@@ -271,6 +314,15 @@ GRID = tuple(
         GRID_FAMILIES, RUNGS, (True, False), SEQUENCES, WORLD_SIZES, METHODS
     )
 )
+
+
+RECORDED_CASES = tuple(
+    Case(model=model, rung=rung, world_size=8, seq_len=seq_len, checkpointing=checkpointing, method=method)
+    for model, (rung, seq_len, checkpointing, method) in product(
+        RECORDED, (("zero2", 2048, True, "full"), ("zero3", 1024, False, "full"), ("zero3", 2048, False, "lora"))
+    )
+)
+"""Models that are recorded, on plans of either kind."""
 
 
 def live(elements: int) -> tuple[tuple[str, object], ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from ds_advise.advisor.question.model_source import shape_of
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -15,7 +16,6 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_tensors, tensor_set
-from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.rank_part import of_rank
 from ds_advise.estimators.plan import Plan
@@ -157,7 +157,7 @@ class Setting:
     @classmethod
     def of(cls, case: Case) -> Setting:
         """The preset of the case's rung on H100 nodes of at most eight GPUs."""
-        model = shape_from_config(FAMILIES[case.model], name=case.model)
+        model = shape_of(FAMILIES[case.model], name=case.model)
         workload = Workload(
             method=case.method,
             modules_to_save=case.modules_to_save,

@@ -23,6 +23,7 @@ from ..memory.trainable import larger_than, tensor_set
 from ..models.families import layer_variant, supports
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
+from ..models.program import Program
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
@@ -57,6 +58,8 @@ def layer_operations(
     model: ModelShape, block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False
 ) -> LayerOperations:
     """fused: norms, rotary embedding and gated activation are one kernel each."""
+    if block.program is not None:
+        return _recorded_operations(model, block, block.program, workload, chosen)
     matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2)
     adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
@@ -84,6 +87,44 @@ def layer_operations(
         adapted=adapted,
         folds=folds,
     )
+
+
+def _recorded_operations(
+    model: ModelShape, block: Block, program: Program, workload: Workload, chosen: Adapters
+) -> LayerOperations:
+    """Counts of a layer that was recorded: an operation whose result has memory of its own launches a kernel."""
+    full, slots = workload.method == "full", program.slots
+    operations = views = 0
+    backward = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
+    for instruction in program.instructions:
+        if instruction.kind == "hold":
+            continue
+        known = {slots[number].storage for number in instruction.inputs}
+        launches = any(slots[number].storage not in known for number in instruction.outputs)
+        operations, views = operations + launches, views + (not launches)
+        if instruction.kind == "linear":
+            views, backward = views + _LINEAR_VIEWS, backward + (2 if full else 1)
+        elif instruction.kind == "attention":
+            backward += 1
+        elif instruction.derivatives:
+            backward += instruction.derivatives[-1][1].operations
+    adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
+    folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
+    calls = _calls(block, adapted, folds)
+    return LayerOperations(
+        operations=operations + 4 * adapted,
+        views=views + 6 * adapted,
+        backward_operations=backward + 5 * adapted,
+        backward_views=2 * views + 9 * adapted,
+        calls=calls,
+        hooked=calls - _unhooked(model, block, chosen, folds),
+        adapted=adapted,
+        folds=folds,
+    )
+
+
+_LINEAR_VIEWS = 3
+"""Views of a linear layer's product (t, view, _unsafe_view)."""
 
 
 def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:

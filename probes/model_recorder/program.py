@@ -15,16 +15,18 @@ Shapes = Sequence[tuple[int, int]]
 """Batches and lengths of the traces."""
 
 BATCHES = (2, 3)
-STEP, SHORT_STEP = 256, 64
-"""Tokens between two lengths: a multiple of the chunks in which models process sequences, or fewer where positions are
-few."""
+STEPS = (256, 64, 16)
+"""Tokens between two lengths: a multiple of the chunks in which models process sequences; fewer where positions are few."""
+
+COUNTS, LAST = (2, 3, 4), 6
+"""The lengths in steps. One chunk alone can run other operations than several."""
 
 
 def shapes_up_to(max_positions: int) -> Shapes:
     """Two batches at each of three equally distant lengths, and a last one that tests the polynomials. max_positions: 0
     for any length."""
-    step = SHORT_STEP if 0 < max_positions < 5 * STEP else STEP
-    return (*((batch, count * step) for count in (1, 2, 3) for batch in BATCHES), (5, 5 * step))
+    step = next((step for step in STEPS if not 0 < max_positions < LAST * step), STEPS[-1])
+    return (*((batch, count * step) for count in COUNTS for batch in BATCHES), (5, LAST * step))
 
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution"})

@@ -51,8 +51,8 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
     """
     config = model.config
     text = config.get_text_config()
-    layers = dict(_layers(model))
-    results = _layer_results(model, make_batch(2, 64), layers)
+    results = _layer_results(model, make_batch(2, 64), dict(_layers(model)))
+    layers = {path: layer for path, layer in _layers(model) if path in results}
     shapes = shapes_up_to(getattr(text, "max_position_embeddings", None) or 0)
     runs = [_run(model, make_batch(*shape), layers, results) for shape in shapes]
     kinds: dict[Any, list[str]] = {}
@@ -73,6 +73,7 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
+    idle = tuple({f"{path.partition('.layers.')[0]}." for path, _ in _layers(model) if path not in results})
     head_name = (
         next((path for path, parameter in model.named_parameters() if parameter is head.weight), "")
         if head is not None
@@ -86,10 +87,11 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
         vocab_size=text.vocab_size if head is not None else 0,
         blocks=blocks,
         outside=tuple(
-            _tensor(modules, path, parameter, head=head, embedding=embedding)
+            _tensor(modules, path, parameter, head=head, embedding=embedding, is_idle=path.startswith(idle))
             for path, parameter in model.named_parameters()
             if not path.startswith(inside)
         ),
+        idle_tower=bool(idle),
         tied=head is not None and head.weight is embedding.weight,
         max_positions=getattr(text, "max_position_embeddings", None),
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
@@ -99,14 +101,18 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
 
 
 def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The outermost layers that transformers can checkpoint."""
+    """The outermost layers that transformers can checkpoint; in classes without any, the members of module lists."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    inside = ""
-    for path, module in model.named_modules():
-        if isinstance(module, GradientCheckpointingLayer) and not (inside and path.startswith(inside)):
-            inside = f"{path}."
-            yield path, module
+    modules = dict(model.named_modules())
+    found = [path for path, module in modules.items() if isinstance(module, GradientCheckpointingLayer)] or [
+        f"{path}.{index}"
+        for path, module in modules.items()
+        if isinstance(module, torch.nn.ModuleList) and len({type(each) for each in module}) == 1
+        for index in range(len(module))
+    ]
+    outermost = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+    return ((path, modules[path]) for path in outermost)
 
 
 def _layer_results(model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
@@ -287,6 +293,7 @@ def _tensor(
     *,
     head: torch.nn.Module | None = None,
     embedding: torch.nn.Module | None = None,
+    is_idle: bool = False,
 ) -> Tensor:
     module = modules[path.rpartition(".")[0]]
     transposed = type(module).__name__ == "Conv1D"
@@ -294,7 +301,7 @@ def _tensor(
     return Tensor(
         name=path,
         shape=tuple(parameter.shape),
-        role=_role(module, path, parameter, head, embedding),
+        role="tower" if is_idle else _role(module, path, parameter, head, embedding),
         linear=linear,
         transposed=linear and transposed,
     )
