@@ -63,8 +63,8 @@ def read_json(kind: Any, value: Any) -> Any:
     if origin is tuple:
         kinds = repeat(arguments[0]) if arguments[1:] == (...,) else arguments
         return tuple(read_json(each, item) for each, item in zip(kinds, value, strict=False))
-    if is_dataclass(kind):
-        return kind(**{name: read_json(each, value[name]) for name, each in _field_types(kind).items()})  # type: ignore[operator]
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**{name: read_json(each, value[name]) for name, each in _field_types(kind).items()})
     if hasattr(kind, "_fields"):
         return kind(*(read_json(each, item) for each, item in zip(_field_types(kind).values(), value, strict=True)))
     return value

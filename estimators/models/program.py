@@ -1,33 +1,53 @@
-"""A layer as a program: the operations that the model's own code runs, recorded once, for any batch and length.
+"""A layer as a program: the operations that a model's own code runs, recorded once, for any batch and length.
 
-Sizes are polynomials: `(a + b S + c S^2) B + (d + e S + f S^2)` elements for B samples of S tokens.
+Sizes are polynomials of B samples and S tokens:
+
+    size = (a + b S + c S^2) B + (d + e S + f S^2)
+
+Made by `probes.model_recorder`; run again by `memory.activations.replay`.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+Coefficients = tuple[float, float, float]
+"""Of 1, S and S^2."""
+
+
+class Size(NamedTuple):
+    """`per_sample` B + `fixed` bytes or elements."""
+
+    per_sample: int
+    fixed: int
+
+    def at(self, micro_batch_size: int) -> int:
+        return self.per_sample * micro_batch_size + self.fixed
+
+    def plus(self, other: Size) -> Size:
+        return Size(self.per_sample + other.per_sample, self.fixed + other.fixed)
+
+    def minus(self, other: Size) -> Size:
+        return Size(self.per_sample - other.per_sample, self.fixed - other.fixed)
+
+    def times(self, count: int) -> Size:
+        return Size(self.per_sample * count, self.fixed * count)
+
+
+ZERO = Size(0, 0)
+
 
 class Quantity(NamedTuple):
-    """Elements, or bytes, by batch and length."""
+    """Elements or bytes by batch and length."""
 
-    per_sample: tuple[float, float, float]
-    """Coefficients of 1, S and S^2, for each sample."""
-    fixed: tuple[float, float, float]
-    """The same, whatever the batch."""
+    per_sample: Coefficients
+    fixed: Coefficients
 
-    def of_sample(self, seq_len: int) -> int:
-        return _value(self.per_sample, seq_len)
-
-    def of_batch(self, seq_len: int) -> int:
-        """The part that does not depend on the batch."""
-        return _value(self.fixed, seq_len)
+    def at(self, seq_len: int) -> Size:
+        return Size(_value(self.per_sample, seq_len), _value(self.fixed, seq_len))
 
 
-NOTHING = Quantity((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-
-
-def _value(coefficients: tuple[float, float, float], seq_len: int) -> int:
+def _value(coefficients: Coefficients, seq_len: int) -> int:
     constant, linear, square = coefficients
     return round(constant + linear * seq_len + square * seq_len**2)
 
@@ -37,34 +57,36 @@ class Slot(NamedTuple):
 
     elements: Quantity
     width: int
-    """The last dimension."""
+    """The last dimension; 1 where it depends on the length."""
     itemsize: int
     """Bytes per element; 0: those of the weights' type."""
     storage: int
     """Tensors that share memory have the same number."""
-    source: int = 0
-    """0: made by the program. Otherwise it comes from outside: the same tensor has the same number in all programs of a
-    model; -1: a buffer or the input."""
-    is_differentiable: bool = True
+    source: int
+    """0: the program makes the tensor. Otherwise it comes from outside: the same tensor has the same number in all
+    programs of a model; -1: a buffer or the layer's input."""
+    is_differentiable: bool
 
 
 class Derivative(NamedTuple):
     """What autograd does for one operation when some of its inputs require a gradient."""
 
-    saves_inputs: tuple[int, ...] = ()
-    saves_outputs: tuple[int, ...] = ()
-    saves_weights: tuple[int, ...] = ()
-    saves_new: Quantity = NOTHING
-    """Bytes of saved tensors that are neither input nor output."""
-    passes: bool = False
+    saves_inputs: tuple[int, ...]
+    """Places of the inputs that it saves."""
+    saves_outputs: tuple[int, ...]
+    saves_weights: tuple[int, ...]
+    saves_new: Quantity
+    """Bytes of saved tensors that are neither input, output nor weight."""
+    passes: bool
     """The gradients of the inputs are views of the output's."""
-    workspace: Quantity = NOTHING
-    """Bytes of the backward pass besides the gradients of the inputs."""
-    operations: int = 0
+    workspace: Quantity
+    """Bytes that the backward pass allocates besides the gradients of inputs and weights."""
+    operations: int
     """Kernels of the backward pass."""
 
 
-Kind = Literal["operation", "cast", "linear", "attention", "hold"]
+Kind = Literal["operation", "cast", "linear", "attention", "layer", "hold"]
+"""hold: tensors whose memory is released here, because variables of the code held them."""
 
 
 class Instruction(NamedTuple):
@@ -74,23 +96,24 @@ class Instruction(NamedTuple):
     name: str
     """torch's name of the operation, or the module of a linear layer."""
     inputs: tuple[int, ...]
-    """Slots of activations; weights are left out."""
-    outputs: tuple[int, ...] = ()
-    weights: tuple[str, ...] = ()
-    """Parameters that it reads."""
-    is_product: bool = False
-    """A matrix product."""
-    derivatives: tuple[tuple[int, Derivative], ...] = ()
+    """Slots of the activations that it reads."""
+    outputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    """Parameters that it reads; not those of a linear layer."""
+    is_product: bool
+    """Its time follows from its FLOPs instead of the bytes that it moves."""
+    derivatives: tuple[tuple[int, Derivative], ...]
     """By a bit mask of the inputs that require a gradient; the bit above the inputs' is the weights'."""
-    details: tuple[tuple[str, int], ...] = ()
-    """Of attention: its dimensions."""
+    details: tuple[tuple[str, int], ...]
+    """The dimensions of attention."""
 
 
 class Program(NamedTuple):
-    """A layer's forward pass."""
+    """The operations of a layer, or of what runs around the layers."""
 
     slots: tuple[Slot, ...]
     input: int
+    """The slot of the hidden states; -1 for a program that begins with the model's own inputs."""
     output: int
     instructions: tuple[Instruction, ...]
 
@@ -101,10 +124,10 @@ class Program(NamedTuple):
     def sources(self, *, saved: bool) -> dict[int, Slot]:
         """The tensors from outside, by their number in the model. saved: only those that a derivative reads."""
         read = {
-            self.slots[instruction.inputs[index]].storage
+            self.slots[instruction.inputs[place]].storage
             for instruction in self.instructions
             for _, derivative in instruction.derivatives
-            for index in derivative.saves_inputs
+            for place in derivative.saves_inputs
         }
         return {
             slot.source: slot for slot in self.slots if slot.source > 0 and not (saved and slot.storage not in read)

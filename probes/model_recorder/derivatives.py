@@ -1,10 +1,11 @@
-"""What autograd does for one operation: found by running it alone on the meta device, with each choice of inputs that
-require a gradient."""
+"""What autograd does for one operation, found by running it alone on the meta device: what it saves for each choice of
+inputs that require a gradient, and what its backward pass allocates."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .trace import Reference, Step, TracedTensor
 
 MOST_INPUTS = 4
-"""Of an operation with more inputs only all activations, all weights and both are tried."""
+"""Of an operation with more inputs only these choices are tried: all activations, all weights, both."""
 
 
 @dataclass(frozen=True)
 class RawDerivative:
-    """Of one run: sizes in bytes."""
+    """The derivative of one run of an operation. Sizes in bytes; the fields are those of `program.Derivative`."""
 
     saves_inputs: tuple[int, ...]
     saves_outputs: tuple[int, ...]
@@ -31,108 +32,126 @@ class RawDerivative:
     operations: int
 
 
-class _Live(TorchDispatchMode):
-    """Bytes that are alive, beyond those of known storages, their peak, and the operations that made them."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.live = self.peak = self.operations = 0
-        self.sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = op(*args, **(kwargs or {}))
-        made = False
-        for leaf in tree_flatten(result)[0]:
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
-                key = storage._cdata
-                if key not in self.sizes:
-                    made = True
-                    self.sizes[key] = storage.nbytes()
-                    self.live += storage.nbytes()
-                    weakref.finalize(storage, self._release, key)
-        self.peak = max(self.peak, self.live)
-        self.operations += made
-        return result
-
-    def _release(self, key: int) -> None:
-        self.live -= self.sizes.pop(key)
-
-
-def choices(step: Step, tensors: list[TracedTensor]) -> list[int]:
-    """Bit masks of the inputs that can require a gradient; the highest bit stands for the weights."""
-    own = [1 << index for index, number in enumerate(step.inputs) if tensors[number].is_differentiable]
+def choices(step: Step, tensors: Sequence[TracedTensor]) -> list[int]:
+    """Bit masks of the inputs that can require a gradient; the bit above the inputs' stands for the weights."""
+    activations = [1 << index for index, number in enumerate(step.inputs) if tensors[number].is_differentiable]
     weights = 1 << len(step.inputs) if step.weights else 0
-    bits = [*own, weights] if weights else own
+    bits = [*activations, weights] if weights else activations
     if len(bits) > MOST_INPUTS:
-        return sorted({sum(own), weights, sum(bits)} - {0})
+        return sorted({sum(activations), weights, sum(bits)} - {0})
     return [sum(chosen) for count in range(1, len(bits) + 1) for chosen in itertools.combinations(bits, count)]
 
 
-def derive(step: Step, tensors: list[TracedTensor], mask: int) -> RawDerivative | None:
-    """One choice; None where nothing is derived."""
-    op, args, kwargs = step.call
-    mutates = bool(getattr(op, "_schema", None)) and op._schema.is_mutable
-    numbers = [*step.inputs, *step.weights]
+def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivative | None:
+    """The derivative for one choice; None where the operation has none."""
+    leaves = _leaves(step, tensors, mask)
+    given, outputs = _call(step, leaves)
+    derived = [output for output in outputs if output.requires_grad]
+    if not derived:
+        return None
+    saved = {_key(tensor): tensor for output in derived for tensor in _saved_by(output.grad_fn)}
+    inputs = _places(given[number] for number in step.inputs)
+    weights = _places(given[number] for number in step.weights)
+    results = _places(outputs)
+    new = [tensor for key, tensor in saved.items() if not (key in inputs or key in weights or key in results)]
+    arriving = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta") for o in derived]
+    sources = {number: leaf for number, leaf in leaves.items() if leaf.requires_grad}
+    with _Allocations([*leaves.values(), *given.values(), *outputs, *arriving, *saved.values()]) as allocated:
+        gradients = torch.autograd.grad(derived, list(sources.values()), arriving, allow_unused=True)
+    came = _places(arriving)
+    own = {_key(g): g.untyped_storage().nbytes() for g in gradients if g is not None and _key(g) not in came}
+    of_activations = [
+        gradient
+        for number, gradient in zip(sources, gradients, strict=True)
+        if gradient is not None and number not in step.weights
+    ]
+    return RawDerivative(
+        saves_inputs=_found(saved, inputs),
+        saves_outputs=tuple(place for place in _found(saved, results) if _key(outputs[place]) not in inputs),
+        saves_weights=_found(saved, weights),
+        saves_new=sum(tensor.untyped_storage().nbytes() for tensor in new),
+        passes=bool(of_activations) and all(_key(gradient) in came for gradient in of_activations),
+        workspace=max(0, allocated.peak_bytes - sum(own.values())),
+        operations=allocated.operations,
+    )
+
+
+def _leaves(step: Step, tensors: Sequence[TracedTensor], mask: int) -> dict[int, torch.Tensor]:
+    """Tensors without data in the place of those of the trace; the chosen ones require a gradient."""
     wanted = {number for index, number in enumerate(step.inputs) if mask >> index & 1}
     if mask >> len(step.inputs) & 1:
         wanted |= set(step.weights)
-    leaves = {
-        number: torch.empty_strided(
-            tensors[number].shape, tensors[number].stride, dtype=tensors[number].dtype, device="meta",
-            requires_grad=number in wanted and tensors[number].is_differentiable,
+    made = {}
+    for number in dict.fromkeys((*step.inputs, *step.weights)):
+        tensor = tensors[number]
+        made[number] = torch.empty_strided(
+            tensor.shape,
+            tensor.stride,
+            dtype=tensor.dtype,
+            device="meta",
+            requires_grad=number in wanted and tensor.is_differentiable,
         )
-        for number in dict.fromkeys(numbers)
-    }  # fmt: skip
+    return made
+
+
+def _call(step: Step, leaves: Mapping[int, torch.Tensor]) -> tuple[dict[int, torch.Tensor], list[torch.Tensor]]:
+    """The tensors that the operation is given, and what it returns. One that writes its inputs is given copies."""
+    assert step.call is not None
+    function, args, kwargs = step.call
+    schema = getattr(function, "_schema", None)
     with torch.enable_grad():
-        given = {number: leaf.clone() if mutates else leaf for number, leaf in leaves.items()}
+        given = {number: leaf.clone() if schema and schema.is_mutable else leaf for number, leaf in leaves.items()}
 
         def resolve(leaf: Any) -> Any:
             return given[leaf.number] if isinstance(leaf, Reference) else leaf
 
-        result = op(*tree_map(resolve, args), **tree_map(resolve, kwargs))
-    outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
-    derived = [output for output in outputs if output.requires_grad]
-    if not derived:
-        return None
-    inside = {given[number].untyped_storage()._cdata: index for index, number in reversed(list(enumerate(step.inputs)))}
-    weights = {given[number].untyped_storage()._cdata: index for index, number in enumerate(step.weights)}
-    made = {output.untyped_storage()._cdata: index for index, output in reversed(list(enumerate(outputs)))}
-    saved = {tensor.untyped_storage()._cdata: tensor for output in derived for tensor in _saved(output.grad_fn)}
-    new = sum(
-        tensor.untyped_storage().nbytes()
-        for key, tensor in saved.items()
-        if key not in inside and key not in made and key not in weights
-    )
-    inputs = tuple(sorted(inside[key] for key in saved if key in inside))
-    kept = tuple(sorted(made[key] for key in saved if key in made and key not in inside))
-    arriving = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta") for o in derived]
-    sources = [leaves[number] for number in dict.fromkeys(numbers) if leaves[number].requires_grad]
-    known = [*leaves.values(), *given.values(), *outputs, *arriving, *saved.values()]
-    with _Live(known) as live:
-        gradients = torch.autograd.grad(derived, sources, arriving, allow_unused=True)
-    came = {gradient.untyped_storage()._cdata for gradient in arriving}
-    results = [gradient for gradient in gradients if gradient is not None]
-    own = {g.untyped_storage()._cdata: g.untyped_storage().nbytes() for g in results}
-    fresh = sum(size for key, size in own.items() if key not in came)
-    activations = [
-        gradient
-        for source, gradient in zip(sources, gradients, strict=True)
-        if gradient is not None and not any(source is leaves[number] for number in step.weights)
-    ]
-    return RawDerivative(
-        inputs,
-        kept,
-        tuple(sorted(weights[key] for key in saved if key in weights)),
-        new,
-        bool(activations) and all(g.untyped_storage()._cdata in came for g in activations),
-        max(0, live.peak - fresh),
-        live.operations,
-    )
+        result = function(*tree_map(resolve, args), **tree_map(resolve, kwargs))
+    return given, [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _saved(node: Any) -> list[torch.Tensor]:
+def _saved_by(node: Any) -> list[torch.Tensor]:
     """The tensors that a node of the graph saved."""
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     values = [getattr(node, name) for name in names]
     return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _places(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The first place of each memory among tensors."""
+    found: dict[int, int] = {}
+    for place, tensor in enumerate(tensors):
+        found.setdefault(_key(tensor), place)
+    return found
+
+
+def _found(saved: Mapping[int, torch.Tensor], places: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(sorted(places[key] for key in saved if key in places))
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The peak of allocated bytes beyond those of known tensors, and the operations that allocated."""
+
+    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = self.peak_bytes = self.operations = 0
+        self.sizes = dict.fromkeys(map(_key, known), 0)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+        new = [tensor.untyped_storage() for tensor in made if _key(tensor) not in self.sizes]
+        for storage in new:
+            self.sizes[storage._cdata] = storage.nbytes()
+            self.live_bytes += storage.nbytes()
+            weakref.finalize(storage, self._release, storage._cdata)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.operations += bool(new)
+        return result
+
+    def _release(self, key: int) -> None:
+        self.live_bytes -= self.sizes.pop(key)

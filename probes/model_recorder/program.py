@@ -16,7 +16,7 @@ Shapes = Sequence[tuple[int, int]]
 
 BATCHES = (2, 3)
 STEPS = (256, 64, 16)
-"""Tokens between two lengths: a multiple of the chunks in which models process sequences; fewer where positions are few."""
+"""Tokens between two lengths: multiples of the chunks in which models process sequences; fewer for few positions."""
 
 COUNTS, LAST = (2, 3, 4), 6
 """The lengths in steps. One chunk alone can run other operations than several."""
@@ -136,7 +136,7 @@ def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
     fixed = [values[2 * place] - BATCHES[0] * each for place, each in enumerate(per_sample)]
     found = Quantity(_parabola(lengths, per_sample), _parabola(lengths, fixed))
     batch, length = shapes[-1]
-    expected = batch * found.of_sample(length) + found.of_batch(length)
+    expected = found.at(length).at(batch)
     if abs(expected - values[-1]) > 1:
         raise NotPolynomialError(
             f"a tensor has {values[-1]} elements or bytes where {expected} follow from shorter ones"

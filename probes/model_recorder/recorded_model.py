@@ -1,4 +1,4 @@
-"""Models of types that no row describes, recorded from the installed transformers' own code and kept in the cache folder.
+"""Models of types without a row, recorded from the installed transformers' own code and kept in the cache folder.
 
 The model is built from its configuration on the meta device, without weights; code from a model's folder is never run.
 """
@@ -26,7 +26,7 @@ _UNLIMITED = 1 << 20
 
 
 def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
-    """The shape of the model that transformers builds from a `config.json`, from the cache where it was recorded before.
+    """The shape of the model that transformers builds from a `config.json`; from the cache if it was recorded before.
 
     Raises ModelConfigError where transformers has no class for it, and where its code cannot be recorded.
     """

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor
 from ...estimators.models.program import Around, Program
 from .program import Part, Shapes, program, shapes_up_to
-from .trace import Trace, WithoutData, tracing
+from .trace import Trace, WithoutData, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
 """The inputs of a forward pass, by samples and tokens."""
@@ -74,11 +74,7 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
     idle = tuple({f"{path.partition('.layers.')[0]}." for path, _ in _layers(model) if path not in results})
-    head_name = (
-        next((path for path, parameter in model.named_parameters() if parameter is head.weight), "")
-        if head is not None
-        else ""
-    )
+    of_head = [path for path, parameter in model.named_parameters() if head is not None and parameter is head.weight]
     return ModelShape(
         name=name,
         model_type=config.model_type,
@@ -96,7 +92,7 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
         max_positions=getattr(text, "max_position_embeddings", None),
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
         source=source,
-        around=_around(runs, shapes, head_name.removesuffix(".weight")),
+        around=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
 
 
@@ -123,7 +119,7 @@ def _layer_results(model: Any, batch: Mapping[str, Any], layers: Mapping[str, to
         for path, layer in layers.items()
     ]
     try:
-        with torch.no_grad(), WithoutData():
+        with torch.no_grad(), WithoutData():  # type: ignore[no-untyped-call]
             model(**batch, use_cache=False)
     finally:
         for handle in handles:
@@ -138,36 +134,32 @@ def _run(
     trace = Trace(model)
     calls: dict[str, _Call] = {}
     sources: dict[int, int] = {}
-    for value in batch.values():
-        if isinstance(value, torch.Tensor):
-            trace.number(value)
-    for buffer in model.buffers():
-        trace.number(buffer)
+    for tensor in (*batch.values(), *model.buffers()):
+        trace.number(tensor)
 
     def skip(path: str, *args: Any, **kwargs: Any) -> Any:
         calls[path] = call = _Call(args, kwargs)
-        result = unseen(
-            tree_map,
-            lambda leaf: torch.empty_like(call.hidden) if isinstance(leaf, torch.Tensor) else leaf,
-            results[path],
-        )
+        for tensor in tensors_in((args, kwargs)):
+            sources[id(tensor)] = trace.number(tensor)
+            trace.keep(tensor)
+        result = unseen(tree_map, partial(_in_place_of, call.hidden), results[path])
         trace.step("layer", path, call.hidden, result)
-        tree_map(lambda leaf: note(leaf) if isinstance(leaf, torch.Tensor) else None, (args, dict(kwargs)))
         return result
-
-    def note(tensor: torch.Tensor) -> None:
-        sources[id(tensor)] = trace.number(tensor)
-        trace.keep(tensor)
 
     with _replaced(layers, skip), tracing(trace) as unseen:
         output = model(**batch, use_cache=False)
-    return _Run(trace, calls, sources, trace.keep(output.logits if hasattr(output, "logits") else output[0]))
+    return _Run(trace, calls, sources, trace.keep(tensors_in(output)[0]))
+
+
+def _in_place_of(hidden: torch.Tensor, leaf: Any) -> Any:
+    """New hidden states where a layer returned a tensor."""
+    return torch.empty_like(hidden) if isinstance(leaf, torch.Tensor) else leaf
 
 
 @contextmanager
 def _replaced(layers: Mapping[str, torch.nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
     for path, layer in layers.items():
-        layer.forward = partial(forward, path)  # type: ignore[method-assign]
+        layer.forward = partial(forward, path)
     try:
         yield
     finally:
@@ -182,15 +174,11 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
     given = trace.number(call.hidden)
     for buffer in layer.buffers():
         trace.number(buffer)
-
-    def note(leaf: Any) -> None:
-        if isinstance(leaf, torch.Tensor):
-            trace.number(leaf, run.sources[id(leaf)] + 1)
-
-    tree_map(note, (call.args, dict(call.kwargs)))
+    for tensor in tensors_in((call.args, call.kwargs)):
+        trace.number(tensor, run.sources[id(tensor)] + 1)
     with tracing(trace):
         result = layer(*call.args, **call.kwargs)
-    return Part(trace, trace.steps, given, trace.keep(result if isinstance(result, torch.Tensor) else result[0]))
+    return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))
 
 
 def _around(runs: list[_Run], shapes: Shapes, head: str) -> Around:

@@ -1,7 +1,7 @@
 """Record what a module runs on the meta device: every operation, its tensors, and when their memory is released.
 
-Linear layers, attention and dropout are one operation each, as on a GPU. Nothing is computed: the module runs on tensors
-without data and without gradients.
+Linear layers, attention and dropout are one operation each, as on a GPU. Nothing is computed: the module runs on
+tensors without data and without gradients.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Trace:
         details: Mapping[str, int] | None = None,
     ) -> None:
         """Record an operation on the tensors in `given` that made those in `result`."""
-        inputs, outputs = _tensors(given), _tensors(result)
+        inputs, outputs = tensors_in(given), tensors_in(result)
         if inputs and all(self._is_weight(tensor) for tensor in (*inputs, *outputs)):
             self._kept += outputs
             return
@@ -153,11 +153,12 @@ class Trace:
         self.steps.append(Step("hold", "", (number,)))
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-class WithoutData(TorchDispatchMode):
+class WithoutData(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers the questions that code asks of tensors without data: all elements are equal, so that nothing is padded
     or packed."""
 
@@ -167,11 +168,11 @@ class WithoutData(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-class _Operations(WithoutData):
+class _Operations(WithoutData):  # type: ignore[no-untyped-call]
     """Records the operations that torch dispatches."""
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.is_paused = False
 
@@ -202,7 +203,7 @@ class _Functions(TorchFunctionMode):
     """Records linear layers and attention as one operation, and runs dropout as a GPU does."""
 
     def __init__(self, trace: Trace, operations: _Operations) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.operations = operations
 
@@ -226,9 +227,9 @@ class _Functions(TorchFunctionMode):
         key: torch.Tensor,
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
+        *_: Any,
         is_causal: bool = False,
-        **_: Any,
+        **__: Any,
     ) -> torch.Tensor:
         batch, heads, tokens, width = query.shape
         shape = batch, tokens, heads, value.shape[-1]  # the layout of a fused kernel's output

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms, total_bytes
 from ...models.model_shape import Block, ModelShape
+from ...models.program import ZERO, Size
 from ...workload import Workload
 from .loss import loss_terms
 from .recording import (
@@ -23,7 +24,7 @@ from .recording import (
     saved_terms,
     shared_terms,
 )
-from .saved_tensors import ZERO, Size, frontier, total
+from .saved_tensors import frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 _FORWARD = Formula("forward pass of a layer", "B x + y: largest moment of one layer's forward pass", SOURCE, _LARGEST)

@@ -13,14 +13,14 @@ from ...models.families import layer_variant
 from ...models.layer_variant import LayerVariant
 from ...models.lora import adapters, trained_copies, trains_head
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
-from ...models.program import Around, Slot
+from ...models.program import ZERO, Around, Program, Size, Slot
 from ...workload import Workload
 from .feed_forward import activate
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
 from .ops import Ops, norm
 from .replay import Replay
-from .saved_tensors import ZERO, AutogradGraph, Size, Storage, Value, backward_bytes, forward_bytes, frontier, total
+from .saved_tensors import AutogradGraph, Storage, Value, backward_bytes, forward_bytes, frontier, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
@@ -230,6 +230,7 @@ _SYMBOLS = {
     "Se": "tokens of the encoder per sample",
     "b": "bytes per element of the mask",
 }
+_RECORDED = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 
 
 class End(NamedTuple):
@@ -266,36 +267,37 @@ def end(recorder: LayerRecorder) -> End:
 
 def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     """What lives as long as the layers."""
-    if recorder.model.around is not None:
-        return [*_passed_to_layers(recorder), *_masks(recorder), *_openings(recorder, recorder.model.around)]
-    return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
+    around = recorder.model.around
+    if around is None:
+        return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
+    programs = [block.program for block in recorder.model.blocks if block.program is not None]
+    # Code that has no fused attention gets its mask as an input of the layers.
+    masks = _masks(recorder) if any(program.has_fused_attention for program in programs) else []
+    return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
 
 
-def _passed_to_layers(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Rotary tables and the like: what checkpointed layers get besides their input, or what layers save of it."""
+def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[LinearTerm]:
+    """Rotary tables and the like: all that checkpointed layers get besides their input; otherwise what layers save of
+    it."""
     tensors: dict[int, Slot] = {}
-    for block in recorder.model.blocks:
-        if block.program is not None:
-            tensors |= block.program.sources(saved=not recorder.checkpointing)
-    length, size = recorder.workload.seq_len, ZERO
+    for program in programs:
+        tensors |= program.sources(saved=not recorder.checkpointing)
+    size, length, width = ZERO, recorder.workload.seq_len, recorder.workload.weight_bytes
     for slot in tensors.values():
-        width = slot.itemsize or recorder.workload.weight_bytes
-        size = size.plus(Size(slot.elements.of_sample(length) * width, slot.elements.of_batch(length) * width))
-    return (
-        [LinearTerm("inputs of all layers", size, "x B + y", {"x": size.per_sample, "y": size.fixed})]
-        if any(size)
-        else []
-    )
+        size = size.plus(slot.elements.at(length).times(slot.itemsize or width))
+    inputs = {"x": size.per_sample, "y": size.fixed}
+    return [LinearTerm("inputs of all layers", size, "B x + y", inputs, _RECORDED)] if any(size) else []
 
 
 def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
-    """What runs before the first layer of each stack."""
+    """What is saved before the first layer of each stack. Checkpointing makes the embedding's output require a gradient
+    (`enable_input_require_grads`), which keeps it."""
+    needs_grad = recorder.checkpointing and not recorder.trains_embedding
     terms = []
     for opening in around.openings:
-        block = recorder.model.blocks[0]
-        rows, ops = recorder.rows(block), recorder.ops(recorder.model.outside, "embedding")
-        needs_grad = recorder.checkpointing and not recorder.trains_embedding
-        output = Replay(ops, opening, rows, block.attention, "flash", embedding_needs_grad=needs_grad).run(None)
+        ops = recorder.ops(recorder.model.outside, "embedding")
+        rows, attention = recorder.workload.seq_len, recorder.model.blocks[0].attention
+        output = Replay(ops, opening, rows, attention, "flash", embedding_needs_grad=needs_grad).run(None)
         saved = [storage for storage in ops.graph.saved() if storage is not output.storage]
         if saved:
             terms.append(saved_term("embedding", saved, count=1, rows=rows))

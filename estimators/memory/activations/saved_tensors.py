@@ -19,27 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-
-class Size(NamedTuple):
-    """`per_sample` B + `fixed` bytes."""
-
-    per_sample: int
-    fixed: int
-
-    def at(self, micro_batch_size: int) -> int:
-        return self.per_sample * micro_batch_size + self.fixed
-
-    def plus(self, other: Size) -> Size:
-        return Size(self.per_sample + other.per_sample, self.fixed + other.fixed)
-
-    def minus(self, other: Size) -> Size:
-        return Size(self.per_sample - other.per_sample, self.fixed - other.fixed)
-
-    def times(self, count: int) -> Size:
-        return Size(self.per_sample * count, self.fixed * count)
-
-
-ZERO = Size(0, 0)
+from ...models.program import ZERO, Size
 
 IN_PLACE = True
 """torch adds a gradient to an earlier one in place if nobody else holds it, and scatters an index's gradient into fresh
