@@ -232,7 +232,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         raise WorkloadError(
             f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
         )
-    fused = family_of(model).peft_experts
+    fused = dict(model.peft_experts) or family_of(model).peft_experts
     every = targets is None or targets == (ALL_LINEAR,)
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
     parameters = frozenset(fused.values() if every else (fused[end] for end in ends.values() if end in fused))

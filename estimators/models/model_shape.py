@@ -7,6 +7,7 @@ tensor by tensor, LoRA adapts module by module, and the exact count is then a pl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -87,6 +88,20 @@ class Attention(NamedTuple):
         if ranks == 1:
             return self
         return self._replace(heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
+
+
+def attention_of(details: Iterable[tuple[str, int]], window: int | None = None) -> Attention:
+    """The dimensions of an attention that was recorded. Its rotation is recorded apart."""
+    sizes = dict(details)
+    return Attention(
+        heads=sizes["heads"],
+        kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        v_head_dim=sizes["v_head_dim"],
+        causal=bool(sizes["causal"] or sizes["masked"]),
+        rotary=False,
+        window=window,
+    )
 
 
 class FeedForward(NamedTuple):
@@ -174,6 +189,8 @@ class ModelShape:
     """Where the dimensions come from: a catalogue's source, a file, the hub."""
     around: Around | None = None
     """What runs around the layers, where it was recorded from the model's own code."""
+    peft_experts: tuple[tuple[str, str], ...] = ()
+    """As `FamilySpec.peft_experts`, of a recorded model."""
     quantized: str = ""
     """How the checkpoint's weights are quantized (gptq, awq, fp8, ...), "" for weights as they are trained."""
 
@@ -221,7 +238,8 @@ class ModelShape:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a sample is taken to hold besides text, and the weights where the checkpoint has others."""
-        said = [f"weights as --method has them, not as the checkpoint's {self.quantized}"] if self.quantized else []
+        said = ["layers recorded from transformers' own code"] if self.around else []
+        said += [f"weights as --method has them, not as the checkpoint's {self.quantized}"] if self.quantized else []
         if any(block.hidden_size for block in self.blocks):
             said.append(f"one image of {self.encoder_len_fixed:,} patches in each sample")
         if self.idle_tower:

@@ -65,7 +65,8 @@ class Slot(NamedTuple):
     source: int
     """0: the program makes the tensor. Otherwise it comes from outside: the same tensor has the same number in all
     programs of a model; -1: a buffer or the layer's input."""
-    is_differentiable: bool
+    needs_grad: bool
+    """It can require a gradient; one from outside does."""
 
 
 class Derivative(NamedTuple):
@@ -115,6 +116,8 @@ class Program(NamedTuple):
     input: int
     """The slot of the hidden states; -1 for a program that begins with the model's own inputs."""
     output: int
+    embedding: int
+    """The slot of the input embedding's output; -1 in a program without one."""
     instructions: tuple[Instruction, ...]
 
     @property
@@ -129,6 +132,7 @@ class Program(NamedTuple):
             for _, derivative in instruction.derivatives
             for place in derivative.saves_inputs
         }
+        read |= {self.slots[each.inputs[0]].storage for each in self.instructions if each.kind == "linear"}
         return {
             slot.source: slot for slot in self.slots if slot.source > 0 and not (saved and slot.storage not in read)
         }

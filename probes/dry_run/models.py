@@ -198,9 +198,10 @@ def model_class(config: Any) -> Any:
         architecture = getattr(transformers, name, None)
         if architecture is not None and ("For" in name or "LMHead" in name or name == "CLIPModel"):
             return architecture
+    sequences = (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
     for mapping in (
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
-        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        *(reversed(sequences) if config.is_encoder_decoder else sequences),
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
         modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,

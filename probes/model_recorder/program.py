@@ -9,7 +9,7 @@ import torch
 
 from ...estimators.models.program import Derivative, Instruction, Program, Quantity, Slot
 from .derivatives import RawDerivative, choices, derive
-from .trace import Step, Trace
+from .trace import Step, Trace, UnrecordableError
 
 Shapes = Sequence[tuple[int, int]]
 """Batches and lengths of the traces."""
@@ -33,10 +33,6 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convoluti
 """Matrix products, whose time does not follow from the bytes that they move."""
 
 
-class NotPolynomialError(ValueError):
-    """The operations, or the sizes of their tensors, are no polynomials of batch and length."""
-
-
 @dataclass(frozen=True)
 class Part:
     """A part of a trace: its steps, and the numbers of the tensor that it takes and of the one that it makes."""
@@ -44,20 +40,17 @@ class Part:
     trace: Trace
     steps: Sequence[Step]
     input: int | None
-    output: int | None
+    output: int
+    embedding: int | None = None
+    """The output of the input embedding."""
 
 
 def program(parts: Sequence[Part], shapes: Shapes) -> Program:
-    """The program of a part that was traced at these shapes. Raises NotPolynomialError."""
+    """The program of a part that was traced at these shapes. Raises UnrecordableError."""
     first = parts[0]
-    for part in parts[1:]:
-        for one, other in zip(first.steps, part.steps, strict=False):
-            if (one.kind, one.name, len(one.inputs)) != (other.kind, other.name, len(other.inputs)):
-                raise NotPolynomialError(
-                    f"{one.name or one.kind} runs at one length where {other.name or other.kind} runs at another"
-                )
-        if len(part.steps) != len(first.steps):
-            raise NotPolynomialError("the number of operations depends on the length")
+    kinds = [[(step.kind, step.name, len(step.inputs)) for step in part.steps] for part in parts]
+    if any(each != kinds[0] for each in kinds):
+        raise UnrecordableError("which operations run depends on the length, as in a loop over chunks")
     numbers = [_numbers(part) for part in parts]
     index = {number: place for place, number in enumerate(numbers[0])}
     made = {number for step in first.steps for number in step.outputs}
@@ -65,20 +58,21 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
         _slot([part.trace for part in parts], each, shapes, is_outer=each[0] not in made)
         for each in zip(*numbers, strict=True)
     )
+    for step in first.steps:
+        if step.kind == "attention" and any(slots[index[number]].needs_grad for number in step.inputs[3:]):
+            raise UnrecordableError("its attention adds relative positions, which train, to the scores")
     instructions = tuple(
         _instruction(each, parts, index, shapes) for each in zip(*(part.steps for part in parts), strict=True)
     )
-    return Program(slots, _place(index, first.input), _place(index, first.output), instructions)
-
-
-def _place(index: dict[int, int], number: int | None) -> int:
-    return -1 if number is None else index[number]
+    ends = (-1 if number is None else index.get(number, -1) for number in (first.input, first.output, first.embedding))
+    return Program(slots, *ends, instructions)
 
 
 def _numbers(part: Part) -> list[int]:
     """The tensors of a part in the order of their first use."""
-    ends = [number for number in (part.input, part.output) if number is not None]
-    return list(dict.fromkeys([*ends[:1], *(n for step in part.steps for n in (*step.inputs, *step.outputs)), *ends]))
+    given = [] if part.input is None else [part.input]
+    used = [number for step in part.steps for number in (*step.inputs, *step.outputs)]
+    return list(dict.fromkeys([*given, *used, part.output]))
 
 
 def _slot(traces: Sequence[Trace], numbers: Sequence[int], shapes: Shapes, *, is_outer: bool) -> Slot:
@@ -91,7 +85,7 @@ def _slot(traces: Sequence[Trace], numbers: Sequence[int], shapes: Shapes, *, is
         itemsize=0 if first.dtype == torch.bfloat16 else first.dtype.itemsize,
         storage=first.storage,
         source=(first.source or numbers[0] + 1) if is_outer else 0,
-        is_differentiable=first.is_differentiable,
+        needs_grad=first.needs_grad if is_outer else first.is_differentiable,
     )
 
 
@@ -130,7 +124,7 @@ def _derivative(raw: Sequence[RawDerivative], shapes: Shapes) -> Derivative:
 
 
 def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
-    """The polynomial through the values at these shapes. Raises NotPolynomialError where it misses the last one."""
+    """The polynomial through the values at these shapes. Raises UnrecordableError where it misses the last one."""
     lengths = [shapes[index][1] for index in (0, 2, 4)]
     per_sample = [float(values[index + 1] - values[index]) for index in (0, 2, 4)]
     fixed = [values[2 * place] - BATCHES[0] * each for place, each in enumerate(per_sample)]
@@ -138,7 +132,7 @@ def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
     batch, length = shapes[-1]
     expected = found.at(length).at(batch)
     if abs(expected - values[-1]) > 1:
-        raise NotPolynomialError(
+        raise UnrecordableError(
             f"a tensor has {values[-1]} elements or bytes where {expected} follow from shorter ones"
         )
     return found

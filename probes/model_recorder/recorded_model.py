@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ...estimators.json_form import read_json, to_json
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
 
-FORMAT = 1
+FORMAT = 2
 """Rises when recordings of before can no longer be read, or are wrong."""
 
 _UNLIMITED = 1 << 20
@@ -72,15 +73,15 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     import torch
 
     from ..dry_run.models import UnusableModelError, model_class, no_init_weights, transformers_config
-    from .program import NotPolynomialError
     from .structure import recorded_shape
+    from .trace import UnrecordableError
 
     try:
         built = transformers_config(config)
         chosen = model_class(built)
     except UnusableModelError as error:
         raise _cannot(name, str(error)) from None
-    if built.is_encoder_decoder or chosen.main_input_name != "input_ids":
+    if chosen.main_input_name != "input_ids":
         raise _cannot(name, f"{chosen.__name__} takes other inputs than the tokens of one sequence")
     text = built.get_text_config()
     window = getattr(text, "sliding_window", None)
@@ -91,8 +92,10 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
             model = chosen._from_config(built, dtype=torch.bfloat16)
             model.tie_weights()
         model.train()
-        shape = recorded_shape(model, _tokens, name=name, source="", windows=_windows(text, window))
-    except NotPolynomialError as error:
+        shape = recorded_shape(
+            model, partial(_batch, built.is_encoder_decoder), name=name, source="", windows=_windows(text, window)
+        )
+    except UnrecordableError as error:
         raise _cannot(name, f"{chosen.__name__}: {error}") from None
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
@@ -100,10 +103,12 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     return shape
 
 
-def _tokens(batch: int, length: int) -> dict[str, Any]:
+def _batch(has_decoder: bool, batch: int, length: int) -> dict[str, Any]:
+    """Samples of text."""
     import torch
 
-    return {"input_ids": torch.zeros((batch, length), dtype=torch.long, device="meta")}
+    tokens = torch.zeros((batch, length), dtype=torch.long, device="meta")
+    return {"input_ids": tokens, "decoder_input_ids": tokens.clone()} if has_decoder else {"input_ids": tokens}
 
 
 def _windows(text: Any, window: object) -> dict[int, int]:

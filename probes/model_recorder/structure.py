@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor
-from ...estimators.models.program import Around, Program
+from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, attention_of
+from ...estimators.models.program import Around, Instruction, Program
 from .program import Part, Shapes, program, shapes_up_to
 from .trace import Trace, WithoutData, tensors_in, tracing
 
@@ -41,20 +41,24 @@ class _Run:
     calls: Mapping[str, _Call]
     sources: Mapping[int, int]
     """Numbers of the layers' inputs in the trace, by identity."""
+    of_layers: frozenset[int]
+    """Tensors of the trace that are computed from what layers return, as an encoder's output."""
+    embedded: Sequence[int]
+    """Outputs of the input embedding."""
     output: int
 
 
 def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, windows: Mapping[int, int]) -> ModelShape:
     """The shape of a transformers model. windows: the window of each layer that has one.
 
-    Raises NotPolynomialError, and what the model's code raises on tensors without data.
+    Raises UnrecordableError, and what the model's code raises on tensors without data.
     """
     config = model.config
     text = config.get_text_config()
-    results = _layer_results(model, make_batch(2, 64), dict(_layers(model)))
-    layers = {path: layer for path, layer in _layers(model) if path in results}
-    shapes = shapes_up_to(getattr(text, "max_position_embeddings", None) or 0)
-    runs = [_run(model, make_batch(*shape), layers, results) for shape in shapes]
+    every_layer = dict(_layers(model))
+    shapes = shapes_up_to(_max_positions(config))
+    runs = [_run(model, make_batch(*shape), every_layer) for shape in shapes]
+    layers = {path: layer for path, layer in every_layer.items() if path in runs[0].calls}
     kinds: dict[Any, list[str]] = {}
     for index, (path, layer) in enumerate(layers.items()):
         key = path.rpartition(".")[0], windows.get(index), _fingerprint(layer)
@@ -66,14 +70,14 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
             len(paths),
             program([_layer_part(model, run, paths[0]) for run in runs], shapes),
             window,
-            text,
+            model,
         )
         for (prefix, window, _), paths in kinds.items()
     )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
-    idle = tuple({f"{path.partition('.layers.')[0]}." for path, _ in _layers(model) if path not in results})
+    idle = tuple({f"{path.partition('.layers.')[0]}." for path in every_layer if path not in layers})
     of_head = [path for path, parameter in model.named_parameters() if head is not None and parameter is head.weight]
     return ModelShape(
         name=name,
@@ -89,11 +93,44 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
         ),
         idle_tower=bool(idle),
         tied=head is not None and head.weight is embedding.weight,
-        max_positions=getattr(text, "max_position_embeddings", None),
+        max_positions=_max_positions(config) or None,
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
         source=source,
+        peft_experts=tuple(_peft_experts(config.model_type, blocks)),
         around=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
+
+
+_FORMER_EXPERTS = {
+    "qwen2_moe": {
+        "gate": "gate.weight",
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+        "down_proj": "down_proj",
+    },
+    "mixtral": {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
+}
+"""Former names of experts' layers and the tensors that they are part of now, by the scheme to which transformers
+assigns a model type (peft 0.21 utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
+
+
+def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
+    """The tensors that peft adapts under the former names of experts' layers."""
+    from transformers import conversion_mapping
+
+    schemes: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
+    former = _FORMER_EXPERTS.get(schemes.get(model_type, ""), {})
+    names = dict.fromkeys(
+        tensor.name for block in blocks for tensor in block.tensors if tensor.role in ("expert", "router")
+    )
+    for target, now in former.items():
+        yield from ((target, name) for name in names if name.endswith(f".{now}"))
+
+
+def _max_positions(config: Any) -> int:
+    """The longest sequence; 0 where nothing limits it."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) else 0
 
 
 def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -127,10 +164,10 @@ def _layer_results(model: Any, batch: Mapping[str, Any], layers: Mapping[str, to
     return results
 
 
-def _run(
-    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], results: Mapping[str, Any]
-) -> _Run:
+def _run(model: Any, batch: Mapping[str, Any], every_layer: Mapping[str, torch.nn.Module]) -> _Run:
     """A forward pass in which the layers do nothing."""
+    results = _layer_results(model, batch, every_layer)
+    layers = {path: every_layer[path] for path in results}
     trace = Trace(model)
     calls: dict[str, _Call] = {}
     sources: dict[int, int] = {}
@@ -142,18 +179,34 @@ def _run(
         for tensor in tensors_in((args, kwargs)):
             sources[id(tensor)] = trace.number(tensor)
             trace.keep(tensor)
-        result = unseen(tree_map, partial(_in_place_of, call.hidden), results[path])
+        result = unseen(tree_map, _like, results[path])
         trace.step("layer", path, call.hidden, result)
         return result
 
-    with _replaced(layers, skip), tracing(trace) as unseen:
-        output = model(**batch, use_cache=False)
-    return _Run(trace, calls, sources, trace.keep(tensors_in(output)[0]))
+    embedded: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda _, __, result: embedded.append(trace.number(result))
+    )
+    try:
+        with _replaced(layers, skip), tracing(trace) as unseen:
+            output = model(**batch, use_cache=False)
+    finally:
+        handle.remove()
+    return _Run(trace, calls, sources, _of_layers(trace), embedded, trace.keep(tensors_in(output)[0]))
 
 
-def _in_place_of(hidden: torch.Tensor, leaf: Any) -> Any:
-    """New hidden states where a layer returned a tensor."""
-    return torch.empty_like(hidden) if isinstance(leaf, torch.Tensor) else leaf
+def _like(leaf: Any) -> Any:
+    """A new tensor in the place of one; what is no tensor stays."""
+    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _of_layers(trace: Trace) -> frozenset[int]:
+    """The tensors that are computed from what layers return."""
+    found: set[int] = set()
+    for step in trace.steps:
+        if step.kind == "layer" or found.intersection(step.inputs):
+            found.update(step.outputs)
+    return frozenset(found)
 
 
 @contextmanager
@@ -175,7 +228,8 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
     for buffer in layer.buffers():
         trace.number(buffer)
     for tensor in tensors_in((call.args, call.kwargs)):
-        trace.number(tensor, run.sources[id(tensor)] + 1)
+        number = run.sources[id(tensor)]
+        trace.number(tensor, number + 1, needs_grad=number in run.of_layers)
     with tracing(trace):
         result = layer(*call.args, **call.kwargs)
     return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))
@@ -195,7 +249,9 @@ def _parts_around(run: _Run, head: str) -> list[Part]:
         if step.kind != "layer":
             continue
         if (own := step.name.rpartition(".")[0]) != stack:
-            parts.append(Part(run.trace, steps[begin:place], given, step.inputs[0]))
+            made = {number for each in steps[begin:place] for number in each.outputs}
+            embedding = next((number for number in run.embedded if number in made), None)
+            parts.append(Part(run.trace, steps[begin:place], given, step.inputs[0], embedding))
             stack = own
         begin, given = place + 1, step.outputs[0]
     behind = steps[begin:]
@@ -221,7 +277,10 @@ _PLACES = ("idx", "index", "layer_id", "layer_number")
 """Ends of the names of attributes that hold the place of a layer in its stack."""
 
 
-def _block(prefix: str, layer: torch.nn.Module, count: int, made: Program, window: int | None, config: Any) -> Block:
+def _block(prefix: str, layer: torch.nn.Module, count: int, made: Program, window: int | None, model: Any) -> Block:
+    config = model.config.get_text_config()
+    is_encoder = model.config.is_encoder_decoder and "encoder" in prefix.split(".")
+    attentions = [each for each in made.instructions if each.kind == "attention"]
     modules = dict(layer.named_modules())
     tensors = tuple(_tensor(modules, path, parameter) for path, parameter in layer.named_parameters())
     experts = max((tensor.shape[0] for tensor in tensors if tensor.role == "expert"), default=0)
@@ -232,7 +291,9 @@ def _block(prefix: str, layer: torch.nn.Module, count: int, made: Program, windo
         prefix=prefix,
         count=count,
         tensors=tensors,
-        attention=_attention(made, window, config),
+        attention=_attention(made, attentions[:1], window, config),
+        cross_attention=attention_of(attentions[1].details)._replace(cross=True) if attentions[1:] else None,
+        stack="encoder" if is_encoder else "decoder",
         feed_forward=FeedForward(
             hidden=max(widths, default=0),
             gated=False,
@@ -253,25 +314,16 @@ def _experts_per_token(config: Any) -> int:
     return 1
 
 
-def _attention(made: Program, window: int | None, config: Any) -> Attention:
-    """The dimensions of the first attention of a layer, without heads where it has none."""
-    for instruction in made.instructions:
-        if instruction.kind == "attention":
-            sizes = dict(instruction.details)
-            return Attention(
-                heads=sizes["heads"],
-                kv_heads=sizes["kv_heads"],
-                head_dim=sizes["head_dim"],
-                v_head_dim=sizes["v_head_dim"],
-                causal=bool(sizes["causal"] or sizes["masked"]),
-                rotary=False,
-                window=window,
-            )
+def _attention(made: Program, attentions: Sequence[Instruction], window: int | None, config: Any) -> Attention:
+    """The dimensions of the first attention of a layer; those of the configuration where scores are a product of the
+    model's own code; no heads where there is no attention."""
+    if attentions:
+        return attention_of(attentions[0].details, window)
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     if not heads or not any(instruction.name in ("bmm", "baddbmm") for instruction in made.instructions):
         return Attention(heads=0, kv_heads=0, head_dim=0, v_head_dim=0, causal=False, rotary=False)
     width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return Attention(heads=heads, kv_heads=heads, head_dim=width, v_head_dim=width, rotary=False)
+    return Attention(heads=heads, kv_heads=heads, head_dim=width, v_head_dim=width, rotary=False, window=window)
 
 
 def _tensor(

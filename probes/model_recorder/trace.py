@@ -18,6 +18,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+MOST_OPERATIONS = 40_000
+"""Of one forward pass: hundreds for each layer. More are a loop over tokens."""
+
+
+class UnrecordableError(ValueError):
+    """A program cannot say what the model runs: its operations, or the sizes of their tensors, are no polynomials of
+    batch and length, or attention has a trained bias."""
+
 
 @dataclass(frozen=True)
 class TracedTensor:
@@ -30,6 +38,8 @@ class TracedTensor:
     """Tensors that share memory have the same number; -1: that of a parameter."""
     source: int = 0
     """Number of a tensor from outside of the module, by which several traces know it; 0: the module made it."""
+    needs_grad: bool = False
+    """It comes from outside and requires a gradient."""
 
     @property
     def is_differentiable(self) -> bool:
@@ -76,11 +86,11 @@ class Trace:
         self._storage_count = 0
         self._kept: list[torch.Tensor] = []
 
-    def number(self, tensor: torch.Tensor, source: int = -1) -> int:
+    def number(self, tensor: torch.Tensor, source: int = -1, *, needs_grad: bool = False) -> int:
         """The number of a tensor. One that no step made comes from outside and lives as long as the trace."""
         if id(tensor) not in self._numbers:
             self._kept.append(tensor)
-            self._add(tensor, source)
+            self._add(tensor, source, needs_grad=needs_grad)
         return self._numbers[id(tensor)]
 
     def step(
@@ -115,7 +125,7 @@ class Trace:
         self._kept.append(tensor)
         return self._numbers[id(tensor)]
 
-    def _add(self, tensor: torch.Tensor, source: int) -> int:
+    def _add(self, tensor: torch.Tensor, source: int, *, needs_grad: bool = False) -> int:
         storage, number = tensor.untyped_storage(), len(self.tensors)
         key = storage._cdata
         if key not in self._storages:
@@ -123,7 +133,9 @@ class Trace:
             self._storage_count += 1
             weakref.finalize(storage, self._released, key, number)
         self.tensors.append(
-            TracedTensor(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, self._storages[key], source)
+            TracedTensor(
+                tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, self._storages[key], source, needs_grad
+            )
         )
         self._numbers[id(tensor)] = number
         weakref.finalize(tensor, self._forget, id(tensor), number)
@@ -160,11 +172,18 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 class WithoutData(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers the questions that code asks of tensors without data: all elements are equal, so that nothing is padded
-    or packed."""
+    or packed. Raises UnrecordableError where operations do not end."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
             return True
+        self.operations += 1
+        if self.operations > MOST_OPERATIONS:
+            raise UnrecordableError("a forward pass has tens of thousands of operations, as in a loop over tokens")
         return op(*args, **(kwargs or {}))
 
 
@@ -203,7 +222,7 @@ class _Functions(TorchFunctionMode):
     """Records linear layers and attention as one operation, and runs dropout as a GPU does."""
 
     def __init__(self, trace: Trace, operations: _Operations) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.trace = trace
         self.operations = operations
 
@@ -243,7 +262,8 @@ class _Functions(TorchFunctionMode):
             "masked": int(attn_mask is not None),
             "head_major": int(query.stride(1) > query.stride(2)),
         }
-        self.trace.step("attention", "attention", (query, key, value), result, details=details)
+        bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
+        self.trace.step("attention", "attention", (query, key, value, bias), result, details=details)
         return result
 
 

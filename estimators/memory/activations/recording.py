@@ -171,11 +171,9 @@ class LayerRecorder(NamedTuple):
         variant, rows, ops = self.variant(block), self.rows(block), self.ops(block.tensors, "input")
         graph, hidden, item = ops.graph, self.model.stream_width(block), ops.itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
-        kernel, masked = self.kernel(block.attention, variant, rows)
         if block.program is not None:
-            mask = self.mask(ops, variant, kernel, rows) if masked else None
-            replay = Replay(ops, block.program, rows, block.attention, kernel, mask)
-            return Recording(graph, value, replay.run(value))
+            return Recording(graph, value, self.replay(ops, block.program, block).run(value))
+        kernel, masked = self.kernel(block.attention, variant, rows)
         layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
         if masked:
             layer.mask = self.mask(ops, variant, kernel, rows)
@@ -189,6 +187,16 @@ class LayerRecorder(NamedTuple):
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
         copies = block.feed_forward.experts if variant.every_expert else 0
         return Recording(graph, value, layer.forward(value), copies)
+
+    def replay(self, ops: Ops, program: Program, block: Block, *, embedding_needs_grad: bool = False) -> Replay:
+        """A run of a program in the stream of a block."""
+        variant, rows = self.variant(block), self.rows(block)
+
+        def kernel_of(attention: Attention) -> tuple[Kernel, Value | None]:
+            kernel, masked = self.kernel(attention, variant, rows)
+            return kernel, self.mask(ops, variant, kernel, rows) if masked else None
+
+        return Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
@@ -248,7 +256,7 @@ def end(recorder: LayerRecorder) -> End:
     value = output = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "last hidden state")
     if model.around is not None:
         everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
-        output = Replay(everything, model.around.closing, rows, block.attention, "flash").run(value)
+        output = recorder.replay(everything, model.around.closing, block).run(value)
     elif variant.layout != "post":
         output = norm(ops, variant.norm, output)
         output = ops.dropout(output, variant.relative and block.hidden_dropout)
@@ -293,11 +301,13 @@ def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
     """What is saved before the first layer of each stack. Checkpointing makes the embedding's output require a gradient
     (`enable_input_require_grads`), which keeps it."""
     needs_grad = recorder.checkpointing and not recorder.trains_embedding
-    terms = []
+    model, terms = recorder.model, []
     for opening in around.openings:
-        ops = recorder.ops(recorder.model.outside, "embedding")
-        rows, attention = recorder.workload.seq_len, recorder.model.blocks[0].attention
-        output = Replay(ops, opening, rows, attention, "flash", embedding_needs_grad=needs_grad).run(None)
+        ops, block = recorder.ops(model.outside, "embedding"), model.blocks[0]
+        rows, given = recorder.rows(block), None
+        if opening.input >= 0:  # what the stack before it returned
+            given = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "last hidden state")
+        output = recorder.replay(ops, opening, block, embedding_needs_grad=needs_grad).run(given)
         saved = [storage for storage in ops.graph.saved() if storage is not output.storage]
         if saved:
             terms.append(saved_term("embedding", saved, count=1, rows=rows))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...models.layer_variant import LayerVariant
-from ...models.model_shape import Attention
+from ...models.model_shape import Attention, attention_of
 from ...models.program import ZERO, Derivative, Instruction, Program
 from .kernels import Kernel, attend
 from .ops import Ops
@@ -21,10 +22,9 @@ class Replay:
     ops: Ops
     program: Program
     seq_len: int
-    attention: Attention
-    kernel: Kernel
-    mask: Value | None = None
-    """Added to the scores of a kernel that needs one."""
+    window: int | None
+    kernel_of: Callable[[Attention], tuple[Kernel, Value | None]]
+    """The kernel of an attention, and the mask that it needs."""
     embedding_needs_grad: bool = False
     """The output of the model's input embedding requires a gradient, although the embedding does not train."""
     values: dict[int, Value] = field(default_factory=dict, init=False)
@@ -76,14 +76,14 @@ class Replay:
         ops, slots = self.ops, self.program.slots
         trains = ops.trains and bool(instruction.weights)
         folded = [self._folded(name) for name in instruction.weights]
-        is_leaf = self.embedding_needs_grad and self._is_input_embedding(instruction)
+        is_leaf = self.embedding_needs_grad and self.program.embedding in instruction.outputs
         mask = sum(1 << place for place, value in enumerate(inputs) if value.needs_grad)
         mask |= (trains or any(folded) or is_leaf) << len(inputs)
         derivative = _derivative(instruction, mask)
         outputs = [
             self._new(
                 number,
-                needs_grad=derivative is not None and slots[number].is_differentiable,
+                needs_grad=derivative is not None and slots[number].needs_grad,
                 label=instruction.name,
             )
             for number in instruction.outputs
@@ -115,20 +115,18 @@ class Replay:
         module = name.removesuffix(".weight")
         return self.ops.folded(module) if module in self.ops.weights and not self.ops.trains else None
 
-    def _is_input_embedding(self, instruction: Instruction) -> bool:
-        weights = [self.ops.weights.get(name.removesuffix(".weight")) for name in instruction.weights]
-        return any(tensor is not None and tensor.role == "embedding" for tensor in weights)
-
     def _attend(self, instruction: Instruction, inputs: tuple[Value, ...]) -> Value:
         """Attention by the kernel of the workload, over views of (tokens, heads x width)."""
         views = []
-        for value in inputs:
+        for value in inputs[:3]:
             width = value.rows * value.width // self.seq_len
             views.append(Value(self.seq_len, width, value.itemsize, value.storage, value.needs_grad))
             self.ops.graph.nodes.append(Node((value,), (views[-1],), passes=True))
         query, key, value = views
-        attended = attend(self.ops, self.kernel, _VARIANT, self.attention, (query, key, value), mask=self.mask)
-        if self.kernel == "flash" and dict(instruction.details)["head_major"]:
+        attention = attention_of(instruction.details, self.window)
+        kernel, mask = self.kernel_of(attention)
+        attended = attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask)
+        if kernel == "flash" and dict(instruction.details)["head_major"]:
             return self.ops.new("attention output", (attended,))  # flash keeps the queries' layout
         return attended
 

@@ -1,0 +1,156 @@
+"""Models of types without a row: recorded from transformers' own code, and answered as any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.estimators.errors import ModelConfigError
+from ds_advise.estimators.json_form import read_json, to_json
+from ds_advise.estimators.models.families import FAMILIES
+from ds_advise.estimators.models.lora import adapters
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.model_recorder.recorded_model import recorded_model
+
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DS_ADVISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_examples_have_no_row() -> None:
+    assert not {"nemotron", "glm4_moe", "bart", "rwkv", "longt5"} & FAMILIES.keys()
+
+
+def test_a_recorded_model_has_the_parameters_of_its_class() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, NemotronConfig
+
+    shape = recorded_model(NEMOTRON, name="nemotron", source="")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(NemotronConfig(**NEMOTRON))
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    (block,) = shape.blocks
+    assert (block.count, block.attention.heads, block.attention.kv_heads) == (4, 8, 2)
+    assert not shape.tied
+    assert "layers recorded from transformers' own code" in shape.assumptions
+
+
+def test_the_cached_recording_is_the_recording(own_cache: Path) -> None:
+    first = recorded_model(NEMOTRON, name="nemotron", source="")
+    (file,) = (own_cache / "models").iterdir()
+    assert recorded_model(NEMOTRON, name="nemotron", source="") == first
+    assert read_json(ModelShape, json.loads(json.dumps(to_json(first)))) == first
+    file.write_text("{}", encoding="utf-8")  # a damaged file is recorded again
+    assert recorded_model(NEMOTRON, name="nemotron", source="") == first
+
+
+def test_the_second_answer_imports_no_torch(tmp_path: Path, own_cache: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(NEMOTRON), encoding="utf-8")
+    recorded_model(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")), name="", source="")
+    script = (
+        "import sys, ds_advise\n"
+        f"answer = ds_advise.advise({str(tmp_path)!r}, gpus='2x24GB', deepspeed_estimate=False)\n"
+        "assert answer.recommended is not None\n"
+        "print('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "DS_ADVISE_CACHE": str(own_cache)}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False"]
+
+
+def test_windows_are_those_of_the_configuration() -> None:
+    config = {
+        **NEMOTRON,
+        "model_type": "exaone4",
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    }
+    shape = recorded_model(config, name="exaone4", source="")
+    assert [(block.count, block.attention.window) for block in shape.blocks] == [(3, 4096), (1, None)]
+
+
+def test_experts_are_adapted_as_peft_adapts_them() -> None:
+    config = {
+        **NEMOTRON,
+        "model_type": "glm4_moe",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
+    shape = recorded_model(config, name="glm4_moe", source="")
+    dense, sparse = shape.blocks
+    assert (dense.count, sparse.count, sparse.feed_forward.experts) == (1, 3, 8)
+    chosen = adapters(shape, Workload(method="lora"))
+    adapted = {tensor.name for tensor in sparse.tensors if chosen.rank_of(tensor)}
+    assert {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"} <= adapted
+
+
+def test_an_encoder_decoder_has_two_stacks() -> None:
+    config = {
+        "model_type": "bart",
+        "d_model": 256,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_ffn_dim": 512,
+        "decoder_ffn_dim": 512,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    encoder, decoder = recorded_model(config, name="bart", source="").blocks
+    assert (encoder.stack, encoder.count, encoder.attention.causal) == ("encoder", 2, False)
+    assert (decoder.stack, decoder.count, decoder.attention.causal) == ("decoder", 3, True)
+    assert decoder.cross_attention is not None and decoder.cross_attention.cross
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model_type": "no_such_type"}, "transformers .* has no model type 'no_such_type'"),
+        ({"model_type": "falcon_mamba"}, "a loop over tokens"),
+        (
+            {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 8},
+            "relative positions",
+        ),
+        ({"num_attention_heads": 0}, "does not run without data"),
+    ],
+)
+def test_what_cannot_be_recorded_says_why(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelConfigError, match="could not be recorded") as caught:
+        recorded_model({**NEMOTRON, **changes}, name="a model", source="")
+    assert re.search(why, caught.value.why)
+
+
+def test_a_name_and_a_source_are_those_of_the_question() -> None:
+    one, other = (recorded_model(NEMOTRON, name=name, source="a file") for name in ("one", "other"))
+    assert (one.name, other.name) == ("one", "other")
+    assert one.source.startswith("a file; recorded from the code of transformers ")
+    assert replace(one, name="other") == other
