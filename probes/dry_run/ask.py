@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,13 @@ def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
-        text=True,
         cwd=folder,
         start_new_session=True,  # so that its forks end with it
         # PYTHONUTF8: some libraries read their own files in the encoding of the locale
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
     )
     try:
-        worker.communicate(json.dumps([asdict(request) for request in requests]), timeout=timeout_s)
+        worker.communicate(pickle.dumps(list(requests)), timeout=timeout_s)
         return worker.returncode
     except subprocess.TimeoutExpired:
         raise DryRunError(

@@ -23,9 +23,6 @@ from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
 from .ask import DryRunError, NeedsValuesError, ask
 
-_HOPPER = 9.0
-"""Compute capability assumed for a GPU without one (AMD's, the CPU)."""
-
 
 def dry_run(
     run: Run,
@@ -78,25 +75,11 @@ def _refuse_unknown_features(run: Run) -> None:
 
 def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
     """One rank of a run for the subprocess; rank None: the one with the fullest GPU."""
-    gpu = run.cluster.gpu
-    world_size = run.cluster.world_size
-    config = dict(run.config)
-    model = None if isinstance(run.model, str) else dict(run.model)
+    if isinstance(run.model, str):
+        run = replace(run, model=_factory(run.model))
     return Request(
-        config=config,
-        model=model,
-        factory=_factory(run.model) if isinstance(run.model, str) else None,
-        input_shape=run.input_shape,
-        workload=run.workload,
-        micro_batch_size=run.micro_batch_size,
-        gradient_accumulation_steps=run.gradient_accumulation_steps,
-        gradient_checkpointing=run.gradient_checkpointing,
-        cpu_checkpointing=run.cpu_checkpointing,
-        world_size=world_size,
-        gpus_per_node=run.cluster.gpus_per_node,
-        rank=fullest_rank(config, model, run.workload, world_size) if rank is None else rank,
-        compute_capability=round((gpu.compute_capability or _HOPPER) * 10),
-        gpu_memory_bytes=gpu.memory_bytes,
+        run=run,
+        rank=fullest_rank(run.config, run.description, run.workload, run.cluster.world_size) if rank is None else rank,
         iterations=iterations,
         expandable_segments=expandable_segments,
     )

@@ -1,9 +1,10 @@
-"""The worker of a probe: one rank that trains a few optimizer steps, timed by phase. FOLDER holds `job.json`."""
+"""The worker of a probe: one rank that trains a few optimizer steps, timed by phase. FOLDER holds `JOB_FILE`."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import resource
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -16,14 +17,13 @@ import torch.distributed as dist
 from ...estimators.optimizers import optimizer_of_type
 from ..dry_run import models
 from ..dry_run.training import announce_zero3, filled_config, holds_output, initialize, model_dtype
-from ..run import Request
 from ..simulated_gpu import collectives as fake_group
 from ..store import LIBRARIES
 from . import base_model, extension_lock, measure
 from .measure import Clock, CollectiveTime
 from .rank import EventLog
 from .result import RankReport, StepTime
-from .run import ProbeJob, read_job
+from .run import JOB_FILE, ProbeJob
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,19 +43,19 @@ class TrainingMeasurements:
 
 def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     """Train, and return the report of this rank."""
-    job = read_job(folder / "job.json")
-    request = job.request_of(rank)
+    job: ProbeJob = pickle.loads((folder / JOB_FILE).read_bytes())
+    run = job.request.run
     gpu = (0 if job.solo else rank) if job.device == "cuda" else None
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(0 if job.solo else rank),
-        WORLD_SIZE=str(request.world_size),
-        LOCAL_WORLD_SIZE=str(request.gpus_per_node),
+        WORLD_SIZE=str(run.cluster.world_size),
+        LOCAL_WORLD_SIZE=str(run.cluster.gpus_per_node),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29500",
         # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by
         # name.
-        LOCAL_SIZE=str(request.world_size + 1),
+        LOCAL_SIZE=str(run.cluster.world_size + 1),
     )
     extension_lock.install()
     collectives = None
@@ -67,7 +67,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     log.enter("join")
     _join(job, rank, folder)
     log.enter("load")
-    description, config = prepare(job, request)
+    description, config = prepare(job)
     baseline_bytes = measure.resident_bytes()
     if job.memory_limit_bytes is not None:
         limit = measure.data_bytes() + job.memory_limit_bytes
@@ -75,16 +75,16 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     if job.solo:
         torch.set_flush_denormal(True)  # junk has many denormal numbers, which are a hundred times slower on a CPU
     device = "cpu" if gpu is None else f"cuda:{gpu}"
-    run = train(job, request, description, config, device, log, Clock(cuda=gpu is not None), collectives)
+    measured = train(job, description, config, device, log, Clock(cuda=gpu is not None), collectives)
     log.enter("report")
-    report = _report(job, rank, gpu, baseline_bytes, run)
+    report = _report(job, rank, gpu, baseline_bytes, measured)
     if not job.solo:
         dist.barrier()  # no rank leaves while another still needs it
-    samples = run.micro_batch_size * run.gradient_accumulation_steps * request.world_size // request.ranks_per_sample
+    samples = measured.micro_batch_size * measured.gradient_accumulation_steps * run.cluster.world_size
     return {
         "report": asdict(report),
-        "config": run.config,
-        "tokens_per_step": samples * request.workload.seq_len,
+        "config": measured.config,
+        "tokens_per_step": samples // run.ranks_per_sample * run.workload.seq_len,
         "versions": {name: version(name) for name in LIBRARIES},
     }
 
@@ -92,14 +92,14 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
 def _join(job: ProbeJob, rank: int, folder: Path) -> None:
     """Join the process group of the ranks; a solo rank joins torch's fake process group."""
     if job.solo:
-        fake_group.join(rank, job.request.world_size, job.request.gpus_per_node)
+        fake_group.join(rank, job.request.run.cluster.world_size, job.request.run.cluster.gpus_per_node)
     else:
         # A file instead of a port: no other process can take it, and no other job can join.
         dist.init_process_group(
             "nccl" if job.device == "cuda" else "gloo",
             init_method=f"file://{folder / 'rendezvous'}",
             rank=rank,
-            world_size=job.request.world_size,
+            world_size=job.request.run.cluster.world_size,
         )
     import deepspeed
 
@@ -108,16 +108,17 @@ def _join(job: ProbeJob, rank: int, folder: Path) -> None:
         fake_group.silence_comparisons()
 
 
-def prepare(job: ProbeJob, request: Request) -> tuple[Any, dict[str, Any]]:
+def prepare(job: ProbeJob) -> tuple[Any, dict[str, Any]]:
     """(transformers' configuration of the model, None for the user's own module; DeepSpeed's with `auto` filled).
 
     Loads the training's code, the model's class and DeepSpeed's extensions: they are no part of a plan's memory, and
     compilers may need more memory than a rank is allowed.
     """
-    description = models.transformers_config(request) if request.model is not None else None
+    run = job.request.run
+    description = models.transformers_config(run) if run.description is not None else None
     if description is not None:
         models.model_class(description)
-    config = filled_config(request, models.hidden_size(description) if description is not None else None)
+    config = filled_config(run, models.hidden_size(description) if description is not None else None)
     zero = config.get("zero_optimization")
     if isinstance(zero, dict) and zero.get("stage"):
         importlib.import_module("torch._dynamo")  # decorators of the ZeRO stages load it at their first call
@@ -142,7 +143,6 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
 
 def train(
     job: ProbeJob,
-    request: Request,
     description: Any,
     config: dict[str, Any],
     device: str,
@@ -150,11 +150,12 @@ def train(
     clock: Clock,
     collectives: CollectiveTime | None,
 ) -> TrainingMeasurements:
-    """Load, initialize and train `request.iterations` optimizer steps."""
-    keep_alive = announce_zero3(request, config)
+    """Load, initialize and train `job.request.iterations` optimizer steps."""
+    run = job.request.run
+    keep_alive = announce_zero3(run, config)
     dtype = model_dtype(config)
-    subject = _subject(job, request, description, dtype, device)
-    subject = models.for_long_sequences(subject, request, config, device)
+    subject = _subject(job, description, dtype, device)
+    subject = models.for_long_sequences(subject, run, config, device)
     log.enter("initialize")
     engine = initialize(config, subject.model, subject.groups)
     if job.solo:
@@ -169,8 +170,8 @@ def train(
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     read_before, written_before = measure.storage_bytes()
-    held: list[Any] | None = [] if holds_output(request) else None
-    for step in range(1, request.iterations + 1):
+    held: list[Any] | None = [] if holds_output(run) else None
+    for step in range(1, job.request.iterations + 1):
         log.enter(f"step {step}")
         timed, loss = _step(engine, subject, result, clock, collectives, held)
         result.losses.append(loss)
@@ -184,26 +185,25 @@ def train(
     return result
 
 
-def _subject(
-    job: ProbeJob, request: Request, description: Any, dtype: torch.dtype, device: str
-) -> models.TrainableModel:
+def _subject(job: ProbeJob, description: Any, dtype: torch.dtype, device: str) -> models.TrainableModel:
+    run = job.request.run
     if description is None:
-        return models.from_file(request, dtype, device)
+        return models.from_file(run, dtype, device)
     has_weights = job.checkpoint is not None
     return models.from_config(
-        request,
+        run,
         description,
         dtype,
         device,
         checkpoint=job.checkpoint,
-        prepare_base=lambda model: base_model.prepare(model, request.workload, dtype, device, has_weights=has_weights),
+        prepare_base=lambda model: base_model.prepare(model, run.workload, dtype, device, has_weights=has_weights),
     )
 
 
 def _step(
     engine: Any,
     subject: models.TrainableModel,
-    run: TrainingMeasurements,
+    measured: TrainingMeasurements,
     clock: Clock,
     collectives: CollectiveTime | None,
     held: list[Any] | None,
@@ -215,8 +215,8 @@ def _step(
     loss = None
     clock.settle()
     begin = clock.mark()
-    for _ in range(run.gradient_accumulation_steps):
-        batch = _with_tokens(subject.make_batch(run.micro_batch_size), subject.vocab_size)
+    for _ in range(measured.gradient_accumulation_steps):
+        batch = _with_tokens(subject.make_batch(measured.micro_batch_size), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
@@ -274,7 +274,9 @@ def _never_skip_a_step(optimizer: Any) -> None:
     importlib.import_module("deepspeed.runtime.utils").CheckOverflow.check = lambda *_, **__: False
 
 
-def _report(job: ProbeJob, rank: int, gpu: int | None, baseline_bytes: int, run: TrainingMeasurements) -> RankReport:
+def _report(
+    job: ProbeJob, rank: int, gpu: int | None, baseline_bytes: int, measured: TrainingMeasurements
+) -> RankReport:
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if gpu is not None else None
     return RankReport(
         rank=rank,
@@ -282,12 +284,12 @@ def _report(job: ProbeJob, rank: int, gpu: int | None, baseline_bytes: int, run:
         reserved_bytes=torch.cuda.max_memory_reserved() if gpu is not None else None,
         device_bytes=measure.device_bytes(gpu) if gpu is not None else None,
         host_baseline_bytes=baseline_bytes,
-        host_loading_peak_bytes=run.loading_peak_bytes,
-        host_peak_bytes=run.peak_bytes,
+        host_loading_peak_bytes=measured.loading_peak_bytes,
+        host_peak_bytes=measured.peak_bytes,
         host_pinned_bytes=int(pinned) if pinned is not None else None,
         nvme_bytes=measure.folder_bytes(job.nvme_folder),
-        nvme_read_bytes=run.read_bytes,
-        nvme_written_bytes=run.written_bytes,
-        steps=tuple(run.steps),
-        losses=tuple(run.losses),
+        nvme_read_bytes=measured.read_bytes,
+        nvme_written_bytes=measured.written_bytes,
+        steps=tuple(measured.steps),
+        losses=tuple(measured.losses),
     )

@@ -143,7 +143,7 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
         with_expandable_segments=expandable,
         without_expandable_segments=plain,
         device_bytes_per_gpu=None,
-        host_bytes_per_node=min(request.gpus_per_node, request.world_size)
+        host_bytes_per_node=request.run.cluster.gpus_per_node
         * max(phase.host_held_peak_bytes for phase in recorder.phases),
         by_category=_by_category(alive),
         by_module=dict(by_module.most_common()),

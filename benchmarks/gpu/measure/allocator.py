@@ -63,8 +63,8 @@ def _trace(run: Any, steps: int) -> list[dict[str, Any]]:
     request = request_for(run, iterations=steps)
     job = ProbeJob(request=request, device="cuda", solo=False, checkpoint=None, memory_limit_bytes=None, nvme_folder="")
     log = EventLog(Path("events.jsonl"))
-    description, config = training.prepare(job, request)
-    training.train(job, request, description, config, "cuda:0", log, Clock(cuda=True), None)
+    description, config = training.prepare(job)
+    training.train(job, description, config, "cuda:0", log, Clock(cuda=True), None)
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     return [entry for entry in trace if entry["action"] in _RESERVING or entry["action"] in ("alloc", "free_completed")]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import models
-from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.real_run import base_model
-from ds_advise.probes.run import Request, Run
+from ds_advise.probes.run import Run
 
 from tests.helpers import h100s
 
@@ -69,6 +67,5 @@ def test_a_dry_run_refuses_kernels_that_it_does_not_know(workload: Workload) -> 
         "vocab_size": 8,
     }
     run = Run(config={}, model=description, cluster=h100s(1), workload=workload)
-    request = Request(**asdict(request_for(run)) | {"workload": workload})
     with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
-        models.from_config(request, models.transformers_config(request), torch.bfloat16, "cpu")
+        models.from_config(run, models.transformers_config(run), torch.bfloat16, "cpu")
