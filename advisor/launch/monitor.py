@@ -18,7 +18,7 @@ from rich.text import Text
 from ...probes.kernel_files import memory_groups, read_pairs
 from ...probes.machine import host_memory_bytes, visible_handles
 from ...probes.real_run.watch import COMPILERS
-from ..text.units import gib, rate, seconds, times
+from ..text.units import gib, rate, seconds
 from .command import costly_switches
 from .failures import failure_of, last_lines
 from .records import Records
@@ -216,7 +216,6 @@ class Monitor:
         self._peak_host_bytes = 0
         self._peak_device_bytes = 0
         self._output_shown = 0
-        self._warned_of_slow_rank = False
         for sentence in costly_switches():
             self._warn(sentence)
 
@@ -237,11 +236,6 @@ class Monitor:
             self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
         self._warn_of_memory(sample, host.memory_bytes)
         self._warn_of_silence(now - self.records.heard_at)
-        if not self._warned_of_slow_rank and (slow := self.records.slow_rank()) is not None:
-            self._warned_of_slow_rank = True
-            number, ratio = slow
-            figures = f"its forward pass took {times(ratio)} the others' in the steps before {self.records.step}"
-            self._warn(f"rank {number} is slow, and all others wait for it", figures)
 
     def show_output(self) -> None:
         """Print the lines that rank 0 has written since the last call."""

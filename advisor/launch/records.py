@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +17,6 @@ from ...probes.real_run.rank import EventLogReader
 _RECENT = 20
 """Steps over which the speed is measured."""
 
-_SLOWER = 1.25
-"""A rank is slow if its forward pass takes more than this multiple of the others' median: jitter stays below, a
-throttled or shared GPU does not."""
-
-_SPANS = 3
-"""Consecutive spans of `_RECENT` steps in each of which the same rank must be slow: on a machine with other work
-different ranks are slow in turns."""
-
 _LATEST = ("engine", "trainer", "checkpoint", "error", "end")
 """Keys of events whose last value is kept."""
 
@@ -37,7 +27,7 @@ class RankRecord:
 
     rank, pid, host   the first event.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
-    step          optimizer step that was completed; with it tokens (of this rank, in that step) and forward_s.
+    step          optimizer step that was completed; with it the tokens of this rank in that step.
     step, loss    the loss of that step, which a GPU reports later than the step.
     allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at times.
     trainer       {total_steps, output_dir}: the Hugging Face Trainer begins.
@@ -67,7 +57,6 @@ class RankRecord:
     end: int | None = None
     gone_at: float | None = None
     """When its process was first seen to be gone: equal for all that are found gone together."""
-    forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SPANS * _RECENT))
 
     def read(self, now: float) -> None:
         """Read the new events, and check whether its process still exists."""
@@ -100,8 +89,6 @@ class RankRecord:
             self.step = event["step"]
             self.first_step = self.first_step or self.step
             self.steps.append((event["time"], event["tokens"]))
-        if "forward_s" in event:
-            self.forward_s.append(event["forward_s"])
         if "error" in event:
             self.error_at = event["time"]
         self.memory |= {name: value for name, value in event.items() if name.endswith("_bytes")}
@@ -191,23 +178,3 @@ class Records:
     def first(self, name: str) -> Any:
         """An attribute of the first rank that has it: `engine`, `trainer`, `checkpoint`, `first_step`."""
         return next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
-
-    def slow_rank(self) -> tuple[int, float] | None:
-        """(rank, multiple of the others' forward pass) of the rank that was slow in all of the last spans, else
-        None."""
-        times = {rank.number: list(rank.forward_s) for rank in self.ranks}
-        if len(times) < 2 or any(len(passes) < _SPANS * _RECENT for passes in times.values()):
-            return None
-        spans = [_slowest(times, slice(first, first + _RECENT)) for first in range(0, _SPANS * _RECENT, _RECENT)]
-        if len({number for number, _ in spans}) > 1:
-            return None
-        number, least = min(spans, key=lambda span: span[1])
-        return (number, least) if least > _SLOWER else None
-
-
-def _slowest(times: Mapping[int, Sequence[float]], span: slice) -> tuple[int, float]:
-    """(rank, multiple of the others' forward pass) of the slowest in a span of steps."""
-    passes = {number: median(own[span]) for number, own in times.items()}
-    number = max(passes, key=lambda rank: passes[rank])
-    others = median(value for rank, value in passes.items() if rank != number)
-    return number, passes[number] / others if others else 0.0

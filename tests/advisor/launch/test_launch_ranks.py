@@ -180,8 +180,8 @@ def _notes(tmp_path: Path, *ranks: list[dict[str, Any]]) -> Records:
     return records
 
 
-def _step(number: int, time_s: float, loss: float = 1.0, forward_s: float = 1.0) -> dict[str, Any]:
-    return {"step": number, "tokens": 100, "time": time_s, "loss": loss, "forward_s": forward_s}
+def _step(number: int, time_s: float, loss: float = 1.0) -> dict[str, Any]:
+    return {"step": number, "tokens": 100, "time": time_s, "loss": loss}
 
 
 def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,51 +211,6 @@ def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
         stream.write('ens": 100}\n{"time": 14.0, "st{"time": 15.0, "step": 4, "tokens": 100}\n')
     records.read()
     assert records.step == 3  # a line of which a full disk took a part is passed over
-
-
-def _passes(*forward_s: float) -> list[dict[str, Any]]:
-    """Twenty steps with each of these forward passes."""
-    own = [seconds for seconds in forward_s for _ in range(20)]
-    return [_step(number, float(number), forward_s=seconds) for number, seconds in enumerate(own, start=1)]
-
-
-def test_a_slow_rank_is_seen(tmp_path: Path) -> None:
-    """By its own forward pass, for all ranks end their steps together."""
-    fast, slow = _passes(1, 1, 1), _passes(1.5, 1.6, 1.4)
-    assert _notes(tmp_path, fast, slow, fast).slow_rank() == (1, 1.4)
-    assert _notes(tmp_path, fast, fast, fast).slow_rank() is None
-
-
-@pytest.mark.parametrize(
-    "passes",
-    [((1, 1.5, 1), (1.5, 1, 1.5)), ((1, 1, 1), (1.5, 1, 1.5)), ((1, 1), (1.5, 1.5))],
-    ids=["in turns", "now and then", "not for long"],
-)
-def test_a_rank_that_other_work_slows_down_is_not_called_slow(
-    tmp_path: Path, passes: tuple[tuple[float, ...], tuple[float, ...]]
-) -> None:
-    """It must be the same one for sixty steps."""
-    assert _notes(tmp_path, *(_passes(*own) for own in passes)).slow_rank() is None
-
-
-def test_one_slow_rank_is_named_in_a_run(tmp_path: Path) -> None:
-    """A second one would contradict the first: the others wait for one rank."""
-    request = _request(tmp_path, "")
-    request.folder.mkdir()
-    _notes(request.folder, _passes(1.5, 1.5, 1.5), _passes(1, 1, 1))
-    with (tmp_path / "shown").open("w") as page:
-        monitor = Monitor(request, Display(Console(file=page)))
-        monitor.look(1)
-        for rank, forward_s in enumerate((1.0, 3.0)):
-            with (request.folder / f"rank{rank}.jsonl").open("a") as stream:
-                for number in range(61, 121):
-                    print(json.dumps(_step(number, float(number), forward_s=forward_s)), file=stream)
-        monitor.records.read()
-        assert monitor.records.slow_rank() == (1, 3.0)
-        monitor._sampled_at = 0.0
-        monitor.look(1)
-    (warning,) = monitor.outcome(0, None, stopped=False).warnings
-    assert warning.startswith("rank 0 is slow")
 
 
 @pytest.mark.parametrize(("name", "counts"), [("cc1plus", False), ("python", True)])
