@@ -20,7 +20,7 @@ from ..question.model_source import load_model
 from ..question.options import Risk
 from ..render.lint import FindingFigures, finding_figures
 from .figures import ImportFigures, figures_of
-from .formats import Format, launched, recognised
+from .formats import Format, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source
@@ -91,8 +91,6 @@ def import_file(
             fix=f"pass -o with a name that ends in {source.path.suffix}",
         )
     run = known.read(source)
-    if source.started_by is not None:
-        run = launched(run, source.started_by)
     run = _with_options(run, ds_config, model, overrides)
     cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     figures = None

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ...estimators.optimizers import optimizer_of_trainer
 from ..launch.script_arguments import ScriptArguments
-from ..question.run import read_ds_config
+from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import Keys, keys_of
 from .launch_line import Program
-from .source import Source, find_file, with_launch
+from .source import Source, named_part
 
 _HARMLESS = re.compile(
     r"(output|overwrite|logging|log|save|eval|evaluation|report|hub|push_to_hub|wandb|swanlab|trackio|mlflow|comet|adam|"
@@ -52,12 +52,6 @@ def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | 
     except ValueError as problem:
         raise ConfigFileError(f"deepspeed: its JSON cannot be read ({problem})", fix="write one object") from problem
     return DeepSpeedPart(name="deepspeed", config=config)
-
-
-def named_part(name: str, folder: Path) -> DeepSpeedPart:
-    """The configuration in a file that another file of this folder names."""
-    path = find_file(name, folder)
-    return DeepSpeedPart(name=name, config=None if path is None else read_ds_config(path), path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +90,8 @@ class ToolFormat:
     """As `--format` calls it."""
     title: str
     """What a file of it is, with its article."""
-    tool: str
-    """As its users call it."""
+    tool: str = ""
+    """As its users call it; "" for that of a script's launcher."""
     is_file: Callable[[Source], bool]
     """Whether the keys of a file are this tool's."""
     details: Callable[[Reading], None]
@@ -105,7 +99,7 @@ class ToolFormat:
     harmless: re.Pattern[str]
     """Its keys that change neither the memory nor the time of a step."""
     program: Program | None = None
-    """Whose command takes these options."""
+    """Its command takes these options."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `ImportedRun`."""
     model: tuple[str, ...] = ()
@@ -154,18 +148,13 @@ class ToolFormat:
 
     def read(self, source: Source) -> ImportedRun:
         """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
-        run = self.read_options(source)
-        return run if source.line is None else with_launch(run, source)
-
-    def read_options(self, source: Source) -> ImportedRun:
-        """The training by the options alone, without processes and environment."""
         arguments = source.arguments
         part = self.deepspeed(arguments, source.path.parent)
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         checkpointing, reentrant = self._checkpointing(arguments)
         fsdp = [value for name in self.fsdp if (value := arguments.text(name)) not in (None, "[]", "{}", "false")]
         reading.run.update(
-            tool=self.tool,
+            tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
@@ -190,7 +179,7 @@ class ToolFormat:
                 reading.obstacles.append(f"there are no figures here of {what}")
         leftovers = self._leftovers(arguments)
         both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
-        return ImportedRun(
+        run = ImportedRun(
             training={name: value for name, value in reading.training.items() if value is not None},
             remarks=tuple(dict.fromkeys(reading.remarks)),
             obstacle=next(iter(reading.obstacles), ""),
@@ -199,9 +188,20 @@ class ToolFormat:
             faults=(_TWO_PRECISIONS,) if both else (),
             **reading.run,
         )
+        script = source.started_by or source
+        return run if script.line is None else launched(run, script)
 
     def changes(self, source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
-        """The keys that turn the run into the better one."""
+        """The keys that turn the run into the better one.
+
+        Raises ConfigFileError where the DeepSpeed configuration is in the launcher's own options, before the script.
+        """
+        options = None if source.line is None else source.line.launcher_options
+        if options is not None and (options.text("config_file") or options.flag("use_deepspeed")):
+            raise ConfigFileError(
+                "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
+                fix="ask about that file: ds-advise from CONFIG_FILE --model MODEL",
+            )
         plan, given = better.plan, source.arguments.given
         newer = "activation_checkpointing" in given  # transformers 5.23's name, which counts more
         key = "activation_checkpointing" if newer else "gradient_checkpointing"

@@ -57,6 +57,15 @@ TRAINING_ARGUMENTS = ToolFormat(
     harmless=re.compile(r"packing|packing_strategy|padding_free|lora_task_type|text_column|use_peft|task|lora_modules"),
 )
 
+SCRIPT = replace(
+    TRAINING_ARGUMENTS,
+    name="script",
+    title="a script that starts a training",
+    tool="",
+    is_file=lambda _: False,
+    program="script",
+)
+
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
 
 _LLAMA_FACTORY_V1 = ("dist_config", "model_class")

@@ -19,7 +19,7 @@ from ...probes.kernel_files import memory_groups, read_pairs
 from ...probes.machine import host_memory_bytes, visible_handles
 from ...probes.real_run.watch import COMPILERS
 from ..text.units import gib, rate, seconds
-from .command import costly_switches
+from .command import costly_variables
 from .failures import failure_of, last_lines
 from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
@@ -216,7 +216,7 @@ class Monitor:
         self._peak_host_bytes = 0
         self._peak_device_bytes = 0
         self._output_shown = 0
-        for sentence in costly_switches():
+        for sentence in costly_variables():
             self._warn(sentence)
 
     def look(self, pid: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.importers.figures import ImportFigures, figures_of
-from ds_advise.advisor.importers.formats import launched, recognised
+from ds_advise.advisor.importers.formats import recognised
 from ds_advise.advisor.importers.imported_run import ImportedRun
 from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -101,8 +101,6 @@ def test_what_an_example_says(name: str) -> None:
     """The plan and the training, as a reader of the tool's manual would put them."""
     source, form = recognised(EXAMPLES / name)
     run = form.read(source)
-    if source.started_by is not None:
-        run = launched(run, source.started_by)
     found: ImportFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
     plan, workload = found.plan, found.workload
     batch = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)

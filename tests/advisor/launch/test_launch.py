@@ -14,7 +14,7 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.check import Check, objections, plans_that_fit, prediction_of
-from ds_advise.advisor.launch.command import costly_switches, environment_of, kept_settings
+from ds_advise.advisor.launch.command import costly_variables, environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.question import default_launcher, equal_nodes, first_host, framework_of, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
@@ -208,7 +208,7 @@ def test_environment(folder: Path) -> None:
 
 def test_switches_of_nccl_that_cost_speed() -> None:
     """Those that are on are told with what they cost."""
-    warned = costly_switches({"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
+    warned = costly_variables({"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
     assert len(warned) == 1
     assert warned[0].startswith("NCCL_P2P_DISABLE=1 is set")
 

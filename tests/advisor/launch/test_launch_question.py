@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -274,21 +273,3 @@ def test_the_file_that_is_checked_is_the_one_that_trains(launched: Launched, nam
     code, _, err = launched(f"{PARSER}deepspeed.initialize(model=net, config='other.json')")
     assert code == 2
     assert "line 3, names other.json" in err
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "refused"),
-    [
-        ("HfArgumentParser(TrainingArguments)", "--bf16", True),
-        ("HfArgumentParser(TrainingArguments)", "--bf16 True --output_dir out", True),
-        ("HfArgumentParser(TrainingArguments)", "--bf16 --use_cpu", False),
-        ("TrainingArguments(bf16=args.bf16, use_cpu=True)", "--bf16", False),
-        ("HfArgumentParser(TrainingArguments)", "--bf16 false", False),
-        ("deepspeed.initialize()", "--bf16", False),
-    ],
-)
-def test_bf16_on_the_cpu_needs_its_option(asked: Asked, text: str, words: str, refused: bool) -> None:
-    """transformers refuses it, after a probe that would not show it."""
-    Path("train.py").write_text(text)
-    with pytest.raises(WorkloadError, match="add --use_cpu") if refused else nullcontext():
-        asked(*words.split(), device="cpu", gpus="auto", ranks=2)
