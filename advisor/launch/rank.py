@@ -278,7 +278,7 @@ class _EngineObserver:
             if loss.is_cuda:
                 copy = torch.empty((), dtype=torch.float32, pin_memory=True)
                 copy.copy_(loss, non_blocking=True)
-                copied = torch.cuda.Event()
+                copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
                 self._pending.append((step, copy, copied))
             else:

@@ -17,9 +17,6 @@ from ...probes.real_run.rank import EventLogReader
 _RECENT = 20
 """Steps over which the speed is measured."""
 
-_LATEST = ("engine", "trainer", "checkpoint", "error", "end")
-"""Keys of events whose last value is kept."""
-
 
 @dataclass
 class RankRecord:
@@ -44,17 +41,13 @@ class RankRecord:
     step: int = 0
     """The last optimizer step that it completed."""
     first_step: int | None = None
-    """The first that it reported, beyond 1 where it resumed."""
+    """Beyond 1 where it resumed."""
     steps: list[tuple[float, int]] = field(default_factory=list)
     """(time of its end, tokens) of every step."""
     losses: dict[int, float] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
-    engine: dict[str, int] | None = None
-    trainer: dict[str, Any] | None = None
-    checkpoint: str | None = None
-    error: dict[str, Any] | None = None
+    latest: dict[str, Any] = field(default_factory=dict)
+    """The last value of every key."""
     error_at: float = 0.0
-    end: int | None = None
     gone_at: float | None = None
     """When its process was first seen to be gone: equal for all that are found gone together."""
 
@@ -62,8 +55,12 @@ class RankRecord:
         """Read the new events, and check whether its process still exists."""
         for event in self.log.read_new():
             self._take(event)
-        if self.pid and self.gone_at is None and self.end is None and not _is_alive(self.pid):
+        if self.pid and self.gone_at is None and "end" not in self.latest and not _is_alive(self.pid):
             self.gone_at = now
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return self.latest.get("error")
 
     @property
     def step_times(self) -> list[float]:
@@ -91,10 +88,7 @@ class RankRecord:
             self.steps.append((event["time"], event["tokens"]))
         if "error" in event:
             self.error_at = event["time"]
-        self.memory |= {name: value for name, value in event.items() if name.endswith("_bytes")}
-        for name in _LATEST:
-            if name in event:
-                setattr(self, name, event[name])
+        self.latest |= event
 
 
 def _is_alive(pid: int) -> bool:
@@ -140,6 +134,11 @@ class Records:
         steps = set.intersection(*(set(rank.losses) for rank in ranks)) if ranks else set()
         return [(step, fmean(rank.losses[step] for rank in ranks)) for step in sorted(steps)]
 
+    @property
+    def first_step(self) -> int | None:
+        """The first step that a rank reported."""
+        return next((rank.first_step for rank in self.ranks if rank.first_step is not None), None)
+
     def last_losses(self, count: int) -> list[float]:
         """The losses of the last steps, of the rank that reported the fewest."""
         fewest = min((rank.losses for rank in self.ranks), key=len, default=dict[int, float]())
@@ -173,8 +172,8 @@ class Records:
 
     def highest(self, name: str) -> int | None:
         """The highest of the ranks' counters of torch's allocator, None where there is none."""
-        return max((rank.memory[name] for rank in self.ranks if name in rank.memory), default=None)
+        return max((rank.latest[name] for rank in self.ranks if name in rank.latest), default=None)
 
     def first(self, name: str) -> Any:
-        """An attribute of the first rank that has it: `engine`, `trainer`, `checkpoint`, `first_step`."""
-        return next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
+        """The last value of a key at the first rank that has it, such as `engine`, `trainer` and `checkpoint`."""
+        return next((rank.latest[name] for rank in self.ranks if name in rank.latest), None)

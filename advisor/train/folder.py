@@ -18,6 +18,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
+from ..launch.request import step_of
 from ..question.model_source import read_json_object
 
 WHOLE = "ds_advise_whole"
@@ -149,10 +150,6 @@ class TrainingFolder:
                     f"{option} was {kept.get(name)} in the training to resume", fix=f"leave {option} out"
                 )
         return kept
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.launch.failures import failure_of
-from ds_advise.advisor.launch.monitor import Display, HostWatcher, Monitor
+from ds_advise.advisor.launch.monitor import Display, MemorySampler, Monitor
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch
@@ -220,11 +220,11 @@ def test_compilers_are_no_part_of_a_training(name: str, counts: bool) -> None:
         f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); held = b'x' * (100 << 20)\n"
         "print(flush=True); time.sleep(600)"
     )
-    before_bytes = HostWatcher(os.getpid()).sample().host_bytes
+    before_bytes = MemorySampler(gpus=False).sample(os.getpid()).host_bytes
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        held_bytes = HostWatcher(os.getpid()).sample().host_bytes
+        held_bytes = MemorySampler(gpus=False).sample(os.getpid()).host_bytes
         process.kill()
     assert (held_bytes - before_bytes > 50 << 20) == counts
 
