@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 """Of every command's JSON; it rises when a field changes its meaning or goes away."""
@@ -44,6 +46,37 @@ def to_json(value: Any) -> Any:
         return str(value)
     assert is_dataclass(value), f"no JSON form of {type(value)}"
     return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+
+
+_PLAIN = frozenset((bool, int, float, str, ...))
+
+
+def from_json(kind: type[Form], values: Any) -> Form:
+    """The value of a type that `to_json` or `asdict` wrote. Types: dataclasses, tuples, `X | None`; others as they are.
+
+    Without pydantic, whose import would slow down answers with stored results. Raises TypeError or AttributeError for
+    values of another form.
+    """
+    return _from_json(kind, values)  # type: ignore[no-any-return]
+
+
+def _from_json(kind: Any, values: Any) -> Any:
+    if is_dataclass(kind):
+        types = _types(kind)
+        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})  # type: ignore[operator]
+    arguments = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return None if values is None else _from_json(arguments[0], values)
+    if get_origin(kind) is not tuple:
+        return values
+    if _PLAIN.issuperset(arguments):
+        return tuple(values)
+    return tuple(_from_json(arguments[0], value) for value in values)
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def from_attributes(kind: type[Form], *sources: object, **given: Any) -> Form:

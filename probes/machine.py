@@ -11,8 +11,9 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,11 +60,6 @@ class Machine:
         return asdict(self)
 
 
-def machine_from_json(values: Mapping[str, Any]) -> Machine:
-    """The machine that `to_json` wrote."""
-    return Machine(**{**values, "gpus": tuple(values["gpus"]), "gpu_memory_bytes": tuple(values["gpu_memory_bytes"])})
-
-
 def this_machine() -> Machine:
     """The machine of this process."""
     try:
@@ -90,13 +86,19 @@ def with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        try:
-            return query(pynvml)
-        finally:
-            pynvml.nvmlShutdown()
+        return _query(query)
     except pynvml.NVMLError:
         return otherwise
+
+
+def _query(query: Callable[[Any], _T]) -> _T:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return query(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def visible_gpus() -> list[Gpu]:
@@ -107,23 +109,13 @@ def visible_gpus() -> list[Gpu]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        gpus = _query(lambda nvml: [_gpu(nvml, handle) for handle in visible_handles(nvml)])
     except pynvml.NVMLError as error:
         raise ClusterError(
             f"the GPUs of this machine cannot be listed: {error}",
             why="--gpus auto queries the NVIDIA driver",
             fix=_OTHER_FIX,
         ) from None
-    try:
-        gpus = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
-    except pynvml.NVMLError as error:
-        raise ClusterError(
-            f"the driver does not describe the GPUs: {error}",
-            why="--gpus auto reads their names and memory from it",
-            fix=_OTHER_FIX,
-        ) from None
-    finally:
-        pynvml.nvmlShutdown()
     if not gpus:
         raise ClusterError(
             "no GPU is visible",
@@ -136,7 +128,7 @@ def visible_gpus() -> list[Gpu]:
 def check_gpus(count: int) -> None:
     """Raises ClusterError where this machine has fewer GPUs than `count`. Torch is queried where NVML finds none: ROCm
     has GPUs without it."""
-    found = _gpus_of_the_driver()
+    found = with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
     if not found:
         import torch
 
@@ -150,24 +142,16 @@ def check_gpus(count: int) -> None:
     )
 
 
-def _gpus_of_the_driver() -> int:
-    return with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
-
-
 def visible_handles(pynvml: Any) -> list[Any]:
     """NVML's handles of the GPUs that CUDA uses, in its order; between nvmlInit and nvmlShutdown. Raises NVMLError."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    handles = []
-    for device in filter(None, (part.strip() for part in chosen.split(","))):
-        if device == "-1":
-            break  # CUDA ignores all devices from the first absent one on
-        by_index = device.isdigit()
-        handles.append(
-            pynvml.nvmlDeviceGetHandleByIndex(int(device)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(device)
-        )
-    return handles
+    devices = [part.strip() for part in chosen.split(",") if part.strip()]
+    return [
+        pynvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(device)
+        for device in takewhile(lambda device: device != "-1", devices)  # CUDA ignores all from the first absent one on
+    ]
 
 
 def _gpu(pynvml: Any, handle: Any) -> Gpu:

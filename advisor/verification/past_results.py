@@ -16,15 +16,14 @@ from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.json_form import from_json
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.machine import host_memory_bytes, this_machine
 from ...probes.real_run.result import ProbeResult
-from ...probes.real_run.result import from_json as probe_from_json
 from ...probes.real_run.run import probe
-from ...probes.recording.result import from_json as dry_run_from_json
 from ...probes.run import Run
 from ...probes.store import LIBRARIES, Record, model_key, record_of, try_store, workload_of
 
@@ -65,7 +64,7 @@ def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
-        return dry_run_from_json(dict(record.result)), record.age_s
+        return from_json(DryRunResult, record.result), record.age_s
     result = dry_run(run, **settings)
     record = record_of(run, "dry-run", result.to_json(), config=result.config, question=question)
     try_store(lambda store: store.add(record), None)
@@ -135,8 +134,8 @@ class PastProbes:
         for record in self._records.get(_probe_digest(_with_batch(run), workload_of(run), _versions(*LIBRARIES)), ()):
             assert record.id is not None, "it is from the store"
             try:
-                result = probe_from_json(dict(record.result))
-            except (TypeError, KeyError):  # written by another version of ds-advise
+                result = from_json(ProbeResult, record.result)
+            except (TypeError, AttributeError):  # written by another version of ds-advise
                 continue
             if _answers(result, record.workload.get("memory_limit_bytes"), run.cluster):
                 return PastProbe(id=record.id, age_s=record.age_s, result=result)

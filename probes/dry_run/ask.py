@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import DsAdviseError
-from ..recording.result import DryRunResult, from_json
+from ...estimators.json_form import from_json
+from ..recording.result import DryRunResult
 from ..run import Request
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
@@ -65,7 +66,7 @@ def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResul
             int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed
         )
     values = json.loads(answer.read_text())
-    return _error(values) if "error" in values else from_json(values["result"])
+    return _error(values) if "error" in values else from_json(DryRunResult, values["result"])
 
 
 def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_s: float) -> int:

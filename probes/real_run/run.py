@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.json_form import from_json
 from ..dry_run.run import request_for
 from ..machine import threads_of_a_rank
 from ..run import Device, Request, Run, check_kernels, isolated_config
 from ..scratch import scratch
-from .result import ProbeResult, RankFailure, rank_report
+from .result import ProbeResult, RankFailure, RankReport
 from .watch import OnProgress, watch
 
 STEPS = 4
@@ -115,7 +116,7 @@ def probe(
         device=device,
         solo=solo,
         tokens_per_step=first.get("tokens_per_step", 0),
-        ranks=tuple(rank_report(report["report"]) for report in reports),
+        ranks=tuple(from_json(RankReport, report["report"]) for report in reports),
         failure=failure,
         versions=first.get("versions", {}),
         config=first.get("config", {}),

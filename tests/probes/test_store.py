@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.probes.machine import Machine, cpu_model, machine_from_json, this_machine
+from ds_advise.probes.machine import Machine, cpu_model, this_machine
 from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
 from ds_advise.probes.store_path import store_path
 
@@ -54,7 +55,7 @@ def test_a_record_comes_back_whole(own_store: Path) -> None:
     number = Store().add(_probe())
     assert Store().find() == [replace(_probe(), made_at=Store().find()[0].made_at, id=number)]
     assert own_store.exists()
-    assert machine_from_json(json.loads(json.dumps(MACHINE.to_json()))) == MACHINE
+    assert from_json(Machine, json.loads(json.dumps(MACHINE.to_json()))) == MACHINE
 
 
 def test_records_are_found_by_what_they_are_of_newest_first() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
@@ -15,7 +16,6 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
 from ds_advise.probes.dry_run.ask import ask_each
 from ds_advise.probes.dry_run.run import request_for
-from ds_advise.probes.recording.result import from_json
 from ds_advise.probes.run import Run
 
 from tests.helpers import h100s
@@ -125,7 +125,7 @@ def test_the_answer_survives_json(offloaded: DryRunResult) -> None:
         "host_bytes_per_node",
         "by_category",
     } <= set(written["peak"])
-    assert from_json(written) == offloaded
+    assert from_json(DryRunResult, written) == offloaded
 
 
 def test_the_callers_process_imports_no_torch() -> None:

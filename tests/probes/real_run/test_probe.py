@@ -21,10 +21,11 @@ from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.real_run.result import ProbeResult, from_json
+from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
@@ -144,7 +145,7 @@ def test_two_ranks_train_and_report() -> None:
     assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
     assert len(set(phases)) == len(phases), "no phase is told twice"
     assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
-    assert from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert from_json(ProbeResult, json.loads(json.dumps(result.to_json()))) == result
 
 
 @pytest.mark.slow
