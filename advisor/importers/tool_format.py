@@ -14,23 +14,9 @@ from ...estimators.optimizers import optimizer_of_trainer
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
-from .known_keys import Keys, keys_of
+from .known_keys import keys_of
 from .launch_line import Program
 from .source import Source, named_part
-
-_HARMLESS = re.compile(
-    r"(output|overwrite|logging|log|save|eval|evaluation|report|hub|push_to_hub|wandb|swanlab|trackio|mlflow|comet|adam|"
-    r"lr|warmup|dataloader|preprocessing|dataset|datasets|data|train_data|eval_data|validation|test|metric|greater|"
-    r"include|load_best|early_stopping|generation|num_generation|generate|predict|tokenizer|special|chat|do|debug|label"
-    r"|neftune|jit|restore|resume|ignore|remove|torch_empty_cache|skip|length_column|past_index|batch_eval|tpu"
-    r")(_\w+)?|learning_rate|weight_decay|max_grad_norm|num_train_epochs|num_epochs|max_steps|seed|epochs|train_file|"
-    r"train_on_\w+|run_name|project|disable_tqdm|cache_dir|use_fast_tokenizer|trust_remote_code|token|use_auth_token|"
-    r"hf_\w+|ddp_\w+|local_rank|tf32|per_device_eval_batch_size|per_gpu_eval_batch_size|low_cpu_mem_usage|streaming|"
-    r"max_train_samples|max_eval_samples|max_samples|model_revision|config_name|group_by_length|full_determinism|"
-    r"train_sampling_strategy|auto_find_batch_size_start|accelerator_config|use_cache|prediction_loss_only|lora_alpha|"
-    r"enable_jit_checkpoint|no_cuda|use_cpu|use_legacy_prediction_loop|mp_parameters|lora_bias|with_tracking"
-)
-"""Keys of every tool that change neither the memory nor the time of a step."""
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
 
@@ -96,8 +82,6 @@ class ToolFormat:
     """Whether the keys of a file are this tool's."""
     details: Callable[[Reading], None]
     """The tool's own rules."""
-    harmless: re.Pattern[str]
-    """Its keys that change neither the memory nor the time of a step."""
     program: Program | None = None
     """Its command takes these options."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -134,8 +118,8 @@ class ToolFormat:
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks: their switches."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
-    knows_all_keys: bool = True
-    """False: options of the user's own are among them."""
+    has_own_keys: bool = False
+    """Whether options of the user's own are among them."""
     refuses_two_precisions: bool = True
 
     @property
@@ -177,7 +161,7 @@ class ToolFormat:
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
                 reading.obstacles.append(f"there are no figures here of {what}")
-        leftovers = self._leftovers(arguments)
+        leftovers = keys_of(self.name, arguments.unread, has_own=self.has_own_keys)
         both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
         run = ImportedRun(
             training={name: value for name, value in reading.training.items() if value is not None},
@@ -238,13 +222,6 @@ class ToolFormat:
         settings = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
         reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE)
         return (self.checkpoints if switch is None else switch), reentrant is not None
-
-    def _leftovers(self, arguments: ScriptArguments) -> Keys:
-        """The keys that nothing is concluded from, without the harmless ones."""
-        unread = arguments.unread
-        keys = keys_of(self.name, unread) if self.knows_all_keys else Keys(uncounted=unread, unknown=())
-        counted = [name for name in keys.uncounted if not (_HARMLESS.fullmatch(name) or self.harmless.fullmatch(name))]
-        return Keys(uncounted=tuple(counted), unknown=keys.unknown)
 
 
 def _optimizer(reading: Reading, name: str | None) -> str:
