@@ -51,7 +51,6 @@ class AccelerateFormat:
     offloads_checkpoints = False
 
     def matches(self, source: Source) -> bool:
-        """Whether the file has a key that only accelerate has."""
         return bool({"distributed_type", "compute_environment"} & set(source.values)) and source.line is None
 
     def read(self, source: Source) -> ImportedRun:

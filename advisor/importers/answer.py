@@ -180,7 +180,6 @@ def _cluster(
 
 
 def _document(part: DeepSpeedPart) -> Document | None:
-    """The DeepSpeed part as a text with places; None where it is not there."""
     if part.config is None:
         return None
     if part.path is not None:
@@ -217,8 +216,6 @@ class ImportedRunJson:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedFileJson:
-    """A file that would change, or has changed."""
-
     old: str
     """"" for a new file."""
     new: str

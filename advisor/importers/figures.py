@@ -100,7 +100,6 @@ def figures_of(
 
 
 def _with_batch_of(question: Question, plan: Plan) -> Question:
-    """The question with the micro batch and the checkpointing of the plan fixed."""
     kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
     return replace(
         question,
@@ -158,7 +157,6 @@ def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Clus
 
 
 def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(options of the workload, remarks on options that are left out)."""
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     training = {**run.training, "software": software}
     liger = training.get("kernels") == "liger" or training.get("loss") == "fused"

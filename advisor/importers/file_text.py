@@ -33,7 +33,6 @@ def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
 
 
 def _inserted(document: Document, path: KeyPath, value: Value) -> str:
-    """The text with a new key after the last one of its object."""
     owner, depth = document.root, 0
     while depth < len(path) - 1 and (member := owner.member(path[depth])) is not None:
         owner, depth = member.node, depth + 1
@@ -48,7 +47,6 @@ def _inserted(document: Document, path: KeyPath, value: Value) -> str:
 
 
 def _nested(path: KeyPath, value: Value) -> Value:
-    """The value inside new objects of these names."""
     for name in reversed(path):
         value = {name: value}
     return value
@@ -103,7 +101,6 @@ def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
 
 
 def _with_change(values: Mapping[str, Any], path: KeyPath, value: Value) -> Mapping[str, Any]:
-    """The values after one change."""
     (name, *below), others = path, {key: item for key, item in values.items() if key != path[0]}
     if not below:
         return others if value is None else {**values, name: value}
@@ -127,7 +124,6 @@ def _set(text: str, path: KeyPath, value: Value) -> str:
 
 
 def _is_block(node: yaml.Node) -> bool:
-    """Whether it is a mapping with a key on each line."""
     return isinstance(node, yaml.MappingNode) and bool(node.value) and not node.flow_style
 
 
@@ -156,7 +152,6 @@ def _remove(text: str, found: tuple[yaml.Node, yaml.Node]) -> str:
 
 
 def _insert(text: str, owner: yaml.Node, entries: Mapping[str, Value]) -> str:
-    """New keys after the last one of a mapping."""
     last_key, last = owner.value[-1]
     column = owner.value[0][0].start_mark.column
     end = text.find("\n", max(_end(last), last_key.end_mark.index))

@@ -140,7 +140,6 @@ def _for_accelerate(
 
 
 def _corrected(document: Document, report: LintReport) -> str | None:
-    """The text with the corrections that do not change the training, None where there are none."""
     text, made = apply(document, report.edits)
     return text if made else None
 

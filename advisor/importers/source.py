@@ -23,8 +23,6 @@ Kind = Literal["yaml", "json", "shell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file that was read."""
-
     path: Path
     text: str
     kind: Kind

@@ -127,7 +127,6 @@ class ToolFormat:
         return self.offload is not None
 
     def matches(self, source: Source) -> bool:
-        """Whether this is a file of the tool, or a script with its command."""
         return self.is_file(source) if source.line is None else source.line.program == self.program
 
     def read(self, source: Source) -> ImportedRun:
@@ -215,7 +214,6 @@ class ToolFormat:
         return {(name,): value for name, value in changed.items()}
 
     def _checkpointing(self, arguments: ScriptArguments) -> tuple[bool | Literal["offload"], bool]:
-        """(gradient checkpointing, whether it is the reentrant one)."""
         if self.disables_checkpointing:
             return not arguments.flag(self.disables_checkpointing), False
         switch = arguments.gradient_checkpointing
@@ -225,7 +223,6 @@ class ToolFormat:
 
 
 def _optimizer(reading: Reading, name: str | None) -> str:
-    """The estimators' name of a value of `optim`."""
     if name is None:
         return "adamw"
     known = optimizer_of_trainer(name)

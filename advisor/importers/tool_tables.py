@@ -290,7 +290,6 @@ def _axolotl_adapter(reading: Reading) -> None:
 
 
 def _axolotl_kernels(reading: Reading) -> None:
-    """Attention, fused kernels and the loss."""
     arguments, training = reading.arguments, reading.training
     switches = {"flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager"}
     chosen = [switches[name] for name in reading.switched(" ".join(switches))]

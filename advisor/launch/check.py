@@ -47,7 +47,6 @@ def prediction_of(run: Run) -> Estimate | None:
 
 
 def _past_probe(run: Run) -> PastProbe | None:
-    """The newest probe of the run on this machine."""
     if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return None
     return PastProbes(run.shape, run.workload, run.cluster).of(run)
@@ -168,7 +167,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def _other_plan(run: Run) -> str:
-    """The plan that fits in its place, with the same global batch."""
     plans = plans_that_fit(run)
     if not plans or run.shape is None:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"

@@ -105,7 +105,6 @@ def _calls_and_names(source: str) -> tuple[list[ast.Call], set[str]]:
 
 
 def _given(call: ast.Call, framework: Framework) -> ast.expr | None:
-    """The configuration in a call of `deepspeed.initialize` or TrainingArguments."""
     name = _called(call)
     values: list[ast.expr] = []
     if framework == "deepspeed" and name == "initialize":

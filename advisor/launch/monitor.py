@@ -153,7 +153,6 @@ class Display:
 def progress_line(
     step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
 ) -> str:
-    """Step, loss, speed and time left, as far as they are known."""
     parts = [f"step {step}" + (f"/{total_steps}" if total_steps else "")]
     if loss is not None:
         parts.append(f"loss {loss:.4g}")
@@ -180,8 +179,6 @@ def _sizes(sizes: MemoryFigures, labels: tuple[str, str, str]) -> str:
 
 
 class Monitor:
-    """The observations of one training so far."""
-
     def __init__(self, request: LaunchRequest, display: Display) -> None:
         self.records = Records(request.folder)
         self._request = request

@@ -52,7 +52,6 @@ class RankRecord:
     """When its process was first seen to be gone: equal for all that are found gone together."""
 
     def read(self, now: float) -> None:
-        """Read the new events, and check whether its process still exists."""
         for event in self.log.read_new():
             self._take(event)
         if self.pid and self.gone_at is None and "end" not in self.latest and not _is_alive(self.pid):
@@ -64,7 +63,6 @@ class RankRecord:
 
     @property
     def step_times(self) -> list[float]:
-        """Seconds of every step but the first."""
         return [later - earlier for (earlier, _), (later, _) in pairwise(self.steps)]
 
     @property
@@ -97,8 +95,6 @@ def _is_alive(pid: int) -> bool:
 
 
 class Records:
-    """All ranks of this node."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._by_file: dict[Path, RankRecord] = {}
@@ -136,7 +132,6 @@ class Records:
 
     @property
     def first_step(self) -> int | None:
-        """The first step that a rank reported."""
         return next((rank.first_step for rank in self.ranks if rank.first_step is not None), None)
 
     def last_losses(self, count: int) -> list[float]:
@@ -156,7 +151,6 @@ class Records:
         return fmean(medians) * world_size if any(medians) else None
 
     def recent_step_s(self) -> float | None:
-        """Seconds of a recent step, of the slowest rank."""
         return max((rank.recent_s / (len(rank.recent) - 1) for rank in self._timed_ranks), default=None)
 
     def recent_tokens_per_s(self, world_size: int) -> float | None:

@@ -104,7 +104,6 @@ class RankProcesses:
 
     @property
     def exit_code(self) -> int | None:
-        """The launcher's exit code, None while it runs."""
         return self._supervisor.poll()
 
     def stop(self, records: Records) -> str:

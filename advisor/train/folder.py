@@ -43,7 +43,6 @@ class TrainingFolder:
         """Held by the process that trains in the folder, and names it."""
 
     def new_launch(self) -> Path:
-        """The folder of the next launch."""
         number = 1 + sum(1 for _ in self.records.glob("launch-*"))
         return self.records / f"launch-{number}"
 
@@ -128,7 +127,6 @@ class TrainingFolder:
             )
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
-        """Keep the options of the training for --resume."""
         write_config(options, self.options, force=True)
 
     def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +199,6 @@ class TrainingJob:
 
     @property
     def dtype(self) -> str:
-        """torch's name of the weights' type."""
         return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
 
 

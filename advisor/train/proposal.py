@@ -135,7 +135,6 @@ class Proposal:
 
     @property
     def chosen(self) -> Candidate:
-        """The recommended candidate, where there is one."""
         assert self.answer.recommended is not None
         return self.answer.recommended
 
@@ -150,7 +149,6 @@ class Proposal:
 
     @property
     def run(self) -> Run:
-        """The run of the recommended plan."""
         question = self.answer.question
         return Run.of_plan(self.chosen.plan, question.model, question.workload, question.cluster)
 

@@ -228,7 +228,6 @@ def _train(
     """Train, with less memory where it ran out and a fallback is requested; then merge."""
 
     def prepare(attempt: LaunchRequest) -> None:
-        """Write the ranks' input."""
         write_config(attempt.run.config, folder.ds_config, force=True)
         write_record(job if attempt is request else _job_of_fallback(job, attempt, folder), folder.job)
         folder.result.unlink(missing_ok=True)
@@ -248,7 +247,6 @@ def _train(
 
 
 def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:
-    """The job under the plan of a later attempt, from the checkpoint that it resumes from."""
     assert request.prediction is not None, "a plan that is predicted to fit"
     plan, checkpoint = request.prediction.plan, folder.newest_whole() if request.resumes_after else None
     changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))

@@ -31,12 +31,10 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 def _digest(*parts: Any) -> str:
-    """Hexadecimal digits that are equal for equal parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _versions(*libraries: str) -> dict[str, str]:
-    """The installed versions; "" for a library that is not installed."""
     found = {}
     for library in libraries:
         try:
@@ -72,7 +70,6 @@ def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]
 
 
 def _code() -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of the files that decide a dry run."""
     for folder in ("estimators", "probes"):
         for file in sorted((_PACKAGE / folder).rglob("*.py")):
             status = file.stat()

@@ -68,7 +68,6 @@ class Calibration:
 
 
 def uniform(ratio: float) -> Calibration:
-    """One factor for all kinds."""
     return Calibration(device=ratio, optimizer=ratio, links=ratio)
 
 
@@ -292,5 +291,4 @@ def _predicted_need(candidate: Candidate) -> int:
 
 
 def _series(candidate: Candidate) -> tuple[str, bool]:
-    """Rung and checkpointing."""
     return candidate.rung, candidate.plan.gradient_checkpointing
