@@ -25,9 +25,6 @@ from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source
 
-_RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
-"""Rules on memory and speed, left out since the figures know the batch that the configuration leaves to the tool."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImportAnswer:
@@ -105,7 +102,7 @@ def import_file(
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
-    report = None if document is None else _lint(document, run, figures)
+    report = None if document is None else lint_part(document, run.framework, figures)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
@@ -185,12 +182,6 @@ def _document(part: DeepSpeedPart) -> Document | None:
     if part.path is not None:
         return read_config_file(part.path).document
     return read_document(config_text(part.config).encode(), name=part.name)
-
-
-def _lint(document: Document, run: ImportedRun, figures: ImportFigures | None) -> LintReport:
-    report = lint_part(document, run.framework, figures)
-    left_out = _RULES_ON_FIGURES if figures is not None else ()
-    return replace(report, findings=tuple(each for each in report.findings if each.code not in left_out))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,7 @@ def verify(
 
 
 def in_order(answer: Recommendation) -> list[Candidate]:
+    """The plan to try first, if there is one, and then those of `by_speed`."""
     return by_speed(answer) if answer.try_first is None else [answer.try_first, *by_speed(answer)]
 
 
