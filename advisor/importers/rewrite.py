@@ -117,7 +117,7 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
 def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
     """Lint of a DeepSpeed configuration.
 
-    With figures, the model and the machines are known, and the rules on memory and speed are left out, since the figures
+    With figures, the model and the machines are known. The rules on memory and speed are left out then: the figures
     know the batch that the configuration leaves to the tool.
     """
     if figures is None:

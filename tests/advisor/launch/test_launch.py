@@ -153,7 +153,7 @@ def test_errors_name_the_fix(
 ) -> None:
     """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     (folder / "run.sh").write_text("deepspeed train.py\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments.split()]) == 2
