@@ -6,7 +6,7 @@ import importlib
 import os
 import pickle
 import resource
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,6 @@ from .measure import Clock, CollectiveTime
 from .rank import EventLog
 from .result import RankReport, StepTime
 from .run import JOB_FILE, ProbeJob
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainingMeasurements:
-    """Measurements of a rank's training."""
-
-    config: dict[str, Any]
-    loading_peak_bytes: int = 0
-    peak_bytes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    micro_batch_size: int = 0
-    gradient_accumulation_steps: int = 0
-    steps: list[StepTime] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
 
 
 def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
@@ -75,15 +60,21 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     if job.solo:
         torch.set_flush_denormal(True)  # junk has many denormal numbers, which are a hundred times slower on a CPU
     device = "cpu" if gpu is None else f"cuda:{gpu}"
-    measured = train(job, description, config, device, log, Clock(cuda=gpu is not None), collectives)
+    engine, measured = train(job, description, config, device, log, Clock(cuda=gpu is not None), collectives)
     log.enter("report")
-    report = _report(job, rank, gpu, baseline_bytes, measured)
+    report = RankReport(
+        rank=rank,
+        host_baseline_bytes=baseline_bytes,
+        nvme_bytes=measure.folder_bytes(job.nvme_folder),
+        **measure.gpu_memory(gpu),
+        **measured,
+    )
     if not job.solo:
         dist.barrier()  # no rank leaves while another still needs it
-    samples = measured.micro_batch_size * measured.gradient_accumulation_steps * run.cluster.world_size
+    samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps() * run.cluster.world_size
     return {
         "report": asdict(report),
-        "config": measured.config,
+        "config": config,
         "tokens_per_step": samples // run.ranks_per_sample * run.workload.seq_len,
         "versions": {name: version(name) for name in LIBRARIES},
     }
@@ -149,8 +140,9 @@ def train(
     log: EventLog,
     clock: Clock,
     collectives: CollectiveTime | None,
-) -> TrainingMeasurements:
-    """Load, initialize and train `job.request.iterations` optimizer steps."""
+) -> tuple[Any, dict[str, Any]]:
+    """Load, initialize and train `job.request.iterations` optimizer steps. Returns the engine, and the fields of
+    `RankReport` that the training determines."""
     run = job.request.run
     keep_alive = announce_zero3(run, config)
     dtype = model_dtype(config)
@@ -160,29 +152,30 @@ def train(
     engine = initialize(config, subject.model, subject.groups)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
-    result = TrainingMeasurements(
-        config=config,
-        loading_peak_bytes=measure.peak_resident_bytes(),
-        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-        gradient_accumulation_steps=engine.gradient_accumulation_steps(),
-    )
+    loading_peak_bytes = measure.peak_resident_bytes()
     measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     read_before, written_before = measure.storage_bytes()
     held: list[Any] | None = [] if holds_output(run) else None
+    steps: list[StepTime] = []
+    losses: list[float] = []
     for step in range(1, job.request.iterations + 1):
         log.enter(f"step {step}")
-        timed, loss = _step(engine, subject, result, clock, collectives, held)
-        result.losses.append(loss)
+        timed, loss = _step(engine, subject, clock, collectives, held)
+        losses.append(loss)
         if step > 1:
-            result.steps.append(timed)
+            steps.append(timed)
     read, written = measure.storage_bytes()
-    result.read_bytes = read - read_before
-    result.written_bytes = written - written_before
-    result.peak_bytes = measure.peak_resident_bytes()
     del keep_alive
-    return result
+    return engine, {
+        "host_loading_peak_bytes": loading_peak_bytes,
+        "host_peak_bytes": measure.peak_resident_bytes(),
+        "nvme_read_bytes": read - read_before,
+        "nvme_written_bytes": written - written_before,
+        "steps": tuple(steps),
+        "losses": tuple(losses),
+    }
 
 
 def _subject(job: ProbeJob, description: Any, dtype: torch.dtype, device: str) -> models.TrainableModel:
@@ -203,7 +196,6 @@ def _subject(job: ProbeJob, description: Any, dtype: torch.dtype, device: str) -
 def _step(
     engine: Any,
     subject: models.TrainableModel,
-    measured: TrainingMeasurements,
     clock: Clock,
     collectives: CollectiveTime | None,
     held: list[Any] | None,
@@ -215,8 +207,8 @@ def _step(
     loss = None
     clock.settle()
     begin = clock.mark()
-    for _ in range(measured.gradient_accumulation_steps):
-        batch = _with_tokens(subject.make_batch(measured.micro_batch_size), subject.vocab_size)
+    for _ in range(engine.gradient_accumulation_steps()):
+        batch = _with_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
@@ -251,45 +243,17 @@ def _step(
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
     """The batch with random tokens, so that routers and embeddings work as in a training."""
-    if vocab_size and isinstance(batch, dict):
-        for name, value in batch.items():
-            if isinstance(value, torch.Tensor) and not value.is_floating_point() and name == "input_ids":
-                batch[name] = torch.randint_like(value, vocab_size)
+    if vocab_size and isinstance(batch, dict) and "input_ids" in batch:
+        batch["input_ids"] = torch.randint_like(batch["input_ids"], vocab_size)
     return batch
 
 
 def _never_skip_a_step(optimizer: Any) -> None:
     """A solo rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's
     states."""
-    for name in (
-        "has_overflow",
-        "has_overflow_serial",
-        "has_overflow_partitioned_grads_serial",
-        "check_overflow",
-        "_has_inf_or_nan",
-        "_check_overflow",
-    ):
+    checks = """has_overflow has_overflow_serial has_overflow_partitioned_grads_serial check_overflow _has_inf_or_nan
+        _check_overflow"""
+    for name in checks.split():
         if hasattr(optimizer, name):
             setattr(optimizer, name, lambda *_, **__: False)
     importlib.import_module("deepspeed.runtime.utils").CheckOverflow.check = lambda *_, **__: False
-
-
-def _report(
-    job: ProbeJob, rank: int, gpu: int | None, baseline_bytes: int, measured: TrainingMeasurements
-) -> RankReport:
-    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if gpu is not None else None
-    return RankReport(
-        rank=rank,
-        allocated_bytes=torch.cuda.max_memory_allocated() if gpu is not None else None,
-        reserved_bytes=torch.cuda.max_memory_reserved() if gpu is not None else None,
-        device_bytes=measure.device_bytes(gpu) if gpu is not None else None,
-        host_baseline_bytes=baseline_bytes,
-        host_loading_peak_bytes=measured.loading_peak_bytes,
-        host_peak_bytes=measured.peak_bytes,
-        host_pinned_bytes=int(pinned) if pinned is not None else None,
-        nvme_bytes=measure.folder_bytes(job.nvme_folder),
-        nvme_read_bytes=measured.read_bytes,
-        nvme_written_bytes=measured.written_bytes,
-        steps=tuple(measured.steps),
-        losses=tuple(measured.losses),
-    )
