@@ -8,31 +8,14 @@ from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.run import fullest_rank, request_for
 from ds_advise.probes.run import Run
 
-from tests.helpers import ask_forks, h100s
+from tests.helpers import SMALL_LLAMA, ask_forks, h100s, zero_config
 
 RANKS = 8
-MODEL: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 2048,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 512,
-}
+MODEL = SMALL_LLAMA | {"intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 2048}
 
 
 def config(stage: int, offload: str = "none", accumulation: int = 1) -> dict[str, Any]:
-    return {
-        "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": accumulation,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 65_536, "offload_optimizer": {"device": offload}},
-    }
+    return zero_config(stage, 1, accumulation, reduce_bucket_size=65_536, offload_optimizer={"device": offload})
 
 
 def too_low(cases: Sequence[tuple[dict[str, Any], Method]]) -> list[str]:

@@ -24,32 +24,15 @@ import pytest
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.run import Request, Run
 
-from tests.helpers import h100s
+from tests.helpers import SMALL_LLAMA, h100s
 
 JOBS = Path(__file__).with_name("dry_run_jobs.py")
 
-QWEN2: dict[str, Any] = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 2048,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 512,
-}
+LLAMA = SMALL_LLAMA | {"intermediate_size": 704, "num_hidden_layers": 3, "vocab_size": 2048}
 MODELS = {
-    "qwen2": QWEN2,
-    "llama": {**QWEN2, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
-    "narrow": {  # four tiles of its feed-forward, and of its loss
-        **QWEN2,
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "tie_word_embeddings": False,
-    },
+    "qwen2": LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "llama": LLAMA,
+    "narrow": LLAMA | {"hidden_size": 32},  # four tiles of its feed-forward, and of its loss
     "gpt2": {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
