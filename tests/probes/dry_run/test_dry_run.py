@@ -177,9 +177,7 @@ def runs(folder: Path) -> dict[str, Any]:
             input_shape=(4,),
             cluster=h100s(2),
         ),
-        "loop": Run(
-            config=zero_config(1, 4, **LOOP), model=MODEL, workload=LOOPED, micro_batch_size=4, cluster=h100s(2)
-        ),
+        "loop": Run(config=zero_config(1, 4, **LOOP), model=MODEL, workload=LOOPED, cluster=h100s(2)),
         "from the hub": Run(config=config(2), model=hub, cluster=h100s(2)),
     }
     requests = [request_for(job, rank=None, iterations=2) for job in jobs.values()]
