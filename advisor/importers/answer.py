@@ -40,7 +40,7 @@ class ImportAnswer:
     report: LintReport | None
     """Of the DeepSpeed part, None where there is none."""
     files: tuple[ChangedFile, ...]
-    """What would change, or has changed."""
+    """The proposed changes, or those that were written."""
     unwritable: DsAdviseError | None
     """Why a better plan cannot be written in the file's form; None where it can, or there is none."""
     written: tuple[Path, ...] = ()

@@ -18,19 +18,19 @@ FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRA
 NAMES = tuple(form.name for form in FORMATS)
 
 
-def recognised(path: Path, wanted: str | None = None) -> tuple[Source, Format]:
+def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
     """The file and its format: the named one, or by its content.
 
     A script that starts a tool with a configuration file leads to that file.
 
     Raises ConfigFileError for a file that cannot be read or has none of the formats.
     """
-    source = _followed(read_source(path, "shell" if wanted == "script" else None))
-    if wanted is not None:
-        named = next(form for form in FORMATS if form.name == wanted)
-        if source.line is not None and wanted != "script" and not named.matches(source):
+    source = _followed(read_source(path, "shell" if name == "script" else None))
+    if name is not None:
+        named = next(form for form in FORMATS if form.name == name)
+        if source.line is not None and name != "script" and not named.matches(source):
             raise ConfigFileError(
-                f"{path} is a script, and its training command is not that of {wanted}", fix="leave --format out"
+                f"{path} is a script, and its training command is not that of {name}", fix="leave --format out"
             )
         return source, named
     form = next((form for form in FORMATS if form.matches(source)), None)

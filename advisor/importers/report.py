@@ -58,7 +58,7 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
     better = figures.recommended
     if better is None:
         batch = workload.global_batch_size
-        sentence(console, f"No predicted plan fits with its global batch of {batch}. For changes that would help, run")
+        sentence(console, f"No predicted plan fits with its global batch of {batch}. To see which changes help, run")
         sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
     elif figures.is_better:
         _plan("Better", better, figures, console)

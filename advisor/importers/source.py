@@ -42,7 +42,7 @@ class Source:
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
 
     def handed_by(self, script: Source | None) -> Source:
-        """The file with the options of the script's command in place of its keys; None: the file is read alone."""
+        """The file with the options of the script's command, which override its keys; None: the file is read alone."""
         if script is None or script.line is None:
             return self
         return replace(self, values={**self.values, **script.line.overrides}, started_by=script)

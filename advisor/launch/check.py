@@ -81,7 +81,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
         raise WorkloadError(
             "the model is not known, so whether it fits cannot be checked",
             why="the script's arguments name none",
-            fix="pass --model NAME, or --no-check to start it all the same",
+            fix="pass --model NAME, or --no-check to start without a check",
         )
     found = [*_disk(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1

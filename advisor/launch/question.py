@@ -147,7 +147,7 @@ def _not_a_script(path: Path) -> ConfigFileError:
         )
     return ConfigFileError(
         f"there is no script {target}",
-        why="every rank would end at once",
+        why="the ranks cannot start without it",
         fix=f"give its path relative to this folder: {example}",
     )
 
@@ -273,7 +273,7 @@ class Place:
             if None not in (given, found) and given != found:
                 raise ClusterError(
                     f"{option} has {given} {unit}, {source} {found}",
-                    why="the plan would be checked on other GPUs than those that train",
+                    why="the plan must be checked on the GPUs that train",
                     fix="make them agree, or name only the kind, such as --gpus H100",
                 )
 

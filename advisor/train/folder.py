@@ -82,7 +82,7 @@ class TrainingFolder:
                 raise ConfigFileError(
                     f"{self.path} is not empty",
                     why="its files may be lost",
-                    fix=f"{advice}--force to use it all the same, or another --output-dir",
+                    fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
             for stale in (*self.checkpoints(), self.records, self.merged):
                 if stale.exists():

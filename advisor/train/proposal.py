@@ -75,7 +75,7 @@ class TrainingSettings:
     merge: bool = False
     """Whether the model with the adapters merged into its weights is saved too."""
     rung: str | None = None
-    """The rung to train on, in place of the recommended one."""
+    """The rung to train on; it replaces the recommended one."""
     proof: Proof = "probe"
     """How to prove that it fits; "none" leaves out the check of the disk too."""
     offline: bool = False
@@ -248,7 +248,7 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
         raise ModelConfigError(
             f"the tokenizer makes token {highest}, but the model has {shape.vocab_size} embeddings",
             why="they do not belong together",
-            fix="put the model's own tokenizer beside its config.json",
+            fix="put the model's own tokenizer into the folder of its config.json",
         )
 
 

@@ -129,8 +129,8 @@ def prove(
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",
-                why="so would the training",
-                fix="repair that, or pass --no-check to start all the same",
+                why="the training runs the same steps",
+                fix="repair that, or pass --no-check to start anyway",
             )
         output.say("out of memory; the next best")
     return replace(answer, recommended=None)
@@ -173,7 +173,7 @@ def resume(
         raise ConfigFileError(
             f"{folder.path} has no whole checkpoint",
             why="the training ended before the first one",
-            fix="start it again with --force in place of --resume",
+            fix="start it again with --force and without --resume",
         )
     for broken in folder.remove_broken():
         controls.output.say(f"{broken.name} was incomplete; removed")

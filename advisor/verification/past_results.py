@@ -163,5 +163,5 @@ def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> 
     if not cluster.gpu.is_cpu:
         return True
     had = host_memory_bytes() // result.world_size if limit_bytes is None else limit_bytes
-    wanted = cluster.gpu.memory_bytes
-    return had <= wanted if result.failure is None else had >= wanted
+    limit = cluster.gpu.memory_bytes
+    return had <= limit if result.failure is None else had >= limit

@@ -47,8 +47,8 @@ _OPTIMIZER = frozenset(("optimizer", "optimizer on the host"))
 class Calibration:
     """Measured over predicted seconds, by kind of work.
 
-    The closed form knows the proportions of the work, a probe the machine. Where the device does not tell waiting apart
-    (CUDA), all factors are equal.
+    The closed form knows the proportions of the work, a probe the machine. Where the device does not report waiting
+    separately (CUDA), all factors are equal.
     """
 
     device: float = 1.0
