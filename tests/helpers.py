@@ -19,7 +19,7 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.dry_run import DryRunResult
-from ds_advise.probes.real_run.result import ProbeResult, RankReport, StepTime
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
 
 SMALL_LLAMA: dict[str, Any] = {
@@ -114,6 +114,20 @@ def ran(step: StepTime, *, world_size: int, device: Any, tokens_per_step: int, *
         ranks=(RankReport(**report | memory),),
         failure=None,
         versions={},
+    )
+
+
+def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device: Any = "cpu") -> ProbeResult:
+    """A probe whose rank 1 failed in its first step."""
+    return ProbeResult(
+        world_size=world_size,
+        device=device,
+        solo=False,
+        tokens_per_step=0,
+        ranks=(),
+        failure=RankFailure(kind=kind, rank=1, phase="step 1", message=message),
+        versions={},
+        seconds=0.01,
     )
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch.check import Check, objections, plans_that_fit, prediction_of
+from ds_advise.advisor.launch.check import Check, objections, prediction_of
 from ds_advise.advisor.launch.command import costly_variables, environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.question import default_launcher, equal_nodes, first_host, framework_of, static_rendezvous
@@ -33,11 +33,11 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
-from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
+from ds_advise.probes.real_run.result import ProbeResult, StepTime
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import TINY, launch_request, ran
+from tests.helpers import TINY, failed_probe, launch_request, ran
 
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -293,13 +293,12 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     assert closed_form is not None and closed_form.evidence == "analytic"
     step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     success = ran(step, world_size=2, device="cpu", tokens_per_step=1, host_peak_bytes=10**8)
-    failure = RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="no")
 
     def keep(result: ProbeResult, micro_batch_size: int = 2) -> None:
         keep_probe(result, replace(run, micro_batch_size=micro_batch_size), memory_limit_bytes=None)
 
     keep(success, micro_batch_size=1)
-    keep(replace(success, ranks=(), failure=failure))
+    keep(failed_probe("out_of_memory"))
     assert prediction_of(run) == closed_form
     keep(success)
     seen = prediction_of(run)
@@ -312,7 +311,6 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     run = _run(folder)
     step = StepTime(total_s=1.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     success = ran(step, world_size=2, device="cpu", tokens_per_step=1)
-    failure = RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no room")
     probed, said = list[Run](), list[str]()
 
     def probe_and_keep(question: Run, **_: object) -> ProbeResult:
@@ -330,7 +328,7 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     assert "probe 1 (just now) answers for this plan" in said[-1]
     assert (found(run, "probe"), len(probed)) == ([], 2)
     assert (found(replace(run, micro_batch_size=1)), len(probed)) == ([], 3)
-    keep_probe(replace(success, ranks=(), failure=failure), run, memory_limit_bytes=None)
+    keep_probe(failed_probe("out_of_memory", "no room"), run, memory_limit_bytes=None)
     assert found(run) == ["probe 2 (just now) failed in step 1 on rank 1: no room"]
     assert len(probed) == 3
 
@@ -375,15 +373,6 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     written = json.loads((folder / "next" / "ds_config.json").read_text())
     assert written == request.run.config
     assert written["scheduler"] == SCHEDULER
-
-
-def test_plans_keep_the_global_batch(folder: Path) -> None:
-    """Every plan to go on with takes as many samples in a step."""
-    plans = plans_that_fit(_run(folder))
-    assert plans
-    assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {
-        4
-    }
 
 
 def test_what_is_kept_in_view_fits_80_columns() -> None:

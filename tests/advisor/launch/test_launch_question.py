@@ -76,7 +76,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
         ("--use_peft --lora_r=32 --lora_target_modules q_proj v_proj", 32, ("q_proj", "v_proj")),
         ("--finetuning_type lora --lora_target q_proj,v_proj", 8, ("q_proj", "v_proj")),
         ("--train_type lora --lora_rank 4 --target_modules all-linear", 4, None),
-        ("--lora_enable True --lora_r 128", 128, None),
+        ("--lora_enable True --lora_r 128 --bits 4", 128, None),
     ],
 )
 def test_adapters_are_seen_in_the_scripts_arguments(
@@ -87,11 +87,7 @@ def test_adapters_are_seen_in_the_scripts_arguments(
     workload = request.run.workload
     assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", rank, targets)
     assert f"counted as LoRA of rank {rank}" in " ".join(remarks)
-
-
-def test_four_bit_weights_are_counted_as_16_bit_ones(asked: Asked) -> None:
-    """Which is said, because it is more than the training takes."""
-    assert "4-bit weights are counted as 16-bit" in " ".join(asked("--use_peft", "--load_in_4bit")[1])
+    assert ("4-bit weights are counted as 16-bit" in " ".join(remarks)) == ("--bits 4" in words)
 
 
 @pytest.mark.parametrize("words", [[], ["--use_peft_lora", "False"], ["--finetuning_type", "full"]])
@@ -144,14 +140,6 @@ def test_the_configuration_is_read_once(asked: Asked, monkeypatch: pytest.Monkey
     )
     request, _ = asked()
     assert (read, request.run.config) == ([Path("ds_config.json")], {"zero_optimization": {"stage": 1}})
-
-
-@pytest.mark.usefixtures("asked")
-def test_the_method_is_said_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """As every remark, on stderr."""
-    words = ["--gpus", "2x24GB", "--offline", "--dry", "--", "train.py", "--model_name_or_path", "gpt2"]
-    assert run(["launch", "ds_config.json", *words]) == 0
-    assert "ds-advise: counted as full fine-tuning: for adapters pass --method lora" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

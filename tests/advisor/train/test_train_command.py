@@ -21,10 +21,7 @@ from ds_advise.advisor.train.folder import (
     WHOLE,
     TrainingFolder,
     TrainingJob,
-    TrainingResult,
     read_job,
-    read_result,
-    write_record,
 )
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import left_out
@@ -396,28 +393,7 @@ def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     check_packages(Workload(), report_to="none", device="cuda")
 
 
-def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """With tuples where JSON has lists."""
-    job = TrainingJob(
-        model="/m",
-        tokenizer="/t",
-        workload=Workload(method="lora", lora_targets=("q_proj",)),
-        lora_alpha=16,
-        device="cpu",
-        ranks=2,
-        tokens="/d",
-        samples="/s",
-        evaluation_tokens=None,
-        evaluation_samples=None,
-        packing=False,
-        arguments={"output_dir": "/o"},
-    )
-    write_record(job, tmp_path / "job.json")
-    assert read_job(tmp_path / "job.json") == job
-    result = TrainingResult(finished=True, step=3, losses=((1, 2.0),), evaluations=(), whole=True)
-    write_record(result, tmp_path / "result.json")
-    assert read_result(tmp_path / "result.json") == result
-    assert read_result(tmp_path / "none.json") is None
+def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"model": 1}')
     with pytest.raises(ConfigFileError, match="not a training's job"):
         read_job(tmp_path / "job.json")
