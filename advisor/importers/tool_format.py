@@ -57,8 +57,14 @@ class Reading:
         """Those of the switches, separated by blanks, that are on; all of them are marked as read."""
         return [name for name in names.split() if self.arguments.flag(name)]
 
-    def use_quantization(self, bits: int, *, bitsandbytes: bool = True) -> None:
-        """Adapters on frozen weights of this many bits."""
+    def lacks(self, what: str) -> None:
+        """The estimators cannot compute the run."""
+        self.obstacles.append(f"there are no figures here of {what}")
+
+    def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
+        """Adapters on frozen weights of this many bits; None: not quantized."""
+        if bits is None:
+            return
         if bits not in (4, 8):
             self.remarks.append(f"its {bits}-bit weights are counted as 16-bit ones")
             return
@@ -159,7 +165,7 @@ class ToolFormat:
         self.details(reading)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
-                reading.obstacles.append(f"there are no figures here of {what}")
+                reading.lacks(what)
         leftovers = keys_of(self.name, arguments.unread, has_own=self.has_own_keys)
         both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
         run = ImportedRun(
@@ -227,7 +233,7 @@ def _optimizer(reading: Reading, name: str | None) -> str:
         return "adamw"
     known = optimizer_of_trainer(name)
     if known is None:
-        reading.obstacles.append(f"there are no figures here of the optimizer {name[:40]}: its states are not known")
+        reading.lacks(f"the optimizer {name[:40]}: its states are not known")
     elif name.startswith("paged"):
         reading.remarks.append(f"{name} is counted as if its states stayed on the GPU: it pages them out as needed")
     return known or "adamw"

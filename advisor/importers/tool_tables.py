@@ -28,14 +28,14 @@ def _training_arguments_details(reading: Reading) -> None:
         if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
             reading.use_quantization(8)
     if line is not None and _PREFERENCE.search(line.target):
-        reading.obstacles.append(f"there are no figures here of {line.target}, which has further models or passes")
+        reading.lacks(f"{line.target}, which has further models or passes")
     if not arguments.are_training_arguments and arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None:
         reading.run["micro_batch_size"] = None
         if arguments.text("deepspeed_config") is not None:
             part = reading.run["deepspeed"]
             reading.run["framework"] = "deepspeed"
-            reading.obstacles.append(
-                "there are no figures here of a script that passes --deepspeed_config to DeepSpeed itself: pass "
+            reading.lacks(
+                "a script that passes --deepspeed_config to DeepSpeed itself: pass "
                 f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
                 "and --gpus"
             )
@@ -91,18 +91,17 @@ def _llama_factory_details(reading: Reading) -> None:
             training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py trains both then
         if "modules_to_save" in training and reading.run["deepspeed"] is None and not in_16_bits:
             reading.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
-        if bits is not None:
-            bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
-            reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+        bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
+        reading.use_quantization(bits, bitsandbytes=bitsandbytes)
     stage = arguments.text("stage") or "sft"
     if arguments.text(*_LLAMA_FACTORY_V1) is not None:
-        reading.obstacles.append("there are no figures here of the configurations of LLaMA-Factory's v1")
+        reading.lacks("the configurations of LLaMA-Factory's v1")
     elif stage not in ("sft", "pt"):
-        reading.obstacles.append(f"there are no figures here of stage {stage[:20]}, which has further models or passes")
+        reading.lacks(f"stage {stage[:20]}, which has further models or passes")
     elif not arguments.flag("do_train"):
         reading.obstacles.append("it does not train: do_train is not set")
     elif method not in ("full", "lora"):
-        reading.obstacles.append(f"there are no figures here of finetuning_type {method[:20]}")
+        reading.lacks(f"finetuning_type {method[:20]}")
 
 
 LLAMA_FACTORY = ToolFormat(
@@ -196,12 +195,11 @@ def _ms_swift_details(reading: Reading) -> None:
     bitsandbytes = arguments.text("quant_method") in (None, "bnb")
     if kind == "lora":
         training |= {"method": "lora", "lora_rank": 8, "lora_dropout": 0.05, **arguments.lora}
-        if bits is not None:
-            reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+        reading.use_quantization(bits, bitsandbytes=bitsandbytes)
     elif kind != "full":
-        reading.obstacles.append(f"there are no figures here of tuner_type {kind[:20]}")
+        reading.lacks(f"tuner_type {kind[:20]}")
     if line is not None and line.target == "rlhf":
-        reading.obstacles.append("there are no figures here of preference training")
+        reading.lacks("preference training")
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -276,7 +274,7 @@ def _axolotl_adapter(reading: Reading) -> None:
         reading.remarks.append("the pattern of lora_target_modules is counted as all linear layers")
         all_layers = True
     if adapter not in (None, "lora", "qlora"):
-        reading.obstacles.append(f"there are no figures here of the adapter {adapter[:20]}")
+        reading.lacks(f"the adapter {adapter[:20]}")
     elif adapter is not None:
         training |= {"method": "lora", **lora}
         if four_bits or gptq:

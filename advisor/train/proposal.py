@@ -47,7 +47,8 @@ def default_save_steps(steps: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """The options of one training; None and "auto" are replaced by defaults."""
+    """The options of one training, as `ds-advise train --help` explains them; None and "auto" are replaced by
+    defaults."""
 
     model: str
     """As given by the user."""
@@ -55,27 +56,19 @@ class TrainingSettings:
     device: Device = "cuda"
     eval_data: Path | None = None
     eval_split: float = 0.0
-    """Share of `data` for evaluation, without `eval_data`."""
     shape: str | None = None
     """A key of `data.shapes.ROW_SHAPES`."""
     system: str | None = None
-    """System message for chats without one."""
     packing: bool = False
-    """Whether several sequences fill one sample."""
     lora_alpha: int | None = None
     epochs: float | None = None
     max_steps: int | None = None
-    """Takes precedence over `epochs`."""
     learning_rate: float | None = None
     seed: int = SEED
     save_steps: int | None = None
-    """Optimizer steps between checkpoints, and between evaluations."""
     report_to: str = "auto"
-    """"auto" (TensorBoard where it is installed), "tensorboard", "swanlab", "wandb" or "none"."""
     merge: bool = False
-    """Whether the model with the adapters merged into its weights is saved too."""
     rung: str | None = None
-    """The rung to train on; it replaces the recommended one."""
     proof: Proof = "probe"
     """How to prove that it fits; "none" leaves out the check of the disk too."""
     offline: bool = False
