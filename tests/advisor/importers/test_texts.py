@@ -44,7 +44,7 @@ def test_a_command_without_variables_is_as_shlex_splits_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", SHELL)
-def test_variables_are_put_in_where_the_text_tells_them(text: str) -> None:
+def test_known_variables_are_expanded(text: str) -> None:
     """What only the shell knows stays as it is written."""
     ran = [command.texts for command in read_shell(text) if command.texts[0] == "run"]
     assert ran[0] == shlex.split(SHELL[text])
@@ -108,7 +108,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("text", JOBS)
-def test_directives_say_nodes_and_gpus(text: str) -> None:
+def test_directives_have_nodes_and_gpus(text: str) -> None:
     assert read_slurm(f"#!/bin/bash\n{text}\nsrun x") == JOBS[text]
 
 
@@ -147,7 +147,7 @@ CHANGES: dict[str, tuple[dict[tuple[str, ...], Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_to_yaml_leaves_comments_and_order(what: str) -> None:
-    """The values are those wanted, the line is where it was, and no comment is lost."""
+    """The values are as expected, the line is where it was, and no comment is lost."""
     changes, lines = CHANGES[what]
     text = edit_yaml(YAML, changes)
     for line in lines:
@@ -210,7 +210,7 @@ def test_a_change_to_a_script_is_made_where_the_value_stands() -> None:
     assert without.arguments.text("deepspeed") is None
 
 
-def test_a_command_that_another_shell_is_handed_is_changed_in_its_quotes() -> None:
+def test_a_command_for_another_shell_is_changed_in_its_quotes() -> None:
     """What is new goes to the end of the command, in the variable that holds it."""
     script = 'ARGS="--batch 4 --bf16"\nsrun bash -c "torchrun --node_rank \\$I t.py --output_dir \'o\' $ARGS"\n'
     text = parsed(Path("t.sh"), script, "shell").edited({("batch",): 2, ("output_dir",): "p", ("new",): 1})

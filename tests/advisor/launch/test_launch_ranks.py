@@ -1,4 +1,4 @@
-"""What every rank runs, what holds it, what its records say, and how its failure is named; launches without
+"""What every rank runs, what holds it, what its records contain, and how its failure is named; launches without
 DeepSpeed."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
         ("raise ValueError('a\\n b')", 1, {"message": "a b", "type": "ValueError", "errno": None}),
     ],
 )
-def test_the_wrapper_tells_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
+def test_the_wrapper_records_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
     """Exit code and traceback are the script's own; the error is noted with its number."""
     (tmp_path / "train.py").write_text(body)
     printed, notes = as_rank(tmp_path, "--folder", "log", "train.py", code=code)
@@ -126,7 +126,7 @@ def _children_of(pid: int) -> list[psutil.Process]:
         return []
 
 
-def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
+def test_nothing_survives_its_parent(tmp_path: Path) -> None:
     """SIGKILL of the parent ends what its command has started, in sessions of their own too."""
     command = [sys.executable, "-m", "ds_advise.advisor.launch.supervisor"]
     parent = subprocess.Popen(
@@ -155,7 +155,7 @@ def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
 
 
 def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
-    """The exit code, a signal as a shell tells it, and nothing of the command stays."""
+    """The exit code, a signal as in a shell, and nothing of the command stays."""
 
     def code(*command: str) -> int:
         return subprocess.run(
@@ -293,8 +293,8 @@ def test_of_ranks_found_gone_in_one_look_the_launcher_names_the_killed_one(
         (tmp_path / f"rank{number}.jsonl").write_text(json.dumps(start) + "\n")
     records = Records(tmp_path)
     records.read()
-    said = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
-    (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{said}")
+    report = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
+    (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{report}")
     failure = failure_of(records, tmp_path, 1, {})
     who = "rank 1" if launcher_names_it else "a rank"
     assert (failure.kind, failure.rank) == ("lost_rank", 1 if launcher_names_it else None)
@@ -310,7 +310,7 @@ def _request(tmp_path: Path, script: str, *arguments: str, ranks: int = 2, **cha
     return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", passes_config=False, **changes)
 
 
-def test_a_script_that_trains_by_another_plan_is_told_of(tmp_path: Path) -> None:
+def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> None:
     """The engine's settings at its first step are compared with the plan that was checked, once."""
     config = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}
     (tmp_path / "ds_config.json").write_text(json.dumps(config))
@@ -365,7 +365,7 @@ time.sleep(10_000)
 
 
 def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
-    """Launch it, and send this process SIGTERM so many times once rank 0 has completed step 8."""
+    """Launch it, and send this process `signals` times SIGTERM once rank 0 has completed step 8."""
     stopper = subprocess.Popen(
         [
             sys.executable,
@@ -442,8 +442,8 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
         assert not psutil.pid_exists(pid)
 
 
-def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they said last and where to look, after ten minutes; an end after as many seconds as `--stall` says."""
+def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten minutes a warning has their last lines and process ids; after the time of `--stall` they are ended."""
     monkeypatch.setattr("ds_advise.advisor.launch.monitor._SAMPLE_S", 0.0)
     request = _request(tmp_path, "", stall_s=700.0)
     request.folder.mkdir()
@@ -468,7 +468,7 @@ def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: p
     ("loss", "first", "resumes_after", "kind"),
     [("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)],
 )
-def test_what_would_be_in_vain_is_ended(
+def test_a_training_in_vain_is_ended(
     tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None
 ) -> None:
     """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is

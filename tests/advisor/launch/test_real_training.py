@@ -112,7 +112,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
     [(rung, flavor) for rung in RUNGS for flavor in FLAVORS if (rung, flavor) != ("zero3-nvme", "deepspeed")],
 )
 def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """The loss falls, gradients accumulate, and the engine does what the plan says with the plan's numbers."""
+    """The loss falls, gradients accumulate, and the engine does what the plan has, with its numbers."""
     # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.
     nvme = {"model": WIDE, "param_max_in_cpu": 2_000_000, "sub_group_size": 2_000_000} if rung == "zero3-nvme" else {}
     run = prepare(rung, flavor, **nvme)
@@ -261,7 +261,7 @@ def assert_trained(run: Run) -> None:
     losses, plan = run.losses(), run.plan
     assert len(losses) == STEPS
     assert all(later < earlier for earlier, later in pairwise(losses)), losses
-    wanted: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "zero_stage": plan.zero_stage,
         "offload_optimizer": plan.offload_optimizer,
         "offload_param": plan.offload_param,
@@ -275,15 +275,15 @@ def assert_trained(run: Run) -> None:
         "swapped": ["optimizer", "param"] if plan.offload_param == "nvme" else [],
     }
     if plan.zero_stage:
-        wanted["reduce_bucket_size"] = plan.reduce_bucket_size
+        expected["reduce_bucket_size"] = plan.reduce_bucket_size
     if plan.zero_stage == 3:
-        wanted |= {
+        expected |= {
             "sub_group_size": plan.sub_group_size,
             "stage3_prefetch_bucket_size": plan.stage3_prefetch_bucket_size,
         }
     assert len(run.reports()) == RANKS
     for report in run.reports():
-        assert {name: report[name] for name in wanted} == wanted
+        assert {name: report[name] for name in expected} == expected
 
 
 def _builders(plan: Plan) -> list[str]:

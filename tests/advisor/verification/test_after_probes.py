@@ -108,7 +108,7 @@ def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "timeout", "killed", "stopped"])
-def test_other_failures_say_nothing_of_the_plan(model: str, kind: str) -> None:
+def test_other_failures_do_not_count(model: str, kind: str) -> None:
     before = ask(model)
     keep(before, first(before), failed_probe(kind))
     assert ask(model).past_probes == () and first(ask(model)) == first(before)
@@ -195,7 +195,7 @@ WORDS = "--device cpu --ranks 2 --memory 2GB --seq-len 128 --global-batch 4 --of
 QUESTION = [*WORDS.split(), "--no-deepspeed-estimate"]
 
 
-def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_names_its_probes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = ask(model)
     keep(before, first(before), ran(first(before), slower=2.0))
     assert run([model, *QUESTION]) == 0
@@ -207,7 +207,7 @@ def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> N
     assert [trial["result"]["failure"] for trial in answer["earlier_probes"]] == [None]
 
 
-def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_about_the_cpu_counts_in_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([model, *QUESTION, "--details"]) == run([model, *QUESTION[:5], "10MB", *QUESTION[6:]]) - 1 == 0
     text = capsys.readouterr().out
     assert "per rank" in text and "2 ranks on the CPU" in text and "x the limit" in text
