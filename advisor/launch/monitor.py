@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ...probes.kernel_files import memory_groups, read_pairs
-from ...probes.machine import host_memory_bytes, visible_handles
+from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles
 from ...probes.real_run.watch import COMPILERS
 from ..text.units import gib, rate, seconds
 from .command import costly_variables

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ...probes.kernel_files import read_text
+from ...probes.machine import read_text
 from ...probes.real_run.rank import EventLogReader
 
 _RECENT = 20

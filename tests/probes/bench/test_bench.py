@@ -20,14 +20,7 @@ from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.probes import benchmark as bench_run
 from ds_advise.probes.benchmark import Task, ask_bench
 from ds_advise.probes.benchmark_rank import MAX_SAMPLES, MIN_SAMPLES, Stopwatch, measure_collectives
-from ds_advise.probes.benchmark_result import (
-    BENCH_VERSION,
-    COLLECTIVES,
-    BenchFigure,
-    BenchResult,
-    figure,
-    of_all_ranks,
-)
+from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchFigure, BenchResult, figure, of_all_ranks
 from ds_advise.probes.machine import mount_point, threads_of_a_rank
 from ds_advise.probes.store import Store
 

@@ -16,8 +16,7 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
-from ds_advise.probes.dry_run.ask import ask_each
-from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.run import Run
 
 from tests.helpers import WIDE_LLAMA, h100s, zero_config

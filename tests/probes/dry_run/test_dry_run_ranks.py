@@ -1,6 +1,7 @@
 """Which rank a dry run is, when the question names none: no other one peaks noticeably higher."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def too_low(cases: Sequence[tuple[dict[str, Any], Method]]) -> list[str]:
         Run(config=asked, model=MODEL, workload=Workload(seq_len=32, method=method), cluster=h100s(RANKS))
         for asked, method in cases
     ]
-    chosen = [fullest_rank(run.config, MODEL, run.workload, RANKS) for run in runs]
+    chosen = [fullest_rank(run) for run in runs]
     sample = [sorted({0, best, RANKS // 2, RANKS - 1}) for best in chosen]
     requests = [
         request_for(run, rank=rank, iterations=2) for run, ranks in zip(runs, sample, strict=True) for rank in ranks
@@ -53,15 +54,22 @@ def test_no_other_rank_peaks_higher() -> None:
 def test_the_piece_decides() -> None:
     """The embedding alone fills the first rank's piece; the second's touches its rest and a layer; the last has the
     head."""
-    assert fullest_rank(config(2), MODEL, Workload(), RANKS) == 1
-    assert fullest_rank(config(2, "cpu"), MODEL, Workload(), RANKS) == RANKS - 1
-    assert request_for(Run(config=config(2), model=MODEL, cluster=h100s(RANKS)), rank=None).rank == 1
+    in_memory = Run(config=config(2), model=MODEL, cluster=h100s(RANKS))
+    offloaded = replace(in_memory, config=config(2, "cpu"))
+    assert fullest_rank(in_memory) == request_for(in_memory, rank=None).rank == 1
+    assert fullest_rank(offloaded) == RANKS - 1
 
 
 @pytest.mark.parametrize(
     ("asked", "model"),
-    [(config(0), MODEL), (config(3), MODEL), (config(2), None), (config(2), {"model_type": "unheard-of"}), ({}, MODEL)],
+    [
+        (config(0), MODEL),
+        (config(3), MODEL),
+        (config(2), "own.py:model"),
+        (config(2), {"model_type": "unheard-of"}),
+        ({}, MODEL),
+    ],
 )
-def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: dict[str, Any] | None) -> None:
+def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: Any) -> None:
     """Stages that treat all alike, and models whose tensors nobody knows before they are built."""
-    assert fullest_rank(asked, model, Workload(), RANKS) == 0
+    assert fullest_rank(Run(config=asked, model=model, cluster=h100s(RANKS))) == 0

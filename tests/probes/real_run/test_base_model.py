@@ -8,14 +8,14 @@ import pytest
 import torch
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import models
-from ds_advise.probes.real_run import base_model
+from ds_advise.probes.real_run import training as base_model
 from ds_advise.probes.run import Run
 
 from tests.helpers import h100s
 
 
 def prepare(model: torch.nn.Module, **workload: Any) -> None:
-    base_model.prepare(model, Workload(**workload), torch.bfloat16, "cpu", has_weights=False)
+    base_model.prepare_base(model, Workload(**workload), torch.bfloat16, "cpu", has_weights=False)
 
 
 def test_weights_without_values_get_some() -> None:
@@ -34,7 +34,7 @@ def test_weights_without_values_get_some() -> None:
 def test_values_that_were_loaded_stay() -> None:
     layer = torch.nn.Linear(8, 8)
     before = layer.weight.clone()
-    base_model.prepare(layer, Workload(), torch.float32, "cpu", has_weights=True)
+    base_model.prepare_base(layer, Workload(), torch.float32, "cpu", has_weights=True)
     assert torch.equal(layer.weight, before)
 
 
