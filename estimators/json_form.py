@@ -21,11 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from itertools import repeat
 from math import isfinite
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 """Of every command's JSON; it rises when a field changes its meaning or goes away."""
@@ -49,29 +48,34 @@ def to_json(value: Any) -> Any:
     return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
 
 
-def read_json(kind: Any, value: Any) -> Any:
-    """The inverse of `to_json` for a type: dataclasses, named tuples (as lists), tuples, unions and JSON's own types.
+def from_json(kind: type[Form], values: Any) -> Form:
+    """The value of a type that `to_json` or `asdict` wrote. Types: dataclasses, named tuples (which are lists in JSON),
+    tuples, `X | None`; others as they are.
 
-    Raises TypeError, ValueError or KeyError for a value of another form.
+    Without pydantic, whose import would slow down answers with stored results. Raises TypeError, ValueError or
+    AttributeError for values of another form.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        if value is None and NoneType in arguments:
-            return None
-        (inner,) = (each for each in arguments if each is not NoneType)
-        return read_json(inner, value)
-    if origin is tuple:
-        kinds = repeat(arguments[0]) if arguments[1:] == (...,) else arguments
-        return tuple(read_json(each, item) for each, item in zip(kinds, value, strict=False))
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{name: read_json(each, value[name]) for name, each in _field_types(kind).items()})
+    return _from_json(kind, values)  # type: ignore[no-any-return]
+
+
+def _from_json(kind: Any, values: Any) -> Any:
+    if is_dataclass(kind):
+        types = _types(kind)
+        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})  # type: ignore[operator]
     if hasattr(kind, "_fields"):
-        return kind(*(read_json(each, item) for each, item in zip(_field_types(kind).values(), value, strict=True)))
-    return value
+        return kind(*(_from_json(each, value) for each, value in zip(_types(kind).values(), values, strict=True)))
+    arguments = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return None if values is None else _from_json(arguments[0], values)
+    if get_origin(kind) is not tuple:
+        return values
+    if arguments[-1] is Ellipsis:
+        arguments = arguments[:1] * len(values)
+    return tuple(_from_json(each, value) for each, value in zip(arguments, values, strict=True))
 
 
 @cache
-def _field_types(kind: Any) -> dict[str, Any]:
+def _types(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

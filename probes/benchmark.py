@@ -37,26 +37,17 @@ _START_LIMIT_S = 300.0
 _CPU_RANKS = 2
 """Fewest ranks that communicate."""
 
-Group = Literal["device", "host_link", "host_memory", "cpu_adam", "nvme", "collectives"]
+Group = Literal["device", "host_link", "host_memory", "collectives", "cpu_adam", "nvme"]
 
-_SHARES: dict[Group, float] = {
-    "device": 0.4,
-    "host_link": 0.08,
-    "host_memory": 0.05,
-    "collectives": 0.2,
-    "cpu_adam": 0.07,
-    "nvme": 0.2,
+GROUPS: dict[Group, tuple[str, float]] = {
+    "device": ("matrix products and memory of the device", 0.4),
+    "host_link": ("copies between host and device", 0.08),
+    "host_memory": ("host memory and one core", 0.05),
+    "collectives": ("collectives", 0.2),
+    "cpu_adam": ("DeepSpeedCPUAdam", 0.07),
+    "nvme": ("NVMe", 0.2),
 }
-"""Shares of the measuring time, in the order of the groups: groups that may compile come last."""
-
-TITLES: dict[Group, str] = {
-    "device": "matrix products and memory of the device",
-    "host_link": "copies between host and device",
-    "host_memory": "host memory and one core",
-    "cpu_adam": "DeepSpeedCPUAdam",
-    "collectives": "collectives",
-    "nvme": "NVMe",
-}
+"""Title and share of the measuring time, in the order of measuring: groups that may compile come last."""
 
 _MAX_BUFFER_BYTES = 256 * 2**20
 _BUFFERS = 16
@@ -142,10 +133,10 @@ def bench(
     figures: list[BenchFigure] = []
     with ExitStack() as stack:
         nvme_folder = "" if nvme is None else _nvme_folder(nvme, stack)
-        reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in _SHARES}
-        todo = [group for group in _SHARES if reasons[group] is None]
+        reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in GROUPS}
+        todo = [group for group in GROUPS if reasons[group] is None]
         for position, group in enumerate(todo):
-            on_progress(TITLES[group])
+            on_progress(GROUPS[group][0])
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
                 group=group,
@@ -158,7 +149,7 @@ def bench(
             )
             measured, reasons[group] = schedule.timed(task)
             figures += measured
-        skipped = [Skipped(what=TITLES[group], reason=reason) for group, reason in reasons.items() if reason]
+        skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
     return BenchResult(
         version=BENCH_VERSION,
         device=device,
@@ -182,7 +173,7 @@ class _Schedule:
     def budget_s(self, groups: Sequence[Group]) -> float:
         """Measuring time of the first of the groups."""
         left = self._deadline - time.monotonic() - self._start_s * len(groups)
-        return max(_MIN_BUDGET_S, left * _SHARES[groups[0]] / sum(_SHARES[group] for group in groups))
+        return max(_MIN_BUDGET_S, left * GROUPS[groups[0]][1] / sum(GROUPS[group][1] for group in groups))
 
     def timed(self, task: Task) -> tuple[Sequence[BenchFigure], str | None]:
         began = time.monotonic()

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from ..ds_configs.emit import AIO
 from .benchmark import Group, Task
-from .benchmark_result import BenchFigure, FigureKind, figure
+from .benchmark_result import COLLECTIVES, BenchFigure, FigureKind, figure
 from .real_run import extension_lock
 from .real_run.rank import EventLog
 
@@ -142,14 +143,11 @@ def measure_collectives(task: Task, device: str, watch: Stopwatch) -> list[Bench
     ranks = task.ranks
     dtype = torch.bfloat16  # as in trainings; gloo sums 16-bit numbers more slowly than fp32
     figures: list[BenchFigure] = []
-    kinds: tuple[tuple[FigureKind, float], ...] = (
-        ("all_reduce", 2 * (ranks - 1) / ranks),
-        ("all_gather", (ranks - 1) / ranks),
-        ("reduce_scatter", (ranks - 1) / ranks),
-    )
-    for kind, carried in kinds:
-        deadline = time.perf_counter() + task.budget_s / len(kinds)
-        each_s = task.budget_s / len(kinds) / (len(COLLECTIVE_SIZES) + 1)
+    budget_s = task.budget_s / len(COLLECTIVES)
+    each_s = budget_s / (len(COLLECTIVE_SIZES) + 1)
+    for kind in COLLECTIVES:
+        carried = (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
+        deadline = time.perf_counter() + budget_s
         smallest = ranks * dtype.itemsize
         samples = watch.samples(_call(kind, smallest, ranks, dtype, device), each_s)
         figures.append(figure(kind, how, smallest, math.nan, samples, "s"))
@@ -204,11 +202,7 @@ def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budg
         if not watch.fits(8 * once, deadline - time.perf_counter()):
             break
         left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
-
-        def product(left: torch.Tensor = left, right: torch.Tensor = right, out: torch.Tensor = out) -> None:
-            torch.mm(left, right, out=out)
-
-        samples = watch.samples(product, budget_s / len(PRODUCT_SIZES))
+        samples = watch.samples(partial(torch.mm, left, right, out=out), budget_s / len(PRODUCT_SIZES))
         once = min(samples)
         figures.append(figure("matrix_product", name, size, 2.0 * size**3, samples, "flop/s"))
     return figures
@@ -227,29 +221,19 @@ def _attention(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, bud
             break
         shape = samples, _HEADS, tokens, _HEAD_DIM
         query, key, value = (torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3))
-
-        def forward(query: torch.Tensor = query, key: torch.Tensor = key, value: torch.Tensor = value) -> torch.Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-
+        forward = partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, is_causal=True)
         output = forward()
-        inputs = (query, key, value)
-        gradient = torch.randn_like(output)
-
-        def backward(
-            output: torch.Tensor = output,
-            inputs: tuple[torch.Tensor, ...] = inputs,
-            gradient: torch.Tensor = gradient,
-        ) -> object:
-            return torch.autograd.grad(output, inputs, gradient, retain_graph=True)
-
+        backward = partial(
+            torch.autograd.grad, output, (query, key, value), torch.randn_like(output), retain_graph=True
+        )
         # Two products of every query with the keys up to its own, of 2 d operations each; five in the backward pass.
         work = samples * _HEADS * 2 * _HEAD_DIM * tokens * (tokens + 1)
-        of_forward = watch.samples(forward, budget_s / 2 / len(lengths))
-        of_backward = watch.samples(backward, budget_s / 2 / len(lengths))
-        once = min(of_forward) + min(of_backward)
+        forward_s = watch.samples(forward, budget_s / 2 / len(lengths))
+        backward_s = watch.samples(backward, budget_s / 2 / len(lengths))
+        once = min(forward_s) + min(backward_s)
         figures += [
-            figure("attention_forward", name, tokens, work, of_forward, "flop/s"),
-            figure("attention_backward", name, tokens, 2.5 * work, of_backward, "flop/s"),
+            figure("attention_forward", name, tokens, work, forward_s, "flop/s"),
+            figure("attention_backward", name, tokens, 2.5 * work, backward_s, "flop/s"),
         ]
     return figures
 
@@ -258,15 +242,11 @@ def _memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> 
     """A sum of two fp32 tensors of `size_bytes` into a third, and a copy."""
     left, right, out = (torch.ones(size_bytes // 4, device=device) for _ in range(3))
     size = left.nbytes
+    sums = watch.samples(lambda: torch.add(left, right, out=out), budget_s / 2)
+    copies = watch.samples(lambda: out.copy_(left), budget_s / 2)
     return [
-        figure(
-            "elementwise_sum",
-            "fp32",
-            size,
-            3 * size,
-            watch.samples(lambda: torch.add(left, right, out=out), budget_s / 2),
-        ),
-        figure("memory_copy", "fp32", size, 2 * size, watch.samples(lambda: out.copy_(left), budget_s / 2)),
+        figure("elementwise_sum", "fp32", size, 3 * size, sums),
+        figure("memory_copy", "fp32", size, 2 * size, copies),
     ]
 
 
@@ -300,16 +280,11 @@ def measure_host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFi
     figures = []
     for how in ("pinned", "pageable"):
         here = torch.ones(size, dtype=torch.uint8, pin_memory=how == "pinned")
-
-        def up(here: torch.Tensor = here) -> None:
-            there.copy_(here, non_blocking=True)
-
-        def down(here: torch.Tensor = here) -> None:
-            here.copy_(there, non_blocking=True)
-
+        up = watch.samples(partial(there.copy_, here, non_blocking=True), each_s)
+        down = watch.samples(partial(here.copy_, there, non_blocking=True), each_s)
         figures += [
-            figure("host_to_device", how, size, size, watch.samples(up, each_s)),
-            figure("device_to_host", how, size, size, watch.samples(down, each_s)),
+            figure("host_to_device", how, size, size, up),
+            figure("device_to_host", how, size, size, down),
         ]
     return figures
 
@@ -337,17 +312,8 @@ def measure_nvme(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]
     """One file, sized by the time budget, written and read with O_DIRECT, from page-locked memory on a GPU machine."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    handle = (
-        AsyncIOBuilder()
-        .load()
-        .aio_handle(
-            AIO["block_size"],
-            AIO["queue_depth"],
-            AIO["single_submit"],
-            AIO["overlap_events"],
-            AIO["intra_op_parallelism"],
-        )
-    )
+    settings = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
+    handle = AsyncIOBuilder().load().aio_handle(*(AIO[name] for name in settings))
     path = str(Path(task.nvme_folder) / "bench.swp")
     most = min(
         _MAX_FILE_BLOCKS,

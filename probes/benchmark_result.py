@@ -128,14 +128,6 @@ class BenchResult:
         return asdict(self)
 
 
-def bench_from_json(values: Mapping[str, Any]) -> BenchResult:
-    """The result that `to_json` wrote; without pydantic, whose import would slow down answers with stored results."""
-    figures = tuple(BenchFigure(**figure) for figure in values["figures"])
-    return BenchResult(
-        **{**values, "figures": figures, "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"])}
-    )
-
-
 def figure(
     kind: FigureKind, how: str, size: int, work: float, samples: Sequence[float], unit: Unit = "B/s"
 ) -> BenchFigure:

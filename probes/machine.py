@@ -1,6 +1,7 @@
-"""This machine: its GPUs by the driver, its memory and cores within the container's limits.
+"""This machine: its GPUs by the driver, its memory and cores within the limits of its control groups.
 
-`Machine` identifies the machine of a measurement, without names, serial numbers and addresses.
+A group's limit also binds the groups below it, so all groups from this process's own to the root count. Both versions
+of the interface are read (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of Linux).
 """
 
 from __future__ import annotations
@@ -11,15 +12,107 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Gpu
 from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
-from .kernel_files import cpu_quota, memory_groups, read_pairs
+
+
+def read_text(file: Path) -> str:
+    """The stripped text of a file, "" where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_number(*files: Path) -> int | None:
+    """The integer in the first of these files that has one."""
+    return next((int(text) for text in map(read_text, files) if text.isdecimal()), None)
+
+
+def read_pairs(file: Path, separator: str = ":") -> dict[str, str]:
+    """The `name: value` lines of a file; the first line of a name counts."""
+    pairs: dict[str, str] = {}
+    for line in read_text(file).splitlines():
+        name, found, value = line.partition(separator)
+        if found:
+            pairs.setdefault(name.strip(), value.strip())
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """The memory controller of one control group; each property reads its file."""
+
+    folder: Path
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """None without a limit; version 1 writes "no limit" as a huge number."""
+        return read_number(self.folder / "memory.max", self.folder / "memory.limit_in_bytes")
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Memory of the group's processes, including the page cache."""
+        return read_number(self.folder / "memory.current", self.folder / "memory.usage_in_bytes")
+
+    @property
+    def events_file(self) -> Path:
+        """The file with the number of processes that the kernel killed because memory ran out."""
+        file = self.folder / "memory.events"
+        return file if file.exists() else self.folder / "memory.oom_control"
+
+    @property
+    def killed(self) -> int | None:
+        count = read_pairs(self.events_file, " ").get("oom_kill", "")
+        return int(count) if count.isdecimal() else None
+
+    def counters(self) -> dict[str, int]:
+        """Bytes by kind of memory (memory.stat)."""
+        pairs = read_pairs(self.folder / "memory.stat", " ")
+        return {name: int(value) for name, value in pairs.items() if value.isdecimal()}
+
+
+def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
+    """The control groups whose memory limits bind this process, its own first."""
+    return [MemoryGroup(folder) for folder in _groups(root, "memory")]
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Processor seconds per second that this process's control groups allow, None without a limit."""
+    quotas = []
+    for folder in _groups(root, "cpu"):
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        quota = quota or read_text(folder / "cpu.cfs_quota_us")
+        period = period or read_text(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """The folders of this process's groups in the tree of version 2 and in the controller's tree of version 1.
+
+    The roots of both are included: inside a container they are the container's group, whatever path /proc/self/cgroup
+    names.
+    """
+    trees = {"": root / "sys/fs/cgroup", controller: root / "sys/fs/cgroup" / controller}
+    folders = []
+    for entry in read_text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = entry.partition(":")
+        controllers, _, own = rest.partition(":")
+        tree = trees.get(controller if controller in controllers.split(",") else controllers)
+        if tree is not None:
+            folder = tree / own.strip("/")
+            folders += [place for place in (folder, *folder.parents) if place.is_relative_to(tree)]
+    return list(dict.fromkeys([*folders, *trees.values()]))
+
 
 _T = TypeVar("_T")
 
@@ -59,11 +152,6 @@ class Machine:
         return asdict(self)
 
 
-def machine_from_json(values: Mapping[str, Any]) -> Machine:
-    """The machine that `to_json` wrote."""
-    return Machine(**{**values, "gpus": tuple(values["gpus"]), "gpu_memory_bytes": tuple(values["gpu_memory_bytes"])})
-
-
 def this_machine() -> Machine:
     """The machine of this process."""
     try:
@@ -90,13 +178,19 @@ def with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        try:
-            return query(pynvml)
-        finally:
-            pynvml.nvmlShutdown()
+        return _query(query)
     except pynvml.NVMLError:
         return otherwise
+
+
+def _query(query: Callable[[Any], _T]) -> _T:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return query(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def visible_gpus() -> list[Gpu]:
@@ -107,23 +201,13 @@ def visible_gpus() -> list[Gpu]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        gpus = _query(lambda nvml: [_gpu(nvml, handle) for handle in visible_handles(nvml)])
     except pynvml.NVMLError as error:
         raise ClusterError(
             f"the GPUs of this machine cannot be listed: {error}",
             why="--gpus auto queries the NVIDIA driver",
             fix=_OTHER_FIX,
         ) from None
-    try:
-        gpus = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
-    except pynvml.NVMLError as error:
-        raise ClusterError(
-            f"the driver does not describe the GPUs: {error}",
-            why="--gpus auto reads their names and memory from it",
-            fix=_OTHER_FIX,
-        ) from None
-    finally:
-        pynvml.nvmlShutdown()
     if not gpus:
         raise ClusterError(
             "no GPU is visible",
@@ -136,7 +220,7 @@ def visible_gpus() -> list[Gpu]:
 def check_gpus(count: int) -> None:
     """Raises ClusterError where this machine has fewer GPUs than `count`. Torch is queried where NVML finds none: ROCm
     has GPUs without it."""
-    found = _gpus_of_the_driver()
+    found = with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
     if not found:
         import torch
 
@@ -150,24 +234,16 @@ def check_gpus(count: int) -> None:
     )
 
 
-def _gpus_of_the_driver() -> int:
-    return with_nvml(lambda nvml: len(visible_handles(nvml)), 0)
-
-
 def visible_handles(pynvml: Any) -> list[Any]:
     """NVML's handles of the GPUs that CUDA uses, in its order; between nvmlInit and nvmlShutdown. Raises NVMLError."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    handles = []
-    for device in filter(None, (part.strip() for part in chosen.split(","))):
-        if device == "-1":
-            break  # CUDA ignores all devices from the first absent one on
-        by_index = device.isdigit()
-        handles.append(
-            pynvml.nvmlDeviceGetHandleByIndex(int(device)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(device)
-        )
-    return handles
+    devices = [part.strip() for part in chosen.split(",") if part.strip()]
+    return [
+        pynvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(device)
+        for device in takewhile(lambda device: device != "-1", devices)  # CUDA ignores all from the first absent one on
+    ]
 
 
 def _gpu(pynvml: Any, handle: Any) -> Gpu:

@@ -78,10 +78,25 @@ class Run:
         )
 
     @property
+    def description(self) -> dict[str, Any] | None:
+        """The transformers configuration; None for a module of the user's."""
+        return None if isinstance(self.model, str) else dict(self.model)
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Number of ranks that share a sample by sequence parallelism."""
+        return sequence_parallel_size_in(self.config)
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """Number of ranks per sample by sequence and tensor parallelism."""
+        return ranks_per_sample_in(self.config)
+
+    @property
     def samples_per_step(self) -> int:
         """Samples of one optimizer step over all ranks, where the question sets the batch."""
         samples = (self.micro_batch_size or 1) * (self.gradient_accumulation_steps or 1) * self.cluster.world_size
-        return samples // ranks_per_sample_in(self.config)
+        return samples // self.ranks_per_sample
 
     def plan(self, filled: Mapping[str, Any] | None = None) -> Plan | None:
         """The plan of the configuration; None for a model or optimizer without closed form.
@@ -92,20 +107,12 @@ class Run:
         """
         if self.shape is None or self.workload.optimizer not in OPTIMIZERS:
             return None
-        if filled is not None:
-            return plan_from_ds_config(
-                filled,
-                self.shape,
-                self.cluster,
-                gradient_checkpointing=self.gradient_checkpointing,
-                cpu_checkpointing=self.cpu_checkpointing,
-            )
         return plan_from_ds_config(
-            self.config,
+            self.config if filled is None else filled,
             self.shape,
             self.cluster,
-            micro_batch_size=self.micro_batch_size,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            micro_batch_size=self.micro_batch_size if filled is None else None,
+            gradient_accumulation_steps=self.gradient_accumulation_steps if filled is None else None,
             gradient_checkpointing=self.gradient_checkpointing,
             cpu_checkpointing=self.cpu_checkpointing,
         )
@@ -123,42 +130,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One rank of a `Run`, in JSON's types (`dataclasses.asdict` writes it)."""
+    """One rank of a run, for a subprocess."""
 
-    config: dict[str, Any]
-    """The ds_config, with its `auto` values."""
-    model: dict[str, Any] | None
-    """A transformers `config.json`; None where `factory` is given."""
-    factory: str | None
-    """ "FILE.py:FUNCTION"; the function returns the module."""
-    input_shape: tuple[int, ...] | None
-    """Shape of one sample for a factory without `make_batch`."""
-    workload: Workload
-    micro_batch_size: int | None
-    """This and the next replace `auto` or an absent value; None leaves them to DeepSpeed."""
-    gradient_accumulation_steps: int | None
-    gradient_checkpointing: bool
-    cpu_checkpointing: bool
-    world_size: int
-    gpus_per_node: int
+    run: Run
     rank: int
-    compute_capability: int
-    """major * 10 + minor of the GPU, which determines its kernels."""
-    gpu_memory_bytes: int
-    """Memory that the simulated GPU reports; exceeding it is no error."""
     iterations: int
-    """Optimizer steps at most; 0 ends with the initialization."""
+    """Maximum number of optimizer steps; 0 ends with the initialization."""
     expandable_segments: bool
-
-    @property
-    def sequence_parallel_size(self) -> int:
-        """Ranks that share a sample."""
-        return sequence_parallel_size_in(self.config)
-
-    @property
-    def ranks_per_sample(self) -> int:
-        """Ranks per sample by sequence and tensor parallelism."""
-        return ranks_per_sample_in(self.config)
 
 
 _MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..estimators.errors import DsAdviseError
+from ..estimators.json_form import from_json
 from ..estimators.models.model_shape import ModelShape
-from .machine import Machine, machine_from_json, this_machine
+from .machine import Machine, this_machine
 from .store_path import store_path
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class Store:
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._failed(error) from None
-        except (ValueError, KeyError, TypeError) as error:  # the body was not written by `add`
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # the body was not written by `add`
             raise self._damaged(f"{type(error).__name__}: {error}") from None
 
     def _check(self, connection: sqlite3.Connection) -> None:
@@ -293,7 +294,7 @@ class Store:
 def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) -> Record:
     values = json.loads(body)
     return Record(
-        id=number, kind=kind, made_at=made_at, model=model, machine=machine_from_json(values.pop("machine")), **values
+        id=number, kind=kind, made_at=made_at, model=model, machine=from_json(Machine, values.pop("machine")), **values
     )
 
 

@@ -14,14 +14,15 @@ from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.dry_run import DryRunResult
-from ds_advise.probes.real_run.result import ProbeResult, RankReport, StepTime
+from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
 
-SMALL_LLAMA = {
+SMALL_LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 256,
@@ -35,6 +36,17 @@ SMALL_LLAMA = {
 }
 """The config.json of a Llama that is dry-run in a second or two."""
 
+WIDE_LLAMA: dict[str, Any] = SMALL_LLAMA | {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4000,
+    "max_position_embeddings": 1024,
+}
+"""Its logits are the largest tensor."""
+
 TINY_SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -47,6 +59,17 @@ TINY_SIZES: dict[str, Any] = {
 }
 TINY: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TINY_SIZES}
 """A transformers configuration of 100 thousand parameters."""
+
+
+def zero_config(stage: int, micro_batch_size: int = 1, accumulation: int = 1, **zero: Any) -> dict[str, Any]:
+    """A ds_config with AdamW in bf16."""
+    return {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": stage, **zero},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }
 
 
 def h100s(count: int) -> Cluster:
@@ -94,18 +117,28 @@ def ran(step: StepTime, *, world_size: int, device: Any, tokens_per_step: int, *
     )
 
 
+def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device: Any = "cpu") -> ProbeResult:
+    """A probe whose rank 1 failed in its first step."""
+    return ProbeResult(
+        world_size=world_size,
+        device=device,
+        solo=False,
+        tokens_per_step=0,
+        ranks=(),
+        failure=RankFailure(kind=kind, rank=1, phase="step 1", message=message),
+        versions={},
+        seconds=0.01,
+    )
+
+
 def ask_forks(requests: Sequence[Request], _timeout_s: float = 0.0) -> list[DryRunResult]:
     """The answers of `probes.dry_run.ask.ask`, by forks of one process that has made the imports. An error of a run
     fails the test."""
-    from benchmarks.dry_run.forked_dry_runs import answers
-    from tests.training_scripts.forked_ranks import start_server
+    from tests.training_scripts.forked_ranks import dry_runs
 
-    start_server()
-    results = []
-    for answer in answers(requests):
-        assert isinstance(answer, DryRunResult), answer
-        results.append(answer)
-    return results
+    answers = dry_runs(requests)
+    assert not [answer for answer in answers if "error" in answer]
+    return [from_json(DryRunResult, answer["result"]) for answer in answers]
 
 
 def write_training(

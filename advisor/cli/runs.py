@@ -97,17 +97,19 @@ def dry_run(
 
     Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
     """
+    from ...ds_configs.write import write_config
+    from ..html_report.output_files import check_target
     from ..question.cluster import cluster_of
     from ..question.run import read_run
     from ..render.runs import render_dry_run
-    from ..verification.dry_run import check_trace_file, compared_dry_run, write_trace
+    from ..verification.dry_run import compared_dry_run, trace
 
     if timeline is not None:
-        check_trace_file(timeline, force=force)
+        check_target(timeline, "--timeline", force=force)
     config_file = run["config_file"]
     answer = compared_dry_run(read_run(**run, cluster=cluster_of(machine)), **settings)
     if timeline is not None:
-        write_trace(answer, timeline)
+        write_config(trace(answer), timeline, force=True)
     if html or plot:
         from ..html_report.dry_run import write_dry_run_report
 

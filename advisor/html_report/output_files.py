@@ -22,7 +22,7 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
     exists, unless `force`, for a chart with another suffix than .svg and .png, and for .png without the renderer.
     """
     if html is not None:
-        _check_target(html, "--html", force=force)
+        check_target(html, "--html", force=force)
     if plot is None:
         return
     if plot.suffix.lower() not in (".svg", ".png"):
@@ -35,10 +35,11 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
             why="the renderer resvg-py is not installed",
             fix='pip install "ds-advise[png]", or name the file .svg',
         )
-    _check_target(plot, "--plot", force=force)
+    check_target(plot, "--plot", force=force)
 
 
-def _check_target(path: Path, option: str, *, force: bool) -> None:
+def check_target(path: Path, option: str, *, force: bool) -> None:
+    """Raises ConfigFileError where the file that an option names cannot be written, or exists, unless `force`."""
     other = f"pass another file to {option}"
     if path.exists() and not path.is_file():
         raise ConfigFileError(f"{path} is not a regular file", why="it cannot be replaced", fix=other)

@@ -1,15 +1,20 @@
-"""accelerate's own configuration, for `accelerate launch --config_file`."""
+"""accelerate's own configuration, for `accelerate launch --config_file`; and what a launch command adds to a run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import keys_of
-from .source import Source
-from .tool_format import named_part
+from .launch_line import LaunchLine, SlurmJob
+from .source import Source, find_file, named_part, read_source
+
+_UNEXPANDED = re.compile(r"\$(\w+|\{[^}]*\}|\(\S*\)|[@*#?!$-])")
 
 _NOT_MODELLED = ("fp8_config", "megatron_lm_config", "parallelism_config")
 
@@ -38,7 +43,7 @@ _WITHOUT_EFFECT = (
 """Keys of `deepspeed_config` that change no figure."""
 
 
-class _Accelerate:
+class AccelerateFormat:
     """The script decides micro batch and checkpointing, so they are open."""
 
     name = "accelerate"
@@ -46,7 +51,6 @@ class _Accelerate:
     offloads_checkpoints = False
 
     def matches(self, source: Source) -> bool:
-        """Whether the file has a key that only accelerate has."""
         return bool({"distributed_type", "compute_environment"} & set(source.values)) and source.line is None
 
     def read(self, source: Source) -> ImportedRun:
@@ -103,7 +107,7 @@ class _Accelerate:
         return changed | {(name,): None for name in removed if name in source.values}
 
 
-ACCELERATE = _Accelerate()
+ACCELERATE = AccelerateFormat()
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
@@ -147,3 +151,62 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigFileError(f"{key} is {value!r}", why="it counts", fix="write a whole number from 1")
     return value
+
+
+def launched(run: ImportedRun, source: Source) -> ImportedRun:
+    """The run with what its launch command and the command's script decide: the processes, also by Slurm, DeepSpeed or
+    FSDP by accelerate, and the environment. A remark names variables that only the shell knows."""
+    line, job = source.line, source.job or SlurmJob()
+    assert line is not None
+    if line.launcher == "accelerate" and run.deepspeed is None:
+        run = _with_accelerate_options(run, line, source.path.parent)
+    nodes, per_node = line.counts()
+    remarks = list(run.remarks)
+    if source.further_lines:
+        remarks.append(f"further commands of the script that train: {source.further_lines}; the first is read")
+    unknown = dict.fromkeys(match[0] for text in line.texts for match in _UNEXPANDED.finditer(text))
+    if unknown:
+        remarks.append(f"only the shell knows {', '.join(name[:30] for name in unknown)}")
+    threads = line.environment.get("OMP_NUM_THREADS", "")
+    allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
+    return replace(
+        run,
+        nodes=nodes or run.nodes or job.nodes,
+        gpus_per_node=per_node or run.gpus_per_node or job.gpus_per_node,
+        launcher=line.launcher or run.launcher,
+        threads_per_rank=int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None,
+        expandable_segments=run.expandable_segments or "expandable_segments:True" in "".join(allocator),
+        remarks=tuple(remarks),
+    )
+
+
+def _with_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -> ImportedRun:
+    options = line.launcher_options
+    if name := options.text("config_file"):
+        run = _with_accelerate_file(run, name, folder)
+    precision = options.text("mixed_precision")
+    if precision in ("bf16", "fp16") and run.training.get("precision") == "fp32":
+        run = replace(run, training={**run.training, "precision": precision})
+    if name := options.text("deepspeed_config_file"):
+        return replace(run, sharding="zero", deepspeed=named_part(name, folder))
+    return replace(run, sharding="fsdp") if options.flag("use_fsdp") else run
+
+
+def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> ImportedRun:
+    path = find_file(name, folder)
+    if path is None:
+        return replace(run, remarks=(*run.remarks, f"accelerate's configuration {name} is not here, so it is not read"))
+    launch = ACCELERATE.read(read_source(path))
+    precision = launch.training if run.training.get("precision") == "fp32" else {}
+    return replace(
+        run,
+        training={**run.training, **precision},
+        sharding=launch.sharding,
+        deepspeed=launch.deepspeed,
+        nodes=launch.nodes,
+        gpus_per_node=launch.gpus_per_node,
+        faults=(*run.faults, *launch.faults),
+        obstacle=run.obstacle or launch.obstacle,
+        uncounted=(*run.uncounted, *launch.uncounted),
+        unknown=(*run.unknown, *launch.unknown),
+    )

@@ -20,13 +20,10 @@ from ..question.model_source import load_model
 from ..question.options import Risk
 from ..render.lint import FindingFigures, finding_figures
 from .figures import ImportFigures, figures_of
-from .formats import Format, launched, recognised
+from .formats import Format, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source
-
-_RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
-"""Rules on memory and speed, left out since the figures know the batch that the configuration leaves to the tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class ImportAnswer:
     report: LintReport | None
     """Of the DeepSpeed part, None where there is none."""
     files: tuple[ChangedFile, ...]
-    """What would change, or has changed."""
+    """The proposed changes, or those that were written."""
     unwritable: DsAdviseError | None
     """Why a better plan cannot be written in the file's form; None where it can, or there is none."""
     written: tuple[Path, ...] = ()
@@ -91,8 +88,6 @@ def import_file(
             fix=f"pass -o with a name that ends in {source.path.suffix}",
         )
     run = known.read(source)
-    if source.started_by is not None:
-        run = launched(run, source.started_by)
     run = _with_options(run, ds_config, model, overrides)
     cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     figures = None
@@ -107,7 +102,7 @@ def import_file(
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
-    report = None if document is None else _lint(document, run, figures)
+    report = None if document is None else lint_part(document, run.framework, figures)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
@@ -182,18 +177,11 @@ def _cluster(
 
 
 def _document(part: DeepSpeedPart) -> Document | None:
-    """The DeepSpeed part as a text with places; None where it is not there."""
     if part.config is None:
         return None
     if part.path is not None:
         return read_config_file(part.path).document
     return read_document(config_text(part.config).encode(), name=part.name)
-
-
-def _lint(document: Document, run: ImportedRun, figures: ImportFigures | None) -> LintReport:
-    report = lint_part(document, run.framework, figures)
-    left_out = _RULES_ON_FIGURES if figures is not None else ()
-    return replace(report, findings=tuple(each for each in report.findings if each.code not in left_out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +207,6 @@ class ImportedRunJson:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedFileJson:
-    """A file that would change, or has changed."""
-
     old: str
     """"" for a new file."""
     new: str

@@ -64,7 +64,11 @@ def figures_of(
     Raises ConfigFileError and WorkloadError where the run contradicts itself, or names something unknown.
     """
     config, equal_parts = _config(run), cluster
-    cluster = _with_threads(run, cluster)
+    threads = run.threads_per_rank
+    if threads is None and run.launcher is not None and cluster.world_size > 1:
+        threads = unset_threads(run.launcher, cluster)
+    if threads is not None:
+        cluster = replace(cluster, threads_per_rank=threads)
     options, remarks = _options(run, model)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
@@ -81,7 +85,13 @@ def figures_of(
     if plan.autotp_size == 1:  # the script's data loader knows the groups
         question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
         if run.leaves_batch_to_script:
-            recommended = _recommended(_with_batch_of(question, plan), run, offloads_checkpoints=True)
+            kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
+            as_in_script = replace(
+                question,
+                micro_batch_size=plan.micro_batch_size,
+                gradient_checkpointing="offload" if plan.cpu_checkpointing else kept,
+            )
+            recommended = _recommended(as_in_script, run, offloads_checkpoints=True)
         if recommended is None:
             recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
@@ -96,16 +106,6 @@ def figures_of(
         recommended=recommended,
         is_better=is_better,
         remarks=remarks,
-    )
-
-
-def _with_batch_of(question: Question, plan: Plan) -> Question:
-    """The question with the micro batch and the checkpointing of the plan fixed."""
-    kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
-    return replace(
-        question,
-        micro_batch_size=plan.micro_batch_size,
-        gradient_checkpointing="offload" if plan.cpu_checkpointing else kept,
     )
 
 
@@ -137,14 +137,6 @@ def _config(run: ImportedRun) -> Mapping[str, Any]:
     return run.deepspeed.config
 
 
-def _with_threads(run: ImportedRun, cluster: Cluster) -> Cluster:
-    """The cluster with the host threads of the run: those that it sets, else the default of its launcher."""
-    threads = run.threads_per_rank
-    if threads is None and run.launcher is not None and cluster.world_size > 1:
-        threads = unset_threads(run.launcher, cluster)
-    return cluster if threads is None else replace(cluster, threads_per_rank=threads)
-
-
 def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:
     """A remark where an equal share of the cores for each rank would make the step much faster."""
     gain = as_is.time.step_s / with_equal_parts.time.step_s
@@ -158,7 +150,6 @@ def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Clus
 
 
 def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(options of the workload, remarks on options that are left out)."""
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     training = {**run.training, "software": software}
     liger = training.get("kernels") == "liger" or training.get("loss") == "fused"

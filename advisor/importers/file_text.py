@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from ...estimators.errors import ConfigFileError
 from ...validate.lint.config_file import Remove, Replace, apply
-from ...validate.lint.document import Document, DocumentNode, read_document
+from ...validate.lint.document import Document, read_document
 from .imported_run import KeyPath, Value
 
 
@@ -33,25 +33,23 @@ def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
 
 
 def _inserted(document: Document, path: KeyPath, value: Value) -> str:
-    """The text with a new key after the last one of its object."""
     owner, depth = document.root, 0
     while depth < len(path) - 1 and (member := owner.member(path[depth])) is not None:
         owner, depth = member.node, depth + 1
-    for name in reversed(path[depth + 1 :]):
-        value = {name: value}
-    text, entry = document.text, f"{json.dumps(path[depth])}: {_dumped(value, document, owner)}"
+    text, value = document.text, _nested(path[depth + 1 :], value)
     if not owner.members:
-        return text[: owner.start + 1] + entry + text[owner.end - 1 :]
+        return f"{text[: owner.start + 1]}{json.dumps(path[depth])}: {json.dumps(value)}{text[owner.end - 1 :]}"
     first, last = owner.members[0], owner.members[-1]
-    return text[: last.node.end] + "," + text[owner.start + 1 : first.start] + entry + text[last.node.end :]
+    column = document.place(first.start)[1]
+    written = json.dumps(value, indent=2).replace("\n", "\n" + " " * (column - 1))
+    entry = f"{text[owner.start + 1 : first.start]}{json.dumps(path[depth])}: {written}"
+    return f"{text[: last.node.end]},{entry}{text[last.node.end :]}"
 
 
-def _dumped(value: Value, document: Document, owner: DocumentNode) -> str:
-    """The value as JSON, its lines indented like the object's own keys."""
-    if not owner.members:
-        return json.dumps(value)
-    _, column = document.place(owner.members[0].start)
-    return json.dumps(value, indent=2).replace("\n", "\n" + " " * (column - 1))
+def _nested(path: KeyPath, value: Value) -> Value:
+    for name in reversed(path):
+        value = {name: value}
+    return value
 
 
 _MOST_ALIASES = 20
@@ -69,7 +67,9 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
         value = yaml.safe_load(text)
         json.dumps(value, default=str)  # ends at a value that holds itself
     except yaml.MarkedYAMLError as problem:
-        _fail(problem, name)
+        mark = problem.problem_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise ConfigFileError(f"{name}: not YAML: {problem.problem or problem.context}{where}", fix=_FIX) from problem
     except yaml.reader.ReaderError as problem:
         raise ConfigFileError(f"{name}: not YAML: a character that no text has", fix=_FIX) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
@@ -79,23 +79,18 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def _fail(problem: yaml.MarkedYAMLError, name: str) -> NoReturn:
-    mark = problem.problem_mark
-    where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-    raise ConfigFileError(f"{name}: not YAML: {problem.problem or problem.context}{where}", fix=_FIX) from problem
-
-
 def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
     """The text with these keys set, or taken out where the value is None.
 
-    Raises ConfigFileError where the text is of a form in which that cannot be done, such as a key behind an alias.
+    Raises ConfigFileError where the text is of a form in which that cannot be done, such as a key behind an alias, or
+    a mapping in braces.
     """
-    wanted = _unshared(yaml.safe_load(text))
+    expected = yaml.safe_load(text)
     for path, value in changes.items():
         text = _set(text, path, value)
-        _note(wanted, path, value)
+        expected = _with_change(expected, path, value)
     try:
-        done = yaml.safe_load(text) == wanted
+        done = yaml.safe_load(text) == expected
     except yaml.YAMLError:
         done = False
     if not done:
@@ -105,49 +100,31 @@ def edit_yaml(text: str, changes: Mapping[KeyPath, Value]) -> str:
     return text
 
 
-def _unshared(value: Any) -> Any:
-    """The values with a copy of their own for every alias."""
-    if isinstance(value, dict):
-        return {key: _unshared(item) for key, item in value.items()}
-    return [_unshared(item) for item in value] if isinstance(value, list) else value
-
-
-def _note(values: dict[str, Any], path: KeyPath, value: Value) -> None:
-    """The same change in the values."""
-    for name in path[:-1]:
-        inner = values.get(name)
-        if not isinstance(inner, dict):
-            if value is None:
-                return
-            inner = values[name] = {}
-        values = inner
-    if value is None:
-        values.pop(path[-1], None)
-    else:
-        values[path[-1]] = value
+def _with_change(values: Mapping[str, Any], path: KeyPath, value: Value) -> Mapping[str, Any]:
+    (name, *below), others = path, {key: item for key, item in values.items() if key != path[0]}
+    if not below:
+        return others if value is None else {**values, name: value}
+    inner = values.get(name)
+    if not isinstance(inner, Mapping):
+        return values if value is None else {**values, name: _nested(tuple(below), value)}
+    return {**values, name: _with_change(inner, tuple(below), value)}
 
 
 def _set(text: str, path: KeyPath, value: Value) -> str:
-    owner = yaml.compose(text, Loader=yaml.SafeLoader)
-    found: tuple[yaml.Node, yaml.Node] | None = None
-    depth = 0
-    for depth, name in enumerate(path, start=1):
-        found = _entry(owner, name)
-        if found is None or depth == len(path):
-            break
-        if not isinstance(found[1], yaml.MappingNode):
-            return text if value is None else _replace(text, found, _nested(path[depth:], value))
-        owner = found[1]
-    if found is None:
-        return text if value is None else _insert(text, owner, {path[depth - 1]: _nested(path[depth:], value)})
-    return _remove(text, owner, found) if value is None else _replace(text, found, value)
+    owner, depth = yaml.compose(text, Loader=yaml.SafeLoader), 0
+    found = _entry(owner, path[0])
+    while found is not None and depth < len(path) - 1 and _is_block(found[1]):
+        owner, depth = found[1], depth + 1
+        found = _entry(owner, path[depth])
+    missing = path[depth + 1 :]
+    if value is None:
+        return text if found is None or missing else _remove(text, found)
+    value = _nested(missing, value)
+    return _insert(text, owner, {path[depth]: value}) if found is None else _replace(text, found, value)
 
 
-def _nested(path: KeyPath, value: Value) -> Value:
-    """The value inside new mappings of these names."""
-    for name in reversed(path):
-        value = {name: value}
-    return value
+def _is_block(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.MappingNode) and bool(node.value) and not node.flow_style
 
 
 def _entry(owner: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node] | None:
@@ -167,25 +144,14 @@ def _replace(text: str, found: tuple[yaml.Node, yaml.Node], value: Value) -> str
     return text[:colon] + written + text[max(end, colon) :]
 
 
-def _remove(text: str, owner: yaml.Node, found: tuple[yaml.Node, yaml.Node]) -> str:
+def _remove(text: str, found: tuple[yaml.Node, yaml.Node]) -> str:
     key, value = found
-    if owner.flow_style:
-        end = text.find(",", _end(value))
-        return text[: key.start_mark.index] + text[end + 1 if end != -1 else _end(value) :].lstrip(" ")
     start = text.rfind("\n", 0, key.start_mark.index) + 1
     end = text.find("\n", max(_end(value), key.end_mark.index))
-    left = text[:start] + (text[end + 1 :] if end != -1 else "")
-    if len(owner.value) > 1:
-        return left
-    return text[: key.start_mark.index] + "{}" + text[max(_end(value), text.index(":", key.end_mark.index) + 1) :]
+    return text[:start] + (text[end + 1 :] if end != -1 else "")
 
 
 def _insert(text: str, owner: yaml.Node, entries: Mapping[str, Value]) -> str:
-    """New keys after the last one of a mapping."""
-    if owner.flow_style:
-        inner = ", ".join(f"{name}: {json.dumps(value)}" for name, value in entries.items())
-        at = owner.end_mark.index - 1
-        return f"{text[:at]}{', ' if owner.value else ''}{inner}{text[at:]}"
     last_key, last = owner.value[-1]
     column = owner.value[0][0].start_mark.column
     end = text.find("\n", max(_end(last), last_key.end_mark.index))

@@ -57,7 +57,6 @@ def read_slurm(text: str) -> SlurmJob | None:
 
 
 def _gpus(text: str) -> tuple[int | None, str | None]:
-    """(number, kind) of `4` and `a100:4`."""
     kind, _, number = text.rpartition(":")
     return _count(number), kind or None
 
@@ -101,8 +100,6 @@ _SWITCHES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchLine:
-    """A training command."""
-
     program: Program
     launcher: Launcher | Literal[""]
     """"" for none."""
@@ -215,7 +212,6 @@ def _program(
     launcher: Launcher | Literal[""] = "",
     options: Sequence[str] = (),
 ) -> LaunchLine | None:
-    """The line that starts the first of the words; None for none."""
     if not words:
         return None
     target, texts = words[0].text, [word.text for word in words[1:]]

@@ -10,7 +10,7 @@ from rich.text import Text
 from ..render.lint import render_diff, render_findings
 from ..search.candidate import Candidate, chance
 from ..text.labels import checkpointing_title, cluster_title, method_title, plan_title
-from ..text.lines import blank, ended, printable, sentence
+from ..text.lines import blank, capitalised, ended, printable, sentence
 from ..text.units import gib, rate, rough_rate, times
 from .answer import ImportAnswer
 from .figures import ImportFigures
@@ -29,7 +29,7 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
     if answer.figures is not None:
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
-        sentence(console, _capital(ended(printable(remark))))
+        sentence(console, capitalised(ended(printable(remark))))
     _listed("Not counted", run.uncounted, console)
     if answer.form.name != "accelerate":  # its unknown keys are faults
         _listed(f"Unknown to {run.tool}", run.unknown, console)
@@ -58,7 +58,7 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
     better = figures.recommended
     if better is None:
         batch = workload.global_batch_size
-        sentence(console, f"No predicted plan fits with its global batch of {batch}. For changes that would help, run")
+        sentence(console, f"No predicted plan fits with its global batch of {batch}. To see which changes help, run")
         sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
     elif figures.is_better:
         _plan("Better", better, figures, console)
@@ -96,7 +96,7 @@ def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Con
 def _wrong(answer: ImportAnswer, console: Console) -> None:
     blank(console)
     for fault in answer.run.faults:
-        sentence(console, Text(_capital(ended(printable(fault))), style="bold red"))
+        sentence(console, Text(capitalised(ended(printable(fault))), style="bold red"))
     if answer.report is not None and answer.run.deepspeed is not None:
         part = answer.run.deepspeed
         render_findings(printable(str(part.path or part.name)), answer.report, console)
@@ -106,7 +106,7 @@ def _changes(answer: ImportAnswer, console: Console) -> None:
     if answer.unwritable is not None:
         blank(console)
         sentence(console, f"It cannot be written back: {ended(printable(answer.unwritable.what))}")
-        sentence(console, _capital(ended(printable(answer.unwritable.fix))))
+        sentence(console, capitalised(ended(printable(answer.unwritable.fix))))
     if not answer.files:
         return
     blank(console)
@@ -116,7 +116,3 @@ def _changes(answer: ImportAnswer, console: Console) -> None:
         render_diff(old, new, file.old_text, file.new_text, console)
     if not answer.written:
         sentence(console, f"Write it with -o FILE; {printable(str(answer.source.path))} itself only with --force.")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -4,7 +4,7 @@ configuration that it names."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,6 +19,8 @@ from .figures import ImportFigures
 from .formats import Format
 from .imported_run import ImportedRun, Improvement
 from .source import Source, parsed
+
+_RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +115,22 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
 
 
 def lint_part(document: Document, framework: Framework, figures: ImportFigures | None) -> LintReport:
-    """Lint of a DeepSpeed configuration, with the model and the machines where they are known."""
-    facts = load_facts()
+    """Lint of a DeepSpeed configuration.
+
+    With figures, the model and the machines are known. The rules on memory and speed are left out then: the figures
+    know the batch that the configuration leaves to the tool.
+    """
     if figures is None:
-        return lint(document, facts=facts, framework=framework)
-    return lint(
+        return lint(document, facts=load_facts(), framework=framework)
+    report = lint(
         document,
-        facts=facts,
+        facts=load_facts(),
         framework=framework,
         cluster=figures.cluster,
         model=figures.model,
         workload=figures.workload,
     )
+    return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 
 
 def _for_accelerate(
@@ -140,7 +146,6 @@ def _for_accelerate(
 
 
 def _corrected(document: Document, report: LintReport) -> str | None:
-    """The text with the corrections that do not change the training, None where there are none."""
     text, made = apply(document, report.edits)
     return text if made else None
 

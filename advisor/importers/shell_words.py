@@ -39,8 +39,6 @@ Char = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word after expansion."""
-
     chars: tuple[Char, ...]
 
     @property
@@ -57,8 +55,6 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A simple command."""
-
     words: tuple[Word, ...]
     end: int
     """The end of its last word in the text, -1 for a word that is not there."""
@@ -76,8 +72,6 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> list[Comman
 
 
 class _Reader:
-    """One pass over the text."""
-
     def __init__(self, text: str, known: Mapping[str, str], shells: int = 0) -> None:
         self.text = text
         self.shells = shells
@@ -127,7 +121,6 @@ class _Reader:
         return self.found
 
     def _add(self, chars: list[Char], end: int) -> None:
-        """Characters of the current word, which is read up to `end`."""
         if len(self.chars) < _LONGEST_VALUE:
             self.chars += chars
         self.in_word = True
@@ -146,7 +139,6 @@ class _Reader:
             self._add([(following, self.at + 1)], self.at + 2)
 
     def _separate(self, char: str) -> None:
-        """A character that ends a word, a command, or begins or ends an array."""
         match = _ASSIGNMENT.fullmatch("".join(char for char, _ in self.chars))
         if char == "(" and match is not None:
             self.array = match, self.words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,20 +12,17 @@ from ...estimators.errors import ConfigFileError
 from ...validate.lint.config_file import read_file
 from ...validate.lint.document import MAX_BYTES, read_document
 from ..launch.script_arguments import ScriptArguments
+from ..question.run import read_ds_config
 from .file_text import edit_json, edit_yaml, read_yaml
-from .imported_run import ImportedRun, KeyPath, Value
+from .imported_run import DeepSpeedPart, KeyPath, Value
 from .launch_line import LaunchLine, SlurmJob, read_slurm, training_lines
 from .shell_words import Word, read_shell
 
 Kind = Literal["yaml", "json", "shell"]
 
-_UNEXPANDED = re.compile(r"\$(\w+|\{[^}]*\}|\(\S*\)|[@*#?!$-])")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file that was read."""
-
     path: Path
     text: str
     kind: Kind
@@ -46,7 +42,7 @@ class Source:
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
 
     def handed_by(self, script: Source | None) -> Source:
-        """The file with the options of the script's command in place of its keys; None: the file is read alone."""
+        """The file with the options of the script's command, which override its keys; None: the file is read alone."""
         if script is None or script.line is None:
             return self
         return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
@@ -141,28 +137,10 @@ def find_file(name: str, folder: Path) -> Path | None:
     return None
 
 
-def with_launch(run: ImportedRun, source: Source) -> ImportedRun:
-    """The run with its processes by the command and by Slurm, its environment, and a remark on unknown variables."""
-    line, job = source.line, source.job or SlurmJob()
-    assert line is not None
-    nodes, per_node = line.counts()
-    remarks = list(run.remarks)
-    if source.further_lines:
-        remarks.append(f"further commands of the script that train: {source.further_lines}; the first is read")
-    unknown = dict.fromkeys(match[0] for text in line.texts for match in _UNEXPANDED.finditer(text))
-    if unknown:
-        remarks.append(f"only the shell knows {', '.join(name[:30] for name in unknown)}")
-    threads = line.environment.get("OMP_NUM_THREADS", "")
-    allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
-    return replace(
-        run,
-        nodes=nodes or run.nodes or job.nodes,
-        gpus_per_node=per_node or run.gpus_per_node or job.gpus_per_node,
-        launcher=line.launcher or run.launcher,
-        threads_per_rank=int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None,
-        expandable_segments=run.expandable_segments or "expandable_segments:True" in "".join(allocator),
-        remarks=tuple(remarks),
-    )
+def named_part(name: str, folder: Path) -> DeepSpeedPart:
+    """The DeepSpeed configuration in a file that another file of this folder names."""
+    path = find_file(name, folder)
+    return DeepSpeedPart(name=name, config=None if path is None else read_ds_config(path), path=path)
 
 
 def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:

@@ -12,25 +12,11 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ...estimators.optimizers import optimizer_of_trainer
 from ..launch.script_arguments import ScriptArguments
-from ..question.run import read_ds_config
+from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
-from .known_keys import Keys, keys_of
+from .known_keys import keys_of
 from .launch_line import Program
-from .source import Source, find_file, with_launch
-
-_HARMLESS = re.compile(
-    r"(output|overwrite|logging|log|save|eval|evaluation|report|hub|push_to_hub|wandb|swanlab|trackio|mlflow|comet|adam|"
-    r"lr|warmup|dataloader|preprocessing|dataset|datasets|data|train_data|eval_data|validation|test|metric|greater|"
-    r"include|load_best|early_stopping|generation|num_generation|generate|predict|tokenizer|special|chat|do|debug|label"
-    r"|neftune|jit|restore|resume|ignore|remove|torch_empty_cache|skip|length_column|past_index|batch_eval|tpu"
-    r")(_\w+)?|learning_rate|weight_decay|max_grad_norm|num_train_epochs|num_epochs|max_steps|seed|epochs|train_file|"
-    r"train_on_\w+|run_name|project|disable_tqdm|cache_dir|use_fast_tokenizer|trust_remote_code|token|use_auth_token|"
-    r"hf_\w+|ddp_\w+|local_rank|tf32|per_device_eval_batch_size|per_gpu_eval_batch_size|low_cpu_mem_usage|streaming|"
-    r"max_train_samples|max_eval_samples|max_samples|model_revision|config_name|group_by_length|full_determinism|"
-    r"train_sampling_strategy|auto_find_batch_size_start|accelerator_config|use_cache|prediction_loss_only|lora_alpha|"
-    r"enable_jit_checkpoint|no_cuda|use_cpu|use_legacy_prediction_loop|mp_parameters|lora_bias|with_tracking"
-)
-"""Keys of every tool that change neither the memory nor the time of a step."""
+from .source import Source, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
 
@@ -54,12 +40,6 @@ def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | 
     return DeepSpeedPart(name="deepspeed", config=config)
 
 
-def named_part(name: str, folder: Path) -> DeepSpeedPart:
-    """The configuration in a file that another file of this folder names."""
-    path = find_file(name, folder)
-    return DeepSpeedPart(name=name, config=None if path is None else read_ds_config(path), path=path)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The run while it is read; a tool's own rules change it."""
@@ -77,8 +57,14 @@ class Reading:
         """Those of the switches, separated by blanks, that are on; all of them are marked as read."""
         return [name for name in names.split() if self.arguments.flag(name)]
 
-    def use_quantization(self, bits: int, *, bitsandbytes: bool = True) -> None:
-        """Adapters on frozen weights of this many bits."""
+    def lacks(self, what: str) -> None:
+        """The estimators cannot compute the run."""
+        self.obstacles.append(f"there are no figures here of {what}")
+
+    def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
+        """Adapters on frozen weights of this many bits; None: not quantized."""
+        if bits is None:
+            return
         if bits not in (4, 8):
             self.remarks.append(f"its {bits}-bit weights are counted as 16-bit ones")
             return
@@ -96,16 +82,14 @@ class ToolFormat:
     """As `--format` calls it."""
     title: str
     """What a file of it is, with its article."""
-    tool: str
-    """As its users call it."""
+    tool: str = ""
+    """As its users call it; "" for that of a script's launcher."""
     is_file: Callable[[Source], bool]
     """Whether the keys of a file are this tool's."""
     details: Callable[[Reading], None]
     """The tool's own rules."""
-    harmless: re.Pattern[str]
-    """Its keys that change neither the memory nor the time of a step."""
     program: Program | None = None
-    """Whose command takes these options."""
+    """Its command takes these options."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `ImportedRun`."""
     model: tuple[str, ...] = ()
@@ -140,8 +124,8 @@ class ToolFormat:
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks: their switches."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
-    knows_all_keys: bool = True
-    """False: options of the user's own are among them."""
+    has_own_keys: bool = False
+    """Whether options of the user's own are among them."""
     refuses_two_precisions: bool = True
 
     @property
@@ -149,23 +133,17 @@ class ToolFormat:
         return self.offload is not None
 
     def matches(self, source: Source) -> bool:
-        """Whether this is a file of the tool, or a script with its command."""
         return self.is_file(source) if source.line is None else source.line.program == self.program
 
     def read(self, source: Source) -> ImportedRun:
         """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
-        run = self.read_options(source)
-        return run if source.line is None else with_launch(run, source)
-
-    def read_options(self, source: Source) -> ImportedRun:
-        """The training by the options alone, without processes and environment."""
         arguments = source.arguments
         part = self.deepspeed(arguments, source.path.parent)
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         checkpointing, reentrant = self._checkpointing(arguments)
         fsdp = [value for name in self.fsdp if (value := arguments.text(name)) not in (None, "[]", "{}", "false")]
         reading.run.update(
-            tool=self.tool,
+            tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
@@ -187,10 +165,10 @@ class ToolFormat:
         self.details(reading)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
-                reading.obstacles.append(f"there are no figures here of {what}")
-        leftovers = self._leftovers(arguments)
+                reading.lacks(what)
+        leftovers = keys_of(self.name, arguments.unread, has_own=self.has_own_keys)
         both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
-        return ImportedRun(
+        run = ImportedRun(
             training={name: value for name, value in reading.training.items() if value is not None},
             remarks=tuple(dict.fromkeys(reading.remarks)),
             obstacle=next(iter(reading.obstacles), ""),
@@ -199,9 +177,20 @@ class ToolFormat:
             faults=(_TWO_PRECISIONS,) if both else (),
             **reading.run,
         )
+        script = source.started_by or source
+        return run if script.line is None else launched(run, script)
 
     def changes(self, source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
-        """The keys that turn the run into the better one."""
+        """The keys that turn the run into the better one.
+
+        Raises ConfigFileError where the DeepSpeed configuration is in the launcher's own options, before the script.
+        """
+        options = None if source.line is None else source.line.launcher_options
+        if options is not None and (options.text("config_file") or options.flag("use_deepspeed")):
+            raise ConfigFileError(
+                "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
+                fix="ask about that file: ds-advise from CONFIG_FILE --model MODEL",
+            )
         plan, given = better.plan, source.arguments.given
         newer = "activation_checkpointing" in given  # transformers 5.23's name, which counts more
         key = "activation_checkpointing" if newer else "gradient_checkpointing"
@@ -231,7 +220,6 @@ class ToolFormat:
         return {(name,): value for name, value in changed.items()}
 
     def _checkpointing(self, arguments: ScriptArguments) -> tuple[bool | Literal["offload"], bool]:
-        """(gradient checkpointing, whether it is the reentrant one)."""
         if self.disables_checkpointing:
             return not arguments.flag(self.disables_checkpointing), False
         switch = arguments.gradient_checkpointing
@@ -239,21 +227,13 @@ class ToolFormat:
         reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE)
         return (self.checkpoints if switch is None else switch), reentrant is not None
 
-    def _leftovers(self, arguments: ScriptArguments) -> Keys:
-        """The keys that nothing is concluded from, without the harmless ones."""
-        unread = arguments.unread
-        keys = keys_of(self.name, unread) if self.knows_all_keys else Keys(uncounted=unread, unknown=())
-        counted = [name for name in keys.uncounted if not (_HARMLESS.fullmatch(name) or self.harmless.fullmatch(name))]
-        return Keys(uncounted=tuple(counted), unknown=keys.unknown)
-
 
 def _optimizer(reading: Reading, name: str | None) -> str:
-    """The estimators' name of a value of `optim`."""
     if name is None:
         return "adamw"
     known = optimizer_of_trainer(name)
     if known is None:
-        reading.obstacles.append(f"there are no figures here of the optimizer {name[:40]}: its states are not known")
+        reading.lacks(f"the optimizer {name[:40]}: its states are not known")
     elif name.startswith("paged"):
         reading.remarks.append(f"{name} is counted as if its states stayed on the GPU: it pages them out as needed")
     return known or "adamw"

@@ -28,14 +28,14 @@ def _training_arguments_details(reading: Reading) -> None:
         if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
             reading.use_quantization(8)
     if line is not None and _PREFERENCE.search(line.target):
-        reading.obstacles.append(f"there are no figures here of {line.target}, which has further models or passes")
+        reading.lacks(f"{line.target}, which has further models or passes")
     if not arguments.are_training_arguments and arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None:
         reading.run["micro_batch_size"] = None
         if arguments.text("deepspeed_config") is not None:
             part = reading.run["deepspeed"]
             reading.run["framework"] = "deepspeed"
-            reading.obstacles.append(
-                "there are no figures here of a script that passes --deepspeed_config to DeepSpeed itself: pass "
+            reading.lacks(
+                "a script that passes --deepspeed_config to DeepSpeed itself: pass "
                 f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
                 "and --gpus"
             )
@@ -53,8 +53,16 @@ TRAINING_ARGUMENTS = ToolFormat(
     micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
     default_micro_batch=8,
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
-    knows_all_keys=False,
-    harmless=re.compile(r"packing|packing_strategy|padding_free|lora_task_type|text_column|use_peft|task|lora_modules"),
+    has_own_keys=True,
+)
+
+SCRIPT = replace(
+    TRAINING_ARGUMENTS,
+    name="script",
+    title="a script that starts a training",
+    tool="",
+    is_file=lambda _: False,
+    program="script",
 )
 
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
@@ -83,18 +91,17 @@ def _llama_factory_details(reading: Reading) -> None:
             training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py trains both then
         if "modules_to_save" in training and reading.run["deepspeed"] is None and not in_16_bits:
             reading.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
-        if bits is not None:
-            bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
-            reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+        bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
+        reading.use_quantization(bits, bitsandbytes=bitsandbytes)
     stage = arguments.text("stage") or "sft"
     if arguments.text(*_LLAMA_FACTORY_V1) is not None:
-        reading.obstacles.append("there are no figures here of the configurations of LLaMA-Factory's v1")
+        reading.lacks("the configurations of LLaMA-Factory's v1")
     elif stage not in ("sft", "pt"):
-        reading.obstacles.append(f"there are no figures here of stage {stage[:20]}, which has further models or passes")
+        reading.lacks(f"stage {stage[:20]}, which has further models or passes")
     elif not arguments.flag("do_train"):
         reading.obstacles.append("it does not train: do_train is not set")
     elif method not in ("full", "lora"):
-        reading.obstacles.append(f"there are no figures here of finetuning_type {method[:20]}")
+        reading.lacks(f"finetuning_type {method[:20]}")
 
 
 LLAMA_FACTORY = ToolFormat(
@@ -132,15 +139,6 @@ LLAMA_FACTORY = ToolFormat(
     approximated={
         "unsloth's checkpointing, which keeps layers' inputs in host RAM, is counted as ordinary": "use_unsloth_gc",
     },
-    harmless=re.compile(
-        r"template|media_dir|mix_strategy|interleave_probs|buffer_size|tool_format|default_system|enable_thinking|"
-        r"preserve_thinking|tokenized_path|data_shared_file_system|packing|neat_packing|mask_history|max_length|val_size|"
-        r"plot_loss|compute_accuracy|disable_shuffling|export_\w+|infer_\w+|offload_folder|adapter_folder|"
-        r"additional_special_tokens|split_special_tokens|rope_scaling|moe_aux_loss_coef|ray_\w+|resources_per_worker|"
-        r"placement_strategy|num_workers|use_rslora|loraplus_\w+|create_new_adapter|image_\w+|video_\w+|pissa_\w+|"
-        r"use_dft_loss|asft_alpha|use_eaft_loss|eaft_alpha|print_param_status|double_quantization|quantization_type|"
-        r"use_swanlab|master_addr|master_port|use_ray"
-    ),
 )
 
 _BUCKETS = {"overlap_comm": False, "allgather_bucket_size": 2e8, "reduce_bucket_size": 2e8}
@@ -197,12 +195,11 @@ def _ms_swift_details(reading: Reading) -> None:
     bitsandbytes = arguments.text("quant_method") in (None, "bnb")
     if kind == "lora":
         training |= {"method": "lora", "lora_rank": 8, "lora_dropout": 0.05, **arguments.lora}
-        if bits is not None:
-            reading.use_quantization(bits, bitsandbytes=bitsandbytes)
+        reading.use_quantization(bits, bitsandbytes=bitsandbytes)
     elif kind != "full":
-        reading.obstacles.append(f"there are no figures here of tuner_type {kind[:20]}")
+        reading.lacks(f"tuner_type {kind[:20]}")
     if line is not None and line.target == "rlhf":
-        reading.obstacles.append("there are no figures here of preference training")
+        reading.lacks("preference training")
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -243,17 +240,6 @@ MS_SWIFT = ToolFormat(
     approximated={
         "the pattern of target_regex is counted as all linear layers": "target_regex",
     },
-    harmless=re.compile(
-        r"model_type|model_name|model_author|model_kwargs|template\w*|system|agent_template|use_hf|external_plugins|"
-        r"truncation_strategy|loss_scale|columns|shuffle\w*|interleave_prob|stopping_strategy|download_mode|norm_bbox|"
-        r"load_\w+|custom_\w+|packing|packing_\w+|padding_free|padding_side|lazy_tokenize|max_new_tokens|temperature|"
-        r"top_[kp]|split_dataset_ratio|cached_\w+|val_dataset\w*|response_prefix|add_\w+|use_chat_template|max_epochs|"
-        r"safe_serialization|max_shard_size|create_checkpoint_symlink|check_model|use_ray|device_groups|ray_exp_name|"
-        r"use_rslora|lorap_lr_ratio|lora_dtype|vit_lr|aligner_lr|optim_args|acc_strategy|callbacks|merge_lora|"
-        r"enable_thinking|preserve_thinking|enable_dft_loss|enable_channel_loss|average_tokens_across_devices|"
-        r"tuner_backend|task_type|bnb_4bit_\w+|init_weights|strict|is_binary_loss_scale|disable_\w+|use_flash_ckpt|"
-        r"use_logits_to_keep|resume_only_model|router_aux_loss_coef|num_labels|problem_type"
-    ),
 )
 
 
@@ -288,7 +274,7 @@ def _axolotl_adapter(reading: Reading) -> None:
         reading.remarks.append("the pattern of lora_target_modules is counted as all linear layers")
         all_layers = True
     if adapter not in (None, "lora", "qlora"):
-        reading.obstacles.append(f"there are no figures here of the adapter {adapter[:20]}")
+        reading.lacks(f"the adapter {adapter[:20]}")
     elif adapter is not None:
         training |= {"method": "lora", **lora}
         if four_bits or gptq:
@@ -302,7 +288,6 @@ def _axolotl_adapter(reading: Reading) -> None:
 
 
 def _axolotl_kernels(reading: Reading) -> None:
-    """Attention, fused kernels and the loss."""
     arguments, training = reading.arguments, reading.training
     switches = {"flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager"}
     chosen = [switches[name] for name in reading.switched(" ".join(switches))]
@@ -366,17 +351,4 @@ AXOLOTL = ToolFormat(
         "DoRA is counted as LoRA": "peft_use_dora",
         "adapters in fused kernels are counted as ordinary ones": "lora_mlp_kernel lora_qkv_kernel lora_o_kernel",
     },
-    harmless=re.compile(
-        r"model_type|model_config|processor_type|processor_kwargs|strict|sample_packing\w*|pad_to_\w+|eot_tokens|tokens|"
-        r"added_tokens_overrides|saves_per_epoch|evals_per_epoch|lora_model_dir|lora_fan_in_fan_out|gptq_\w+|torchdistx_path|"
-        r"shuffle_\w+|min_sample_len|excess_length_strategy|pretraining_dataset|loss_watchdog_\w+|max_packed_sequence_len|"
-        r"peft_use_rslora|loraplus_\w+|auto_resume_from_checkpoints|eta_min|cosine_\w+|resize_token_embeddings_to_32x|"
-        r"use_otel_metrics|otel_\w+|profiler_\w+|gc_steps|gc_collect_steps|experimental_skip_move_to_device|use_ray|ray_\w+|"
-        r"base_model_config|base_model_ignore_patterns|cls_model_config|bnb_config_kwargs|curriculum_sampling|ddp|"
-        r"is_\w+_derived_model|device_map|max_memory|use_tensorboard|use_wandb|roles_to_train|train_on_eos|field_\w+|"
-        r"default_system_message|eaft_\w+|use_eaft|revision_of_model|reinit_weights|merge_\w+|attention_dropout|"
-        r"xformers_attention|total_num_tokens|gradient_accumulation_kwargs|liger_rms_norm_gated|val_set_size|use_swanlab|"
-        r"use_pose|pose_\w+|noisy_embedding_alpha|torch_dtype|rope_\w+|overrides_of_model_\w+|mean_resizing_embeddings|"
-        r"dp_(shard|replicate)_size|fsdp_version"
-    ),
 )

@@ -47,7 +47,6 @@ def prediction_of(run: Run) -> Estimate | None:
 
 
 def _past_probe(run: Run) -> PastProbe | None:
-    """The newest probe of the run on this machine."""
     if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return None
     return PastProbes(run.shape, run.workload, run.cluster).of(run)
@@ -82,7 +81,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
         raise WorkloadError(
             "the model is not known, so whether it fits cannot be checked",
             why="the script's arguments name none",
-            fix="pass --model NAME, or --no-check to start it all the same",
+            fix="pass --model NAME, or --no-check to start without a check",
         )
     found = [*_disk(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
@@ -168,7 +167,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def _other_plan(run: Run) -> str:
-    """The plan that fits in its place, with the same global batch."""
     plans = plans_that_fit(run)
     if not plans or run.shape is None:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"

@@ -16,18 +16,8 @@ from ...ds_configs.launch_commands import (
     shell_line,
 )
 from ...probes.machine import can_bind_cores, cores_per_rank
+from ...validate.doctor.environment import RULES
 from .request import LaunchRequest
-
-_NCCL_SWITCHES = {
-    "NCCL_P2P_DISABLE": "GPUs of a node then exchange everything through host memory: 28 % fewer samples per second "
-    "where it was measured (StarCoder, ZeRO-3, 2 nodes of 8 A800)",
-    "NCCL_SHM_DISABLE": "without P2P as well even a node's own GPUs use the network: 36 % fewer samples per "
-    "second in the same measurement, and nothing lost where P2P works",
-    "NCCL_IB_DISABLE": "nodes then use TCP even where there is InfiniBand or RoCE",
-}
-"""Variable -> the effect of its 1."""
-
-_OFF = ("", "0", "false", "no")
 
 
 def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]:
@@ -125,10 +115,12 @@ def _needed(request: LaunchRequest) -> dict[str, str]:
     return needed
 
 
-def costly_switches(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each of NCCL's switches that is set and makes communication slower."""
+def costly_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A sentence for each variable of NCCL's that is set and makes communication slower."""
     return [
-        f"{name}={environment[name]} is set: {effect}; unset it unless NCCL fails without"
-        for name, effect in _NCCL_SWITCHES.items()
-        if environment.get(name, "").lower() not in _OFF
+        f"{rule.name}={environment[rule.name]} is set: {rule.why}; unset it unless NCCL fails without"
+        for rule in RULES
+        if rule.name.startswith("NCCL_")
+        and rule.status == "warning"
+        and rule.applies_to(environment.get(rule.name, ""))
     ]

@@ -66,7 +66,7 @@ def config_passing(
             return ConfigPassing(passes=False)
         raise ConfigFileError(
             f"{where} names {own.value}, but {config_file} would be checked",
-            why="the training would not be the one that was checked",
+            why="the checked configuration and that of the training must be the same",
             fix=f"launch {own.value}, or pass --pass-config where the script takes the file from its arguments",
         )
     remark = (
@@ -85,7 +85,7 @@ def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: Sc
         if other != config:
             raise ConfigFileError(
                 f"the script gets --{name} {text[:80]}, which differs from {config_file}",
-                why="one would be checked, and the other trained with",
+                why="the checked configuration and that of the training must be the same",
                 fix=f"leave --{name} to launch, or launch the script's file",
             )
 
@@ -105,7 +105,6 @@ def _calls_and_names(source: str) -> tuple[list[ast.Call], set[str]]:
 
 
 def _given(call: ast.Call, framework: Framework) -> ast.expr | None:
-    """The configuration in a call of `deepspeed.initialize` or TrainingArguments."""
     name = _called(call)
     values: list[ast.expr] = []
     if framework == "deepspeed" and name == "initialize":

@@ -72,17 +72,17 @@ def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mappin
     step = records.step
     raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
     own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
-    silent = [rank for rank in records.ranks if rank.error is None and rank.end is None]
+    silent = [rank for rank in records.ranks if rank.error is None and "end" not in rank.latest]
     killed_by = _signal(tail(folder / "launcher.log"), exit_code)
     # With SIGTERM the launcher itself ends the ranks that are left.
     if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:
         return _from_signal(silent, killed_by, folder, step, oom_kills)
     if raised:
         return _from_error((own or raised)[0], step)
-    ended = next((rank for rank in records.ranks if rank.end), None)
+    ended = next((rank for rank in records.ranks if rank.latest.get("end")), None)
     first = ended or (silent[0] if silent else None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
-    code, who = (exit_code, "the launcher") if ended is None else (ended.end, f"rank {ended.number}")
+    code, who = (exit_code, "the launcher") if ended is None else (ended.latest["end"], f"rank {ended.number}")
     return TrainingFailure(
         kind=_kind_by_message(tail(log)),
         rank=None if first is None else first.number,
@@ -101,10 +101,9 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
     if kind == "disk_full":
         if number in _KINDS_BY_ERRNO:
             evidence.append(f"errno {number} ({errno.errorcode[number]})")
-        if rank.trainer is not None:
+        if output_dir := rank.latest.get("trainer", {}).get("output_dir"):
             with contextlib.suppress(OSError):
-                free = shutil.disk_usage(rank.trainer["output_dir"]).free
-                evidence.append(f"{gib(free)} GiB free in {rank.trainer['output_dir']}")
+                evidence.append(f"{gib(shutil.disk_usage(output_dir).free)} GiB free in {output_dir}")
     if kind in ("host_out_of_memory", "disk_full"):
         evidence += [
             f"{name} of the rank was {gib(limit)} GiB"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ...probes.kernel_files import memory_groups, read_pairs
-from ...probes.machine import host_memory_bytes, visible_handles
+from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles
 from ...probes.real_run.watch import COMPILERS
-from ..text.units import gib, rate, seconds, times
-from .command import costly_switches
+from ..text.units import gib, rate, seconds
+from .command import costly_variables
 from .failures import failure_of, last_lines
 from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
@@ -34,44 +32,40 @@ class MemorySample:
     extensions, which take gigabytes once, are left out."""
     free_bytes: int
     """Free memory of the machine or of the container, whichever is less."""
-    swapped_out_bytes: int
-    """Written to swap since the machine booted."""
     gpus: tuple[tuple[int, int], ...]
     """(used, total) of every visible GPU, all processes together."""
 
 
-class HostWatcher:
-    """Samples the memory of the descendants of a process and of the node around them."""
+class MemorySampler:
+    """Samples the memory of this node. gpus: the training's visible GPUs are sampled too."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.memory_bytes = host_memory_bytes()
-        self._pynvml, self._handles = _gpu_handles()
+    def __init__(self, *, gpus: bool) -> None:
+        self._handles: list[Any] = []
+        if gpus:
+            with contextlib.suppress(Exception):  # no library, driver or permission: the GPUs' memory is unknown
+                import pynvml
 
-    def sample(self) -> MemorySample:
-        return MemorySample(
-            host_bytes=self._held_bytes(),
-            free_bytes=_free_bytes(),
-            swapped_out_bytes=(_vmstat("pswpout") or 0) * resource.getpagesize(),
-            gpus=self._gpus(),
-        )
+                pynvml.nvmlInit()
+                self._handles = visible_handles(pynvml)
 
-    def _held_bytes(self) -> int:
+    def sample(self, pid: int) -> MemorySample:
+        """host_bytes: of the descendants of process `pid`."""
         held = 0
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self._pid).children(recursive=True):
+            for process in psutil.Process(pid).children(recursive=True):
                 status = read_pairs(Path(f"/proc/{process.pid}/status"))
-                if status.get("Name", "").strip() in COMPILERS:
-                    continue
-                held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-        return held
+                if status.get("Name", "").strip() not in COMPILERS:
+                    held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+        return MemorySample(host_bytes=held, free_bytes=_free_bytes(), gpus=self._gpus())
 
     def _gpus(self) -> tuple[tuple[int, int], ...]:
-        if self._pynvml is None:
+        if not self._handles:
             return ()
+        import pynvml
+
         try:
-            infos = [self._pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
-        except self._pynvml.NVMLError:
+            infos = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
+        except pynvml.NVMLError:
             return ()
         return tuple((int(info.used), int(info.total)) for info in infos)
 
@@ -80,7 +74,9 @@ def oom_kills(root: Path = Path("/")) -> dict[str, int]:
     """Processes killed by the kernel because memory ran out, by the counter's file: of this cgroup and those above it
     (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
     counts = {str(group.events_file): group.killed for group in memory_groups(root)}
-    counts[str(root / "proc/vmstat")] = _vmstat("oom_kill", root)
+    machine = root / "proc/vmstat"
+    count = read_pairs(machine, " ").get("oom_kill", "")
+    counts[str(machine)] = int(count) if count.isdecimal() else None
     return {name: count for name, count in counts.items() if count is not None}
 
 
@@ -93,21 +89,6 @@ def _free_bytes() -> int:
     return free
 
 
-def _vmstat(name: str, root: Path = Path("/")) -> int | None:
-    count = read_pairs(root / "proc/vmstat", " ").get(name, "")
-    return int(count) if count.isdecimal() else None
-
-
-def _gpu_handles() -> tuple[Any, list[Any]]:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml, visible_handles(pynvml)
-    except Exception:  # no library, driver or permission: the GPUs' memory is unknown
-        return None, []
-
-
 _SAMPLE_S = 1.0
 
 _NAN_STEPS = 5
@@ -116,9 +97,6 @@ these the weights are lost, and the rest of the training is wasted."""
 
 _NEAR_LIMIT = 0.95
 """Share of a GPU's or the host's memory above which a warning is due: a longer batch may not fit."""
-
-_SWAPPED_BYTES = 64 * 2**20
-"""Written to swap while the training runs; less is ordinary housekeeping of the system."""
 
 _SILENT_S = 600.0
 """Without a step and without output of any rank; NCCL's watchdog has the same limit (torch 2.13
@@ -174,7 +152,6 @@ class Display:
 def progress_line(
     step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
 ) -> str:
-    """Step, loss, speed and time left, as far as they are known."""
     parts = [f"step {step}" + (f"/{total_steps}" if total_steps else "")]
     if loss is not None:
         parts.append(f"loss {loss:.4g}")
@@ -201,8 +178,6 @@ def _sizes(sizes: MemoryFigures, labels: tuple[str, str, str]) -> str:
 
 
 class Monitor:
-    """The observations of one training so far."""
-
     def __init__(self, request: LaunchRequest, display: Display) -> None:
         self.records = Records(request.folder)
         self._request = request
@@ -210,14 +185,12 @@ class Monitor:
         self._warnings: list[str] = []
         self._began = time.monotonic()
         self._oom_kills_before = oom_kills()
-        self._host: HostWatcher | None = None
+        self._sampler = MemorySampler(gpus=request.device == "cuda")
         self._sampled_at = -math.inf
-        self._swapped_before = 0
         self._peak_host_bytes = 0
         self._peak_device_bytes = 0
         self._output_shown = 0
-        self._warned_of_slow_rank = False
-        for sentence in costly_switches():
+        for sentence in costly_variables():
             self._warn(sentence)
 
     def look(self, pid: int) -> None:
@@ -227,21 +200,12 @@ class Monitor:
         if now - self._sampled_at < _SAMPLE_S:
             return
         self._sampled_at = now
-        host, is_first = self._host or HostWatcher(pid), self._host is None
-        self._host = host
-        sample = host.sample()
-        if is_first:
-            self._swapped_before = sample.swapped_out_bytes
+        sample = self._sampler.sample(pid)
         self._show(sample)
         if differences := self._differences():
             self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
-        self._warn_of_memory(sample, host.memory_bytes)
+        self._warn_of_memory(sample)
         self._warn_of_silence(now - self.records.heard_at)
-        if not self._warned_of_slow_rank and (slow := self.records.slow_rank()) is not None:
-            self._warned_of_slow_rank = True
-            number, ratio = slow
-            figures = f"its forward pass took {times(ratio)} the others' in the steps before {self.records.step}"
-            self._warn(f"rank {number} is slow, and all others wait for it", figures)
 
     def show_output(self) -> None:
         """Print the lines that rank 0 has written since the last call."""
@@ -259,7 +223,7 @@ class Monitor:
         def failure(kind: FailureKind, step: int, message: str, *evidence: str) -> TrainingFailure:
             return TrainingFailure(kind=kind, rank=None, step=step, message=message, evidence=evidence)
 
-        losses, first = records.last_losses(_NAN_STEPS), records.first("first_step")
+        losses, first = records.last_losses(_NAN_STEPS), records.first_step
         if len(losses) == _NAN_STEPS and all(map(math.isnan, losses)):
             evidence = f"the losses of the last {_NAN_STEPS} steps"
             return failure("nan_loss", records.step, "the loss is not a number", evidence)
@@ -320,7 +284,7 @@ class Monitor:
 
     def _show(self, sample: MemorySample) -> None:
         request, records, predicted = self._request, self.records, self._request.prediction
-        device_bytes = max((used for used, _ in self._gpus(sample)), default=None)
+        device_bytes = max((used for used, _ in sample.gpus), default=None)
         self._peak_host_bytes = max(self._peak_host_bytes, sample.host_bytes)
         self._peak_device_bytes = max(self._peak_device_bytes, device_bytes or 0)
         trainer, losses = records.first("trainer"), records.last_losses(1)
@@ -338,20 +302,14 @@ class Monitor:
         )
         self._display.show(records.step, progress, memory)
 
-    def _warn_of_memory(self, sample: MemorySample, host_memory_bytes: int) -> None:
-        for used, total in self._gpus(sample):
+    def _warn_of_memory(self, sample: MemorySample) -> None:
+        for used, total in sample.gpus:
             if used >= _NEAR_LIMIT * total:
                 in_use = f"{gib(used)} of {gib(total)} GiB in use"
                 self._warn("a GPU's memory is nearly full: a longer batch may not fit", in_use)
-        if sample.free_bytes <= (1 - _NEAR_LIMIT) * host_memory_bytes:
+        if sample.free_bytes <= (1 - _NEAR_LIMIT) * host_memory_bytes():
             left = f"{gib(sample.free_bytes)} GiB left"
             self._warn("the host's memory is nearly full: the kernel may kill a rank", left)
-        swapped = sample.swapped_out_bytes - self._swapped_before
-        if swapped > _SWAPPED_BYTES:
-            self._warn(
-                "the host swaps: its memory does not suffice, and every step waits for the disk",
-                f"{gib(swapped)} GiB written to swap so far",
-            )
 
     def _warn_of_silence(self, silent_s: float) -> None:
         """The ranks may wait for each other or for a lost one until a timeout of theirs."""
@@ -360,10 +318,6 @@ class Monitor:
             pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
             shown = f"py-spy dump --pid shows where they are: {pids}" if pids else "no rank has started"
             self._warn(f"no rank has made a step or printed a line for {_SILENT_S / 60:.0f} min", f"{output}; {shown}")
-
-    def _gpus(self, sample: MemorySample) -> tuple[tuple[int, int], ...]:
-        """(used, total) of the GPUs of the training."""
-        return sample.gpus if self._request.device == "cuda" else ()
 
     def _warn(self, warning: str, figures: str = "") -> None:
         """Once for each `warning`."""

@@ -31,9 +31,6 @@ _TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFT
 _ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
 _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 
-_USES_CPU = ("use_cpu", "no_cuda")
-"""The option of TrainingArguments, and its older name."""
-
 _TRAINER_DEFAULTS = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}
 """Defaults of TrainingArguments."""
 
@@ -64,8 +61,6 @@ def launch_question(
     source = script_source(script)
     place = Place(**place_options)
     check_kernels(config, place.device)
-    if place.device == "cpu":
-        _check_cpu(arguments, source)
     cluster, rendezvous = place.resolve()
     framework = options["framework"] if "framework" in given else framework_of(config, source)
     remarks: list[str] = []
@@ -101,18 +96,6 @@ def launch_question(
         stall_s=stall_s,
     )
     return request, remarks
-
-
-def _check_cpu(arguments: ScriptArguments, source: str) -> None:
-    """Raises WorkloadError where TrainingArguments would (transformers 5.23 `training_args.py` `_validate_args`), which
-    neither a probe nor a dry run shows."""
-    uses_cpu = any(arguments.flag(name) or name in source for name in _USES_CPU)
-    if arguments.flag("bf16") and _TRAINER.search(source) and not uses_cpu:
-        raise WorkloadError(
-            "transformers refuses --bf16 without a GPU and without --use_cpu",
-            why="every rank would end at once",
-            fix="add --use_cpu to the script's arguments",
-        )
 
 
 def framework_of(config: Mapping[str, Any], source: str) -> Framework:
@@ -164,7 +147,7 @@ def _not_a_script(path: Path) -> ConfigFileError:
         )
     return ConfigFileError(
         f"there is no script {target}",
-        why="every rank would end at once",
+        why="the ranks cannot start without it",
         fix=f"give its path relative to this folder: {example}",
     )
 
@@ -290,7 +273,7 @@ class Place:
             if None not in (given, found) and given != found:
                 raise ClusterError(
                     f"{option} has {given} {unit}, {source} {found}",
-                    why="the plan would be checked on other GPUs than those that train",
+                    why="the plan must be checked on the GPUs that train",
                     fix="make them agree, or name only the kind, such as --gpus H100",
                 )
 

@@ -9,6 +9,7 @@ imported for it; a script that uses neither is not observed. A failure of these 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import importlib.util
@@ -20,7 +21,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -44,18 +44,9 @@ _MEMORY_EVERY_S = 1.0
 """torch collects all its counters for each query; it keeps the peaks between two queries itself."""
 
 
-@dataclass
-class _Arguments:
-    folder: Path
-    target: str
-    is_module: bool
-    variables: dict[str, str]
-    arguments: list[str]
-
-
 def main() -> None:
     given = _parse(sys.argv[1:])
-    os.environ.update(given.variables)
+    os.environ.update(variable.split("=", 1) for variable in given.set)
     number = os.environ.get("RANK", "0")
     with contextlib.suppress(OSError):
         given.folder.mkdir(parents=True, exist_ok=True)
@@ -75,26 +66,21 @@ def main() -> None:
     events.note({"end": 0})
 
 
-def _parse(words: list[str]) -> _Arguments:
-    """The deepspeed launcher puts the script's `--local_rank=N` before all else."""
-    folder, is_module, variables, before = Path(), False, {}, []
-    while words:
-        word, *words = words
-        if word.startswith("--local_rank="):
-            before.append(word)
-        elif word == "--folder":
-            folder = Path(words.pop(0))
-        elif word == "--set":
-            name, _, value = words.pop(0).partition("=")
-            variables[name] = value
-        elif word == "--is-module":
-            is_module = True
-        else:
-            return _Arguments(folder, word, is_module, variables, [*before, *words])
-    raise SystemExit("no script")
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--local_rank")  # the deepspeed launcher puts it first; it is the script's
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--is-module", action="store_true")
+    parser.add_argument("target")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args(words)
+    if given.local_rank is not None:
+        given.arguments.insert(0, f"--local_rank={given.local_rank}")
+    return given
 
 
-def _run(given: _Arguments) -> None:
+def _run(given: argparse.Namespace) -> None:
     sys.argv = [given.target, *given.arguments]
     if given.is_module:
         runpy.run_module(given.target, run_name="__main__", alter_sys=True)
@@ -220,12 +206,12 @@ class _Stop:
 def observe(module: Any, events: EventLog) -> None:
     """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
     engine_class, seen = module.DeepSpeedEngine, _EngineObserver(events)
-    engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
-    engine_class.backward = _around(engine_class.backward, seen.before_backward)
-    engine_class.step = _around(engine_class.step, seen.before_step, seen.after_step)
+    engine_class.forward = _around(engine_class.forward, before=seen.before_forward)
+    engine_class.backward = _around(engine_class.backward, before=seen.before_backward)
+    engine_class.step = _around(engine_class.step, before=seen.before_step, after=seen.after_step)
 
 
-def _around(method: Any, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
+def _around(method: Any, *, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
     @functools.wraps(method)
     def wrapped(engine: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):
@@ -239,9 +225,9 @@ def _around(method: Any, before: Callable[..., None], after: Callable[[Any], Non
 
 
 class _EngineObserver:
-    """Tokens, losses, forward times and memory since the last optimizer step.
+    """Tokens, losses and memory since the last optimizer step.
 
-    The GPU is never waited for: its losses and times are read a step later, when they have been computed.
+    The GPU is never waited for: its losses are read a step later, when they have been computed.
     """
 
     def __init__(self, events: EventLog) -> None:
@@ -250,34 +236,16 @@ class _EngineObserver:
         self._losses: list[Any] = []
         self._is_mean = True
         self._global_steps = 0
-        self._began: Any = None
-        self._forward_s = 0.0
-        """Of passes on the CPU."""
-        self._passes: list[tuple[Any, Any]] = []
-        """(begin, end) of passes on the GPU, as CUDA events."""
         self._pending: list[tuple[int, Any, Any]] = []
         """(step, loss, CUDA event after its copy to the host)."""
         self._memory_at = 0.0
         self._reported_settings = False
 
     def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
-        if not engine.module.training:
-            self._began = None
-            return
         inputs: Any = kwargs.get("input_ids", args[0] if args else None)
         shape = getattr(inputs, "shape", ())
-        if len(shape) >= 2 and not inputs.is_floating_point():
+        if engine.module.training and len(shape) >= 2 and not inputs.is_floating_point():
             self._tokens += inputs.numel()
-        self._began = _now(engine)
-
-    def after_forward(self, engine: Any) -> None:
-        if self._began is None:
-            return
-        began, ended = self._began, _now(engine)
-        if isinstance(ended, float):
-            self._forward_s += ended - began
-        else:
-            self._passes.append((began, ended))
 
     def before_backward(self, _engine: Any, loss: Any, *_: Any, scale_wrt_gas: bool = True, **__: Any) -> None:
         self._losses.append(loss.detach())
@@ -297,7 +265,12 @@ class _EngineObserver:
         self._tokens = 0
         if not self._reported_settings:
             self._reported_settings = True
-            self._events.note({"engine": _settings(engine)})
+            settings = {  # under the names of `Plan`
+                "zero_stage": int(engine.zero_optimization_stage()),
+                "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
+                "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+            }
+            self._events.note({"engine": settings})
         self._report_pending()
         if losses:
             stacked = torch.stack([value.float().reshape(()) for value in losses])
@@ -305,25 +278,14 @@ class _EngineObserver:
             if loss.is_cuda:
                 copy = torch.empty((), dtype=torch.float32, pin_memory=True)
                 copy.copy_(loss, non_blocking=True)
-                self._pending.append((step, copy, _event(torch)))
+                copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                copied.record()
+                self._pending.append((step, copy, copied))
             else:
                 line["loss"] = float(loss)
-        # ZeRO-3 gathers weights during the forward pass, so its time is the slowest rank's.
-        times_are_own = engine.zero_optimization_stage() < 3
-        if times_are_own and not self._passes:
-            line["forward_s"] = self._forward_s
-        self._forward_s = 0.0
         if engine.device.type == "cuda":
-            line |= self._gpu_forward_s(times_are_own) | self._memory(torch)
+            line |= self._memory(torch)
         self._events.note({"step": step, **line})
-
-    def _gpu_forward_s(self, times_are_own: bool) -> dict[str, float]:
-        """The time of the passes that the GPU has completed; the others count for the next step."""
-        milliseconds = 0.0
-        while self._passes and self._passes[0][1].query():
-            began, ended = self._passes.pop(0)
-            milliseconds += began.elapsed_time(ended)
-        return {"forward_s": milliseconds / 1e3} if milliseconds and times_are_own else {}
 
     def _report_pending(self) -> None:
         while self._pending and self._pending[0][2].query():
@@ -341,30 +303,6 @@ class _EngineObserver:
             "reserved_bytes": torch.cuda.memory_reserved(),
             "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
         }
-
-
-def _settings(engine: Any) -> dict[str, int]:
-    """The engine's own settings, under the names of `Plan`."""
-    return {
-        "zero_stage": int(engine.zero_optimization_stage()),
-        "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
-        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
-    }
-
-
-def _now(engine: Any) -> Any:
-    """A CUDA event, or the clock where the process itself computes."""
-    if engine.device.type != "cuda":
-        return time.perf_counter()
-    import torch
-
-    return _event(torch)
-
-
-def _event(torch: Any) -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 if __name__ == "__main__":

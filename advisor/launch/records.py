@@ -5,30 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ...probes.kernel_files import read_text
+from ...probes.machine import read_text
 from ...probes.real_run.rank import EventLogReader
 
 _RECENT = 20
 """Steps over which the speed is measured."""
-
-_SLOWER = 1.25
-"""A rank is slow if its forward pass takes more than this multiple of the others' median: jitter stays below, a
-throttled or shared GPU does not."""
-
-_SPANS = 3
-"""Consecutive spans of `_RECENT` steps in each of which the same rank must be slow: on a machine with other work
-different ranks are slow in turns."""
-
-_LATEST = ("engine", "trainer", "checkpoint", "error", "end")
-"""Keys of events whose last value is kept."""
 
 
 @dataclass
@@ -37,7 +24,7 @@ class RankRecord:
 
     rank, pid, host   the first event.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
-    step          optimizer step that was completed; with it tokens (of this rank, in that step) and forward_s.
+    step          optimizer step that was completed; with it the tokens of this rank in that step.
     step, loss    the loss of that step, which a GPU reports later than the step.
     allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at times.
     trainer       {total_steps, output_dir}: the Hugging Face Trainer begins.
@@ -54,31 +41,28 @@ class RankRecord:
     step: int = 0
     """The last optimizer step that it completed."""
     first_step: int | None = None
-    """The first that it reported, beyond 1 where it resumed."""
+    """Beyond 1 where it resumed."""
     steps: list[tuple[float, int]] = field(default_factory=list)
     """(time of its end, tokens) of every step."""
     losses: dict[int, float] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
-    engine: dict[str, int] | None = None
-    trainer: dict[str, Any] | None = None
-    checkpoint: str | None = None
-    error: dict[str, Any] | None = None
+    latest: dict[str, Any] = field(default_factory=dict)
+    """The last value of every key."""
     error_at: float = 0.0
-    end: int | None = None
     gone_at: float | None = None
     """When its process was first seen to be gone: equal for all that are found gone together."""
-    forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SPANS * _RECENT))
 
     def read(self, now: float) -> None:
-        """Read the new events, and check whether its process still exists."""
         for event in self.log.read_new():
             self._take(event)
-        if self.pid and self.gone_at is None and self.end is None and not _is_alive(self.pid):
+        if self.pid and self.gone_at is None and "end" not in self.latest and not _is_alive(self.pid):
             self.gone_at = now
 
     @property
+    def error(self) -> dict[str, Any] | None:
+        return self.latest.get("error")
+
+    @property
     def step_times(self) -> list[float]:
-        """Seconds of every step but the first."""
         return [later - earlier for (earlier, _), (later, _) in pairwise(self.steps)]
 
     @property
@@ -100,14 +84,9 @@ class RankRecord:
             self.step = event["step"]
             self.first_step = self.first_step or self.step
             self.steps.append((event["time"], event["tokens"]))
-        if "forward_s" in event:
-            self.forward_s.append(event["forward_s"])
         if "error" in event:
             self.error_at = event["time"]
-        self.memory |= {name: value for name, value in event.items() if name.endswith("_bytes")}
-        for name in _LATEST:
-            if name in event:
-                setattr(self, name, event[name])
+        self.latest |= event
 
 
 def _is_alive(pid: int) -> bool:
@@ -116,8 +95,6 @@ def _is_alive(pid: int) -> bool:
 
 
 class Records:
-    """All ranks of this node."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._by_file: dict[Path, RankRecord] = {}
@@ -153,6 +130,10 @@ class Records:
         steps = set.intersection(*(set(rank.losses) for rank in ranks)) if ranks else set()
         return [(step, fmean(rank.losses[step] for rank in ranks)) for step in sorted(steps)]
 
+    @property
+    def first_step(self) -> int | None:
+        return next((rank.first_step for rank in self.ranks if rank.first_step is not None), None)
+
     def last_losses(self, count: int) -> list[float]:
         """The losses of the last steps, of the rank that reported the fewest."""
         fewest = min((rank.losses for rank in self.ranks), key=len, default=dict[int, float]())
@@ -170,7 +151,6 @@ class Records:
         return fmean(medians) * world_size if any(medians) else None
 
     def recent_step_s(self) -> float | None:
-        """Seconds of a recent step, of the slowest rank."""
         return max((rank.recent_s / (len(rank.recent) - 1) for rank in self._timed_ranks), default=None)
 
     def recent_tokens_per_s(self, world_size: int) -> float | None:
@@ -186,28 +166,8 @@ class Records:
 
     def highest(self, name: str) -> int | None:
         """The highest of the ranks' counters of torch's allocator, None where there is none."""
-        return max((rank.memory[name] for rank in self.ranks if name in rank.memory), default=None)
+        return max((rank.latest[name] for rank in self.ranks if name in rank.latest), default=None)
 
     def first(self, name: str) -> Any:
-        """An attribute of the first rank that has it: `engine`, `trainer`, `checkpoint`, `first_step`."""
-        return next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
-
-    def slow_rank(self) -> tuple[int, float] | None:
-        """(rank, multiple of the others' forward pass) of the rank that was slow in all of the last spans, else
-        None."""
-        times = {rank.number: list(rank.forward_s) for rank in self.ranks}
-        if len(times) < 2 or any(len(passes) < _SPANS * _RECENT for passes in times.values()):
-            return None
-        spans = [_slowest(times, slice(first, first + _RECENT)) for first in range(0, _SPANS * _RECENT, _RECENT)]
-        if len({number for number, _ in spans}) > 1:
-            return None
-        number, least = min(spans, key=lambda span: span[1])
-        return (number, least) if least > _SLOWER else None
-
-
-def _slowest(times: Mapping[int, Sequence[float]], span: slice) -> tuple[int, float]:
-    """(rank, multiple of the others' forward pass) of the slowest in a span of steps."""
-    passes = {number: median(own[span]) for number, own in times.items()}
-    number = max(passes, key=lambda rank: passes[rank])
-    others = median(value for rank, value in passes.items() if rank != number)
-    return number, passes[number] / others if others else 0.0
+        """The last value of a key at the first rank that has it, such as `engine`, `trainer` and `checkpoint`."""
+        return next((rank.latest[name] for rank in self.ranks if name in rank.latest), None)

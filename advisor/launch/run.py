@@ -1,4 +1,4 @@
-"""One launch from its start to its end: the ranks' processes are started, watched, asked to stop and ended."""
+"""One launch from its start to its end: the ranks' processes are started, watched, stopped and ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .supervisor import adopt_orphans, free_abandoned_buffers, kill_descendants
 _POLL_S = 0.1
 
 _STOPPED_BY_TRAINER = "the Trainer saves a checkpoint within the next steps; once more ends it now"
-_STOPPED_BY_SIGTERM = "SIGTERM is sent to the ranks, whose script decides what to save; once more ends them now"
+_STOPPED_BY_SIGTERM = "SIGTERM is sent to the ranks, and the script decides what to save; once more ends them now"
 
 
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
@@ -104,7 +104,6 @@ class RankProcesses:
 
     @property
     def exit_code(self) -> int | None:
-        """The launcher's exit code, None while it runs."""
         return self._supervisor.poll()
 
     def stop(self, records: Records) -> str:
@@ -165,6 +164,6 @@ def _make_folder(folder: Path) -> None:
     if used:
         raise ConfigFileError(
             f"{folder} holds the records of another launch",
-            why="they would be mixed with this one's",
+            why="the records of two launches must not be mixed",
             fix="pass a new folder with --log-dir",
         )

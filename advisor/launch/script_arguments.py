@@ -200,7 +200,6 @@ class ScriptArguments:
 
 
 def _word(value: object) -> str:
-    """A value in a command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)

@@ -15,13 +15,12 @@ from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.json_form import to_json
-from ...estimators.plan import Plan
 from ...probes.store import record_of, try_store
 from ..text.labels import plan_title
 from ..text.output import Output
 from .check import Check, Objection, objections, plans_that_fit, prediction_of
 from .command import environment_of, kept_settings
-from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
+from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest, step_of
 from .run import launch
 from .script_arguments import ScriptArguments
 
@@ -76,7 +75,8 @@ def with_less_memory(
     ]
     if not smaller:
         return Continuation(description="no other plan with this global batch is predicted to take enough less")
-    readable = [each for each in smaller if checkpoint is None or _reads(each.estimate.plan, failed.plan)]
+    layout = _LAYOUTS[failed.plan.zero_stage]
+    readable = [each for each in smaller if checkpoint is None or _LAYOUTS[each.estimate.plan.zero_stage] == layout]
     if not readable:
         return Continuation(
             description=f"{plan_title(smaller[0].estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} "
@@ -95,7 +95,7 @@ def with_less_memory(
             run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
             prediction=readable[0].estimate,
             folder=folder,
-            resumes_after=0 if checkpoint is None else _step_of(checkpoint),
+            resumes_after=0 if checkpoint is None else step_of(checkpoint),
         ),
     )
 
@@ -105,11 +105,6 @@ def _need(estimate: Estimate, kind: FailureKind) -> int:
     plans."""
     memory = estimate.memory
     return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
-
-
-def _reads(plan: Plan, written_by: Plan) -> bool:
-    """Whether DeepSpeed loads a checkpoint, optimizer states included, under another plan with as many ranks."""
-    return _LAYOUTS[plan.zero_stage] == _LAYOUTS[written_by.zero_stage]
 
 
 def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) -> Continuation:
@@ -153,14 +148,6 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
         values["resume_from_checkpoint"] = str(checkpoint)
     script = replace(request.script, arguments=arguments.with_values(values))
     return replace(following, request=replace(following.request, script=script, config_path=path))
-
-
-def _step_of(checkpoint: Path) -> int:
-    """The optimizer step of a Trainer's checkpoint, by its state or else its name."""
-    try:
-        return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
-    except (OSError, ValueError, KeyError):
-        return int(checkpoint.name.rpartition("-")[2])
 
 
 _MAX_ATTEMPTS = 4

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...estimators.hardware.cluster import AttentionSpeed, Cluster, Gpu
+from ...estimators.json_form import from_json
 from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE, link_share
 from ...estimators.time.offload_time import PINNED_SHARE
@@ -64,7 +65,7 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     if not anything_kept():
         return None
     # Imported here: without records an answer needs no database.
-    from ...probes.benchmark_result import BENCH_VERSION, bench_from_json
+    from ...probes.benchmark_result import BENCH_VERSION, BenchResult
     from ...probes.machine import this_machine
     from ...probes.store import try_store
 
@@ -72,7 +73,7 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="bench", machine=machine), nothing):
         if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device:
-            return MeasuredHardware(result=bench_from_json(record.result), age_s=record.age_s)
+            return MeasuredHardware(result=from_json(BenchResult, record.result), age_s=record.age_s)
     return None
 
 

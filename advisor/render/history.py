@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.json_form import SCHEMA_VERSION, from_json
 from ...estimators.plan import Plan
-from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, bench_from_json
+from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ...probes.machine import Machine
 from ...probes.store import Record
 from ..text.lines import WIDTH, blank, cells, sentence
@@ -121,7 +121,7 @@ def _line(record: Record) -> str:
 def _best_speeds(record: Record) -> str:
     if record.result.get("version") != BENCH_VERSION:
         return "of another version"
-    result = bench_from_json(record.result)
+    result = from_json(BenchResult, record.result)
     product, memory = result.best("matrix_product"), result.memory_bytes_per_s
     parts = [f"{result.device} x{result.ranks}"]
     parts += [f"products {amount(product, 'flop/s')}"] if product else []
@@ -161,7 +161,7 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
 
 def render_bench(record: Record, console: Console) -> None:
     """A benchmark: every speed with its spread, and what was not measured."""
-    result = bench_from_json(record.result)
+    result = from_json(BenchResult, record.result)
     sentence(console, f"This machine: {machine_title(record.machine)}.", style="bold")
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
     sentence(console, f"{_devices(result)}; measured in {duration(result.seconds)} with {versions}.")

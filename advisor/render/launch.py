@@ -16,7 +16,7 @@ from ..launch.command import dry_lines
 from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, TrainingFailure
 from ..launch.session import Session
-from ..text.lines import blank, cells, copyable, ended, row, sentence
+from ..text.lines import blank, capitalised, cells, copyable, ended, row, sentence
 from ..text.output import Output
 from ..text.units import gib, rate, seconds
 
@@ -85,7 +85,7 @@ def render_session(session: Session, console: Console) -> None:
     if session.objections:
         for objection in session.objections:
             sentence(console, ended(f"Not started: {objection.what}"), style="bold")
-            sentence(console, ended(f"{objection.fix[:1].upper()}{objection.fix[1:]}"))
+            sentence(console, ended(capitalised(objection.fix)))
         sentence(console, "--no-check starts it all the same.")
         return
     attempt, following = session.attempts[-1], session.following

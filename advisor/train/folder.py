@@ -18,6 +18,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
+from ..launch.request import step_of
 from ..question.model_source import read_json_object
 
 WHOLE = "ds_advise_whole"
@@ -42,7 +43,6 @@ class TrainingFolder:
         """Held by the process that trains in the folder, and names it."""
 
     def new_launch(self) -> Path:
-        """The folder of the next launch."""
         number = 1 + sum(1 for _ in self.records.glob("launch-*"))
         return self.records / f"launch-{number}"
 
@@ -82,7 +82,7 @@ class TrainingFolder:
                 raise ConfigFileError(
                     f"{self.path} is not empty",
                     why="its files may be lost",
-                    fix=f"{advice}--force to use it all the same, or another --output-dir",
+                    fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
             for stale in (*self.checkpoints(), self.records, self.merged):
                 if stale.exists():
@@ -127,7 +127,6 @@ class TrainingFolder:
             )
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
-        """Keep the options of the training for --resume."""
         write_config(options, self.options, force=True)
 
     def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,10 +148,6 @@ class TrainingFolder:
                     f"{option} was {kept.get(name)} in the training to resume", fix=f"leave {option} out"
                 )
         return kept
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
@@ -204,7 +199,6 @@ class TrainingJob:
 
     @property
     def dtype(self) -> str:
-        """torch's name of the weights' type."""
         return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
 
 

@@ -47,7 +47,8 @@ def default_save_steps(steps: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """The options of one training; None and "auto" are replaced by defaults."""
+    """The options of one training, as `ds-advise train --help` explains them; None and "auto" are replaced by
+    defaults."""
 
     model: str
     """As given by the user."""
@@ -55,27 +56,19 @@ class TrainingSettings:
     device: Device = "cuda"
     eval_data: Path | None = None
     eval_split: float = 0.0
-    """Share of `data` for evaluation, without `eval_data`."""
     shape: str | None = None
     """A key of `data.shapes.ROW_SHAPES`."""
     system: str | None = None
-    """System message for chats without one."""
     packing: bool = False
-    """Whether several sequences fill one sample."""
     lora_alpha: int | None = None
     epochs: float | None = None
     max_steps: int | None = None
-    """Takes precedence over `epochs`."""
     learning_rate: float | None = None
     seed: int = SEED
     save_steps: int | None = None
-    """Optimizer steps between checkpoints, and between evaluations."""
     report_to: str = "auto"
-    """"auto" (TensorBoard where it is installed), "tensorboard", "swanlab", "wandb" or "none"."""
     merge: bool = False
-    """Whether the model with the adapters merged into its weights is saved too."""
     rung: str | None = None
-    """The rung to train on, in place of the recommended one."""
     proof: Proof = "probe"
     """How to prove that it fits; "none" leaves out the check of the disk too."""
     offline: bool = False
@@ -135,7 +128,6 @@ class Proposal:
 
     @property
     def chosen(self) -> Candidate:
-        """The recommended candidate, where there is one."""
         assert self.answer.recommended is not None
         return self.answer.recommended
 
@@ -150,7 +142,6 @@ class Proposal:
 
     @property
     def run(self) -> Run:
-        """The run of the recommended plan."""
         question = self.answer.question
         return Run.of_plan(self.chosen.plan, question.model, question.workload, question.cluster)
 
@@ -250,7 +241,7 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
         raise ModelConfigError(
             f"the tokenizer makes token {highest}, but the model has {shape.vocab_size} embeddings",
             why="they do not belong together",
-            fix="put the model's own tokenizer beside its config.json",
+            fix="put the model's own tokenizer into the folder of its config.json",
         )
 
 

@@ -174,7 +174,6 @@ def _restart_loader() -> None:
 
 
 def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """(training data, evaluation data, collator)."""
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     evaluation = None
     if job.evaluation_tokens is not None and job.evaluation_samples is not None:

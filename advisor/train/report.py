@@ -18,7 +18,7 @@ from ..launch.command import dry_lines
 from ..launch.request import LaunchOutcome
 from ..render.launch import render_failure, render_figures
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
-from ..text.lines import blank, copyable, sentence
+from ..text.lines import blank, capitalised, copyable, sentence
 from ..text.units import counted_noun, gib, percent, rate, seconds
 from .folder import TrainingFolder
 from .proposal import Proposal
@@ -157,7 +157,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
         Text(
-            f"{_capital(method_title(question.workload))} on {cluster_title(cluster)}: {plan_title(plan)}.",
+            f"{capitalised(method_title(question.workload))} on {cluster_title(cluster)}: {plan_title(plan)}.",
             style="bold",
         ),
         f"Micro batch {plan.micro_batch_size}"
@@ -255,7 +255,3 @@ def _where(trained: Trained, console: Console) -> None:
             f'model = PeftModel.from_pretrained(model, "{path}")',
         ]
     copyable(console, lines)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -84,7 +84,6 @@ def _proposed(
 
 
 def _not_started(proposed: Proposal, output: Output) -> int:
-    """People have seen the reason already."""
     output.show(lambda: training_report(proposed, None), lambda _: None)
     return 1
 

@@ -20,7 +20,7 @@ from ...probes.run import Device, Run
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import free_bytes, prediction_of
-from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script
+from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script, step_of
 from ..launch.session import Continuation, make_attempts, with_less_memory
 from ..question.question import Question
 from ..question.run import read_ds_config, run_of
@@ -30,7 +30,7 @@ from ..text.units import gib
 from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
-from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, step_of, write_record
+from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, write_record
 from .proposal import KEPT_CHECKPOINTS, Proposal, TrainingSettings, gathers_weights, job_of
 
 _RANK_MODULE = f"{__package__}.rank"
@@ -72,13 +72,14 @@ def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output
 
     Raises ConfigFileError where the disk has no room; what `prove` raises.
     """
-    settings, answer = proposed.settings, proposed.answer
+    settings, question = proposed.settings, proposed.answer.question
     if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the proof
-        weights_folder(settings.model, answer.question.model, offline=settings.offline)
-    if answer.recommended is None or settings.proof == "none":
+        weights_folder(settings.model, question.model, offline=settings.offline)
+    if proposed.answer.recommended is None or settings.proof == "none":
         return proposed
-    check_disk(answer.question, proposed.folder.path)
-    return replace(proposed, answer=prove(answer, settings, memory_limit_bytes=memory_limit_bytes, output=output))
+    check_disk(question, proposed.folder.path)
+    answer = prove(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
+    return replace(proposed, answer=answer)
 
 
 def check_disk(question: Question, folder: Path) -> None:
@@ -128,8 +129,8 @@ def prove(
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",
-                why="so would the training",
-                fix="repair that, or pass --no-check to start all the same",
+                why="the training runs the same steps",
+                fix="repair that, or pass --no-check to start anyway",
             )
         output.say("out of memory; the next best")
     return replace(answer, recommended=None)
@@ -172,7 +173,7 @@ def resume(
         raise ConfigFileError(
             f"{folder.path} has no whole checkpoint",
             why="the training ended before the first one",
-            fix="start it again with --force in place of --resume",
+            fix="start it again with --force and without --resume",
         )
     for broken in folder.remove_broken():
         controls.output.say(f"{broken.name} was incomplete; removed")
@@ -227,7 +228,6 @@ def _train(
     """Train, with less memory where it ran out and a fallback is requested; then merge."""
 
     def prepare(attempt: LaunchRequest) -> None:
-        """Write the ranks' input."""
         write_config(attempt.run.config, folder.ds_config, force=True)
         write_record(job if attempt is request else _job_of_fallback(job, attempt, folder), folder.job)
         folder.result.unlink(missing_ok=True)
@@ -247,7 +247,6 @@ def _train(
 
 
 def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:
-    """The job under the plan of a later attempt, from the checkpoint that it resumes from."""
     assert request.prediction is not None, "a plan that is predicted to fit"
     plan, checkpoint = request.prediction.plan, folder.newest_whole() if request.resumes_after else None
     changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))

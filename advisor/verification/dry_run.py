@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from ...ds_configs.write import write_config
-from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
+from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
@@ -168,18 +166,3 @@ def _spans(
     starts = [(name, next(own).begins) for name, own in groupby(points, key=name_of)]
     ends = [begins for _, begins in starts[1:]] + [end]
     return [_span(1, thread, name, begins, until) for (name, begins), until in zip(starts, ends, strict=True)]
-
-
-def check_trace_file(path: Path, *, force: bool) -> None:
-    """Raises ConfigFileError where the trace could not be written. Called before the dry run, which takes long."""
-    if path.is_dir() or not path.parent.is_dir():
-        why, fix = "it is a folder, or its folder does not exist", "pass another file to --timeline"
-        raise ConfigFileError(f"{path} cannot be written", why=why, fix=fix)
-    if path.exists() and not force:
-        fix = "pass --force, or another file to --timeline"
-        raise ConfigFileError(f"{path} exists", why="it would be lost", fix=fix)
-
-
-def write_trace(answer: DryRunAnswer, path: Path) -> None:
-    """Write the trace, over an existing file."""
-    write_config(trace(answer), path, force=True)

@@ -16,15 +16,14 @@ from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.json_form import from_json
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.machine import host_memory_bytes, this_machine
 from ...probes.real_run.result import ProbeResult
-from ...probes.real_run.result import from_json as probe_from_json
 from ...probes.real_run.run import probe
-from ...probes.recording.result import from_json as dry_run_from_json
 from ...probes.run import Run
 from ...probes.store import LIBRARIES, Record, model_key, record_of, try_store, workload_of
 
@@ -32,12 +31,10 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 def _digest(*parts: Any) -> str:
-    """Hexadecimal digits that are equal for equal parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _versions(*libraries: str) -> dict[str, str]:
-    """The installed versions; "" for a library that is not installed."""
     found = {}
     for library in libraries:
         try:
@@ -65,7 +62,7 @@ def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
-        return dry_run_from_json(dict(record.result)), record.age_s
+        return from_json(DryRunResult, record.result), record.age_s
     result = dry_run(run, **settings)
     record = record_of(run, "dry-run", result.to_json(), config=result.config, question=question)
     try_store(lambda store: store.add(record), None)
@@ -73,7 +70,6 @@ def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]
 
 
 def _code() -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of the files that decide a dry run."""
     for folder in ("estimators", "probes"):
         for file in sorted((_PACKAGE / folder).rglob("*.py")):
             status = file.stat()
@@ -135,8 +131,8 @@ class PastProbes:
         for record in self._records.get(_probe_digest(_with_batch(run), workload_of(run), _versions(*LIBRARIES)), ()):
             assert record.id is not None, "it is from the store"
             try:
-                result = probe_from_json(dict(record.result))
-            except (TypeError, KeyError):  # written by another version of ds-advise
+                result = from_json(ProbeResult, record.result)
+            except (TypeError, AttributeError):  # written by another version of ds-advise
                 continue
             if _answers(result, record.workload.get("memory_limit_bytes"), run.cluster):
                 return PastProbe(id=record.id, age_s=record.age_s, result=result)
@@ -167,5 +163,5 @@ def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> 
     if not cluster.gpu.is_cpu:
         return True
     had = host_memory_bytes() // result.world_size if limit_bytes is None else limit_bytes
-    wanted = cluster.gpu.memory_bytes
-    return had <= wanted if result.failure is None else had >= wanted
+    limit = cluster.gpu.memory_bytes
+    return had <= limit if result.failure is None else had >= limit

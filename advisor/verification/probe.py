@@ -34,8 +34,6 @@ class ProbeFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAdditions:
-    """What an answer adds to a probe's own result."""
-
     figures: tuple[ProbeFigure, ...]
 
 
@@ -62,7 +60,6 @@ class ProbeAnswer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The result with its figures."""
         additions: dict[str, Any] = to_json(ProbeAdditions(figures=self.figures))
         return {**self.result.to_json(), **additions}
 

@@ -47,8 +47,8 @@ _OPTIMIZER = frozenset(("optimizer", "optimizer on the host"))
 class Calibration:
     """Measured over predicted seconds, by kind of work.
 
-    The closed form knows the proportions of the work, a probe the machine. Where the device does not tell waiting apart
-    (CUDA), all factors are equal.
+    The closed form knows the proportions of the work, a probe the machine. Where the device does not report waiting
+    separately (CUDA), all factors are equal.
     """
 
     device: float = 1.0
@@ -68,7 +68,6 @@ class Calibration:
 
 
 def uniform(ratio: float) -> Calibration:
-    """One factor for all kinds."""
     return Calibration(device=ratio, optimizer=ratio, links=ratio)
 
 
@@ -292,5 +291,4 @@ def _predicted_need(candidate: Candidate) -> int:
 
 
 def _series(candidate: Candidate) -> tuple[str, bool]:
-    """Rung and checkpointing."""
     return candidate.rung, candidate.plan.gradient_checkpointing

@@ -105,7 +105,6 @@ def _with_choice(
     chosen: Candidate | None,
     **others: Any,
 ) -> Recommendation:
-    """The answer with other candidates and another choice among them."""
     return replace(
         answer,
         candidates=tuple(candidates),
@@ -270,7 +269,6 @@ def runnable(answer: Recommendation) -> list[Candidate]:
 
 
 def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> ProbeVerdict:
-    """The result of a candidate's probe, on the scale of its prediction."""
     if result.failure is not None:
         return ProbeVerdict(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
     memory = candidate.memory
@@ -288,8 +286,6 @@ def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation
 
 
 def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan, ProbeResult]) -> list[Candidate]:
-    """The candidates after probes of some of them."""
-
     def corrected(candidate: Candidate) -> Candidate:
         result = results.get(candidate.plan)
         if result is None:

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
-from ds_advise.probes.recording.result import DryRunResult, from_json
+from ds_advise.estimators.json_form import from_json
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request
 
 ENVIRONMENT = {
@@ -48,7 +49,7 @@ def _ask(context: ForkServerContext, request: Request, folder: str) -> DryRunRes
     finally:
         process.join()
     return (
-        from_json(answer["result"])
+        from_json(DryRunResult, answer["result"])
         if "result" in answer
         else f"{answer['kind']} in {answer['phase']}: {answer['error']}"
     )

@@ -22,8 +22,9 @@ from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.estimate import Estimate
 from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.time.step_time import estimate_plan
-from ds_advise.probes.benchmark_result import bench_from_json
+from ds_advise.probes.benchmark_result import BenchResult
 
 from ..accuracy.report import Section, Table, percent
 from .agenda.configurations import MEMORY
@@ -258,7 +259,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 def _bench(file: Path) -> MeasuredHardware | None:
     if not file.exists():
         return None
-    return MeasuredHardware(result=bench_from_json(json.loads(file.read_text(encoding="utf-8"))), age_s=0.0)
+    return MeasuredHardware(result=from_json(BenchResult, json.loads(file.read_text(encoding="utf-8"))), age_s=0.0)
 
 
 def _gib(size_bytes: float | None) -> str:

@@ -24,10 +24,11 @@ from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.verify import runnable
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.real_run.result import ProbeResult, from_json
+from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
@@ -171,7 +172,8 @@ def _together(results: Sequence[ProbeResult]) -> ProbeResult:
 
 
 def _read(values: dict[str, Any]) -> MeasuredProbe:
-    return MeasuredProbe(**{**values, "plan": Plan(**values["plan"]), "result": from_json(values["result"])})
+    result = from_json(ProbeResult, values["result"])
+    return MeasuredProbe(**{**values, "plan": Plan(**values["plan"]), "result": result})
 
 
 def _line(run: MeasuredProbe) -> str:

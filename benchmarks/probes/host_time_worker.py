@@ -22,9 +22,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.benchmark_rank import HostScore
-from ds_advise.probes.run import Request
+from ds_advise.probes.run import Run
 from ds_advise.probes.simulated_gpu import collectives
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,10 +145,10 @@ def _engine(case: HostTimeCase) -> tuple[Any, dict[str, Any]]:
     """DeepSpeed's engine around the case's model, and a batch for it."""
     from ds_advise.probes.dry_run import models, training
 
-    request = _request(case)
-    description = models.transformers_config(request.model or {})
-    keep_alive = training.announce_zero3(request, request.config)
-    subject = models.from_config(request, description, torch.bfloat16, "cpu")
+    run = _run_of(case)
+    config = dict(run.config)
+    keep_alive = training.announce_zero3(run, config)
+    subject = models.from_config(run, models.transformers_config(run.description or {}), torch.bfloat16, "cpu")
     model: Any = subject.model
     if case.checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": case.checkpointing == "reentrant"})
@@ -155,18 +157,16 @@ def _engine(case: HostTimeCase) -> tuple[Any, dict[str, Any]]:
     with torch.no_grad():
         for parameter in model.parameters():
             getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
-    engine = training.initialize(request.config, model, subject.groups)
+    engine = training.initialize(config, model, subject.groups)
     engine.host_time_keeps = keep_alive
     return engine, subject.make_batch(1)
 
 
-def _request(case: HostTimeCase) -> Request:
-    model = narrow(defaults(case.model), layers=case.layers, width=case.width)
-    return Request(
+def _run_of(case: HostTimeCase) -> Run:
+    return Run(
         config=_ds_config(case),
-        model=model,
-        factory=None,
-        input_shape=None,
+        model=narrow(defaults(case.model), layers=case.layers, width=case.width),
+        cluster=Cluster(nodes=1, gpus_per_node=case.world_size, gpu=gpu_of_memory(64)),
         workload=Workload(
             method="full" if case.lora_targets is None else "lora",
             lora_targets=case.lora_targets if case.lora_targets != ("all-linear",) else None,
@@ -175,14 +175,6 @@ def _request(case: HostTimeCase) -> Request:
         micro_batch_size=1,
         gradient_accumulation_steps=case.accumulation,
         gradient_checkpointing=False,
-        cpu_checkpointing=False,
-        world_size=case.world_size,
-        gpus_per_node=case.world_size,
-        rank=0,
-        compute_capability=90,
-        gpu_memory_bytes=2**36,
-        iterations=1,
-        expandable_segments=False,
     )
 
 

@@ -5,8 +5,7 @@ DeepSpeed are imported only in its subprocess.
 """
 
 from ..recording.result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint
-from .ask import DryRunError, NeedsValuesError
-from .run import dry_run
+from .run import DryRunError, NeedsValuesError, dry_run
 
 __all__ = [
     "DryRunError",

@@ -17,7 +17,7 @@ from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
 from ...estimators.workload import Workload
-from ..run import Request
+from ..run import Run
 from ..simulated_gpu.attention import FLASH
 
 _BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the model"
@@ -53,14 +53,14 @@ def hidden_size(model_config: Any) -> int | None:
     return None
 
 
-def transformers_config(model: Mapping[str, Any]) -> Any:
+def transformers_config(description: Mapping[str, Any]) -> Any:
     """The transformers configuration object of a `config.json`.
 
     Raises UnusableModelError for a model type that the installed transformers has no class for.
     """
     from transformers import CONFIG_MAPPING
 
-    values = {key: value for key, value in model.items() if key not in ("dtype", "torch_dtype")}
+    values = {key: value for key, value in description.items() if key not in ("dtype", "torch_dtype")}
     kind = values.pop("model_type", "")
     if kind not in CONFIG_MAPPING:
         import transformers
@@ -75,7 +75,7 @@ def transformers_config(model: Mapping[str, Any]) -> Any:
 
 
 def from_config(
-    request: Request,
+    run: Run,
     config: Any,
     dtype: torch.dtype,
     device: str,
@@ -91,7 +91,7 @@ def from_config(
     Raises UnusableModelError for a quantized base or a fused loss without `prepare_base`: bitsandbytes' and Liger's
     kernels have no fake tensors.
     """
-    workload = request.workload
+    workload = run.workload
     unknown = _unknown_kernels(workload)
     if prepare_base is None and unknown:
         raise UnusableModelError(f"a dry run does not know {unknown}", fix="probe it on a GPU, or use the closed form")
@@ -113,9 +113,9 @@ def from_config(
     if prepare_base is not None:
         prepare_base(model)
     if workload.method != "full":
-        model = _with_adapters(model, request)
-    if request.gradient_checkpointing:
-        _checkpoint(model, offload=request.cpu_checkpointing, pins=workload.software.pinned_inputs)
+        model = _with_adapters(model, run)
+    if run.gradient_checkpointing:
+        _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs)
         if workload.method != "full" and _is_reentrant(model):
             model.enable_input_require_grads()  # needed with peft, or nothing below the first layer has a gradient
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
@@ -222,14 +222,14 @@ def no_init_weights() -> Any:
     return module.no_init_weights()
 
 
-def _with_adapters(model: Any, request: Request) -> Any:
+def _with_adapters(model: Any, run: Run) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise UnusableModelError(
             "LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"'
         ) from None
-    workload = request.workload
+    workload = run.workload
     targets: Any = list(workload.lora_targets) if workload.lora_targets else "all-linear"
     adapters = LoraConfig(
         r=workload.lora_rank,
@@ -257,15 +257,15 @@ def _dtype_option() -> str:
     return "dtype" if Version(__version__) >= Version("4.56") else "torch_dtype"
 
 
-def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableModel:
+def from_file(run: Run, dtype: torch.dtype, device: str) -> TrainableModel:
     """The module of the user's function, with the batches and loss of the file.
 
     The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors are passed to `forward` (a dict by name,
-    a tuple by position), and `loss_fn(output, batch)`. Defaults: `request.input_shape`, and the mean of the output.
+    a tuple by position), and `loss_fn(output, batch)`. Defaults: `run.input_shape`, and the mean of the output.
 
     Raises UnusableModelError where the function is missing or returns no module, and the errors of the user's code.
     """
-    path, _, function = (request.factory or "").rpartition(":")
+    path, _, function = str(run.model).rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -279,8 +279,8 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
         raise UnusableModelError(
             f"{function} of {path} returned a {type(model).__name__}", fix="let it return a torch.nn.Module"
         )
-    if request.workload.method == "lora":
-        model = _with_adapters(model, request)
+    if run.workload.method == "lora":
+        model = _with_adapters(model, run)
     given_batch = getattr(module, "make_batch", None)
     given_loss = getattr(module, "loss_fn", None)
 
@@ -293,13 +293,13 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
 
     def make_batch(batch: int) -> Any:
         if given_batch is not None:
-            return on_device(given_batch(batch, request.workload.seq_len))
-        if request.input_shape is None:
+            return on_device(given_batch(batch, run.workload.seq_len))
+        if run.input_shape is None:
             raise UnusableModelError(
                 f"{path} defines no make_batch, so the shape of one sample is needed",
                 fix="pass --input-shape, such as 3,32,32, or define make_batch(micro_batch_size, seq_len)",
             )
-        return (torch.zeros((batch, *request.input_shape), dtype=dtype, device=device),)
+        return (torch.zeros((batch, *run.input_shape), dtype=dtype, device=device),)
 
     def loss(output: Any, batch: Any) -> Any:
         if given_loss is not None:
@@ -312,9 +312,7 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
     return TrainableModel(model, make_batch, loss, 0)
 
 
-def for_long_sequences(
-    subject: TrainableModel, request: Request, config: dict[str, Any], device: str
-) -> TrainableModel:
+def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any], device: str) -> TrainableModel:
     """The model with tiled feed-forward and loss, and with Ulysses' attention and batches; a user's own module is
     returned unchanged.
 
@@ -325,10 +323,10 @@ def for_long_sequences(
 
     Raises DeepSpeed's ValueError for heads or an attention kernel that cannot be split.
     """
-    ranks = request.sequence_parallel_size
-    if request.model is not None:
-        _tile(subject.model, request, config)
-    if ranks == 1 or request.model is None:
+    ranks = run.sequence_parallel_size
+    if run.description is not None:
+        _tile(subject.model, run, config)
+    if ranks == 1 or run.description is None:
         return subject
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
@@ -337,12 +335,12 @@ def for_long_sequences(
         model,
         core_attn_implementation=model.config._attn_implementation,
         sequence_parallel_size=ranks,
-        micro_batch_size=_micro_batch_size(config, request),
+        micro_batch_size=_micro_batch_size(config, run),
         seq_length_is_variable=True,
     )
     group = groups.get_sequence_parallel_group()
     rank = groups.get_sequence_parallel_rank()
-    tokens = request.workload.seq_len // ranks
+    tokens = run.workload.seq_len // ranks
 
     def make_batch(batch: int) -> dict[str, torch.Tensor]:
         positions = torch.arange(rank * tokens, (rank + 1) * tokens, device=device)
@@ -366,23 +364,23 @@ def for_long_sequences(
     return replace(subject, make_batch=make_batch, loss=loss, groups=groups)
 
 
-def _tile(model: Any, request: Request, config: dict[str, Any]) -> None:
+def _tile(model: Any, run: Run, config: dict[str, Any]) -> None:
     """Tile feed-forward and loss, as the emitted lines do."""
-    workload = request.workload.of_rank(request.sequence_parallel_size)
+    workload = run.workload.of_rank(run.sequence_parallel_size)
     if workload.mlp == "whole" and workload.loss != "tiled":
         return
-    shape = shape_from_config(request.model or {}, name="")
+    shape = shape_from_config(run.description or {}, name="")
     if workload.mlp == "tiled":
         tile_feed_forward(model, mlp_tiles(shape, workload))
     if workload.loss == "tiled":
-        tile_loss(model, loss_tiles(shape, workload, _micro_batch_size(config, request)))
+        tile_loss(model, loss_tiles(shape, workload, _micro_batch_size(config, run)))
 
 
-def _micro_batch_size(config: dict[str, Any], request: Request) -> int:
+def _micro_batch_size(config: dict[str, Any], run: Run) -> int:
     """The micro batch size by DeepSpeed's rules; Ulysses needs it before the engine exists."""
     given = config.get("train_micro_batch_size_per_gpu")
     if given is not None:
         return int(given)
-    replicas = request.world_size // request.sequence_parallel_size
+    replicas = run.cluster.world_size // run.sequence_parallel_size
     samples = int(config.get("train_batch_size", replicas))
     return samples // int(config.get("gradient_accumulation_steps", 1)) // replicas

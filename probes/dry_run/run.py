@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,18 +21,29 @@ from packaging.version import Version
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, autoep_size_in, autotp_size_in, unmodeled_features
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
-from ...estimators.workload import Workload
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
-from .ask import DryRunError, NeedsValuesError, ask
 
-_HOPPER = 9.0
-"""Compute capability assumed for a GPU without one (AMD's, the CPU)."""
+_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
+
+
+class DryRunError(DsAdviseError):
+    """A failed dry run. details: the traceback or the output."""
+
+    def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.phase = phase
+        self.details = details
+
+
+class NeedsValuesError(DryRunError):
+    """A model whose control flow or shapes depend on values: only a probe can run it."""
 
 
 def dry_run(
@@ -49,7 +68,7 @@ def dry_run(
     return replace(
         result,
         peak=_with_overhead(result.peak, run.cluster),
-        library_workspace_bytes=sum(term.size_bytes for term in library_workspace(run.cluster.gpu)),
+        library_workspace_bytes=_workspace_bytes(run.cluster),
     )
 
 
@@ -78,25 +97,11 @@ def _refuse_unknown_features(run: Run) -> None:
 
 def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
     """One rank of a run for the subprocess; rank None: the one with the fullest GPU."""
-    gpu = run.cluster.gpu
-    world_size = run.cluster.world_size
-    config = dict(run.config)
-    model = None if isinstance(run.model, str) else dict(run.model)
+    if isinstance(run.model, str):
+        run = replace(run, model=_factory(run.model))
     return Request(
-        config=config,
-        model=model,
-        factory=_factory(run.model) if isinstance(run.model, str) else None,
-        input_shape=run.input_shape,
-        workload=run.workload,
-        micro_batch_size=run.micro_batch_size,
-        gradient_accumulation_steps=run.gradient_accumulation_steps,
-        gradient_checkpointing=run.gradient_checkpointing,
-        cpu_checkpointing=run.cpu_checkpointing,
-        world_size=world_size,
-        gpus_per_node=run.cluster.gpus_per_node,
-        rank=fullest_rank(config, model, run.workload, world_size) if rank is None else rank,
-        compute_capability=round((gpu.compute_capability or _HOPPER) * 10),
-        gpu_memory_bytes=gpu.memory_bytes,
+        run=run,
+        rank=fullest_rank(run) if rank is None else rank,
         iterations=iterations,
         expandable_segments=expandable_segments,
     )
@@ -113,9 +118,7 @@ def _factory(text: str) -> str:
     return f"{path}:{function}"
 
 
-def fullest_rank(
-    config: Mapping[str, Any], model: Mapping[str, Any] | None, workload: Workload, world_size: int
-) -> int:
+def fullest_rank(run: Run) -> int:
     """The rank with the highest peak, by the differences between ranks that are known before a run.
 
     Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
@@ -131,14 +134,15 @@ def fullest_rank(
     Not covered: `round_robin_gradients`, which deals the tensors out; a model without a closed form (a user's own
     module, an unknown family): rank 0.
     """
-    zero = config.get("zero_optimization")
-    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or model is None:
+    zero = run.config.get("zero_optimization")
+    description = run.description
+    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or description is None:
         return 0
     try:
-        tensor_parallel_size = autotp_size_in(config)
-        part = split_layers(shape_from_config(model, name="model"), tensor_parallel_size)
-        part = spread_experts(part, autoep_size_in(config))
-        loads = shard_tensors(tensor_set(part, workload), world_size // tensor_parallel_size).loads
+        tensor_parallel_size = autotp_size_in(run.config)
+        part = split_layers(shape_from_config(description, name="model"), tensor_parallel_size)
+        part = spread_experts(part, autoep_size_in(run.config))
+        loads = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size).loads
     except DsAdviseError:
         return 0
     offload = zero.get("offload_optimizer")
@@ -153,7 +157,7 @@ def fullest_rank(
 
 def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
     """The peak with memory that is in no tensor: library workspaces in the allocator, and memory outside it."""
-    workspace = sum(term.size_bytes for term in library_workspace(cluster.gpu))
+    workspace = _workspace_bytes(cluster)
     outside = sum(term.size_bytes for term in outside_allocator(cluster))
 
     def with_workspace(held: Reserved) -> Reserved:
@@ -175,6 +179,10 @@ def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:
     )
 
 
+def _workspace_bytes(cluster: Cluster) -> int:
+    return sum(term.size_bytes for term in library_workspace(cluster.gpu))
+
+
 def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> SimulatedStep | None:
     """One optimizer step on `cluster` in time, None for a result without a schedule.
 
@@ -185,3 +193,110 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
     config = result.config
     samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * result.world_size
     return simulate(result.schedule, cluster, tokens_per_step=samples * seq_len)
+
+
+def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
+    """The results of all requests. Raises the first DryRunError."""
+    answers = []
+    for answer in ask_each(requests, timeout_s):
+        if isinstance(answer, DryRunError):
+            raise answer
+        answers.append(answer)
+    return answers
+
+
+def ask_each(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult | DryRunError]:
+    """The result or error of each request; they run in parallel, in forks of one process that imports torch once.
+
+    Raises DryRunError where the process does not end in time. No process outlives the call.
+    """
+    with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
+        folder = Path(name)
+        with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
+            status = _run_worker(requests, folder, output, timeout_s)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
+            printed = output.read()
+        return [_outcome(folder, index, status, printed) for index in range(len(requests))]
+
+
+def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResult | DryRunError:
+    answer = folder / f"answer-{index}.json"
+    if not answer.exists():
+        return _died(
+            int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed
+        )
+    values = json.loads(answer.read_text())
+    return _error(values) if "error" in values else from_json(DryRunResult, values["result"])
+
+
+def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_s: float) -> int:
+    """Run `worker.py`; returns its exit status, negative for a signal."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}.worker", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        cwd=folder,
+        start_new_session=True,  # so that its forks end with it
+        # PYTHONUTF8: some libraries read their own files in the encoding of the locale
+        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
+    )
+    try:
+        worker.communicate(pickle.dumps(list(requests)), timeout=timeout_s)
+        return worker.returncode
+    except subprocess.TimeoutExpired:
+        raise DryRunError(
+            f"the dry run did not end within {timeout_s:.0f} s", phase=_text(folder / "phase-0") or "start"
+        ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def _died(status: int, phase: str, printed: str) -> DryRunError:
+    """The error of a process that ended without an answer."""
+    if status < 0:
+        name = signal.Signals(-status).name
+        if name == "SIGKILL":
+            return DryRunError(
+                f"the dry run was killed (SIGKILL, during {phase})",
+                phase=phase,
+                details=printed,
+                why="the system kills a process when the memory of the machine runs out",
+                fix="free memory, or use fewer --iterations",
+            )
+        what = f"the dry run crashed ({name}, during {phase})"
+    else:
+        what = f"the dry run ended without an answer (exit code {status}, during {phase})"
+    last_line = next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "")
+    return DryRunError(what, phase=phase, details=printed, why=last_line, fix="report it with the output of --debug")
+
+
+def _error(answer: dict[str, str]) -> DryRunError:
+    """The error for the subprocess's exception, with its original message and a fix."""
+    kind, phase, where = answer["kind"], answer["phase"], answer["where"]
+    text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)
+    why = f"raised at {where}" if where else ""
+    fix = answer["fix"]
+    if kind in _NEEDS_VALUES:
+        text = f"{where or 'the model'} needs real values: {text}"
+        why = "a dry run has shapes, not values"
+        fix = (
+            "avoid shapes that depend on values (a mask instead of an index), or probe it: ds-advise probe, with "
+            "--device cpu without a GPU; ds-advise launch has --no-check"
+        )
+    elif kind == "MemoryError":
+        text = "this machine is out of memory"
+        fix = "free memory, or use fewer --iterations"
+    elif answer["package"] == "deepspeed" and phase in ("load", "initialize"):
+        why = "DeepSpeed rejects this configuration"
+        fix = "correct the setting in its message"
+    elif where or not text:
+        text = f"{kind}: {text}" if text else kind
+    chosen = NeedsValuesError if kind in _NEEDS_VALUES else DryRunError
+    return chosen(f"{text} (during {phase})", phase=phase, details=answer["traceback"], why=why, fix=fix)

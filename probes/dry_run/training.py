@@ -12,7 +12,7 @@ import torch
 from ...ds_configs.read import autotp_size_in
 from ...estimators.plan import PLAN_FIELDS
 from ..recording.phases import PhaseRecorder
-from ..run import Request
+from ..run import Request, Run
 from . import models
 
 _REPEATABLE = 3
@@ -29,7 +29,7 @@ class UnfilledAutoError(ValueError):
         super().__init__(f'nothing replaces "auto" at {name}')
 
 
-def filled_config(request: Request, hidden_size: int | None) -> dict[str, Any]:
+def filled_config(run: Run, hidden_size: int | None) -> dict[str, Any]:
     """The configuration with the batch sizes, and with `auto` replaced as the Hugging Face Trainer replaces it.
 
     Source: transformers `integrations/deepspeed.py`, `HfTrainerDeepSpeedConfig.trainer_config_process` and
@@ -39,12 +39,12 @@ def filled_config(request: Request, hidden_size: int | None) -> dict[str, Any]:
     Raises UnfilledAutoError for the Trainer's framework and an `auto` without a value. Plain DeepSpeed gets such an
     `auto` unchanged.
     """
-    config = copy.deepcopy(request.config)
-    _set_batch(config, request)
+    config = copy.deepcopy(dict(run.config))
+    _set_batch(config, run)
     values: dict[str, Any] = {
         "gradient_clipping": 1.0,
-        "bf16.enabled": request.workload.precision == "bf16",
-        "fp16.enabled": request.workload.precision == "fp16",
+        "bf16.enabled": run.workload.precision == "bf16",
+        "fp16.enabled": run.workload.precision == "fp16",
         "optimizer.params.lr": 1e-5,
         "optimizer.params.betas": [0.9, 0.999],
         "optimizer.params.eps": 1e-8,
@@ -60,23 +60,23 @@ def filled_config(request: Request, hidden_size: int | None) -> dict[str, Any]:
             for known in PLAN_FIELDS.values()
             if known.filled_from_hidden_size is not None
         }
-    strict = request.workload.framework == "hf"
+    strict = run.workload.framework == "hf"
     if strict:  # as accelerate does (DeepSpeedPlugin.__post_init__)
         values |= {"steps_per_print": 10, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False}
     _fill(config, "", values, strict=strict)
     enabled = any((config.get(key) or {}).get("enabled") for key in ("bf16", "fp16"))
-    if not enabled and request.workload.precision != "fp32" and request.workload.precision not in config:
+    if not enabled and run.workload.precision != "fp32" and run.workload.precision not in config:
         # as accelerate does (DeepSpeedPlugin.set_mixed_precision)
-        config[request.workload.precision] = {"enabled": True}
+        config[run.workload.precision] = {"enabled": True}
     return config
 
 
-def _set_batch(config: dict[str, Any], request: Request) -> None:
+def _set_batch(config: dict[str, Any], run: Run) -> None:
     """Replace `auto` and absent batch sizes by the requested ones; DeepSpeed derives the rest."""
     total = config.get("train_batch_size")
     for key, requested in (
-        ("train_micro_batch_size_per_gpu", request.micro_batch_size),
-        ("gradient_accumulation_steps", request.gradient_accumulation_steps),
+        ("train_micro_batch_size_per_gpu", run.micro_batch_size),
+        ("gradient_accumulation_steps", run.gradient_accumulation_steps),
     ):
         if config.get(key, "auto") == "auto":
             config.pop(key, None)
@@ -106,16 +106,17 @@ def run(
 
     until_repeated: stop after an iteration that repeats the one before it.
     """
-    description = models.transformers_config(request.model) if request.model is not None else None
-    config = filled_config(request, models.hidden_size(description) if description is not None else None)
+    trained = request.run
+    description = models.transformers_config(trained.description) if trained.description is not None else None
+    config = filled_config(trained, models.hidden_size(description) if description is not None else None)
     dtype = model_dtype(config)
-    keep_alive = announce_zero3(request, config)
+    keep_alive = announce_zero3(trained, config)
     with recorder.phase(0, "load"):
         if description is not None:
-            subject = models.from_config(request, description, dtype, device)
+            subject = models.from_config(trained, description, dtype, device)
         else:
-            subject = models.from_file(request, dtype, device)
-        subject = models.for_long_sequences(subject, request, config, device)
+            subject = models.from_file(trained, dtype, device)
+        subject = models.for_long_sequences(subject, trained, config, device)
         gc.collect()  # weights that tying replaced are in reference cycles
     model = subject.model
     classifier = recorder.classifier
@@ -132,8 +133,8 @@ def run(
     micro = engine.train_micro_batch_size_per_gpu()
     steps = engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
-    classifier.tokens = micro * request.workload.seq_len // request.sequence_parallel_size
-    held: list[Any] | None = [] if holds_output(request) else None
+    classifier.tokens = micro * trained.workload.seq_len // trained.sequence_parallel_size
+    held: list[Any] | None = [] if holds_output(trained) else None
     recorder.schedule.first_iteration = min(_REPEATABLE, request.iterations) if until_repeated else request.iterations
     for iteration in range(1, request.iterations + 1):
         first = len(recorder.phases)
@@ -146,10 +147,10 @@ def run(
     return config, parameters, trainable
 
 
-def holds_output(request: Request) -> bool:
+def holds_output(run: Run) -> bool:
     """Whether the loop keeps the model's output in a variable (`output = engine(x); loss = criterion(output, y)`), as
     loops with plain DeepSpeed or a module of the user's do. The Trainer drops the output."""
-    return request.model is None or request.workload.framework == "deepspeed"
+    return run.description is None or run.workload.framework == "deepspeed"
 
 
 def _micro_batch(
@@ -184,10 +185,10 @@ def model_dtype(config: dict[str, Any]) -> torch.dtype:
     return torch.float32
 
 
-def announce_zero3(request: Request, config: dict[str, Any]) -> Any:
+def announce_zero3(run: Run, config: dict[str, Any]) -> Any:
     """Announce ZeRO-3 to transformers, as TrainingArguments does, so that the model is partitioned while it is built
     (`zero.Init`); the returned object must outlive the run."""
-    if request.workload.framework != "hf" or request.model is None:
+    if run.workload.framework != "hf" or run.description is None:
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
     return integrations.HfDeepSpeedConfig(config)

@@ -1,4 +1,4 @@
-"""The subprocess of dry runs: JSON requests on stdin, JSON answers in the folder of the first argument.
+"""The subprocess of dry runs: pickled requests on stdin, JSON answers in the folder of the first argument.
 
 It changes torch, transformers and DeepSpeed permanently, so the process ends with its answers.
 """
@@ -9,6 +9,7 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
 from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger
@@ -32,13 +32,16 @@ from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.quick_fake import QuickFakeTensorMode
 from . import models, training
 
+_HOPPER = 9.0
+"""Compute capability assumed for a GPU without one (AMD's, the CPU)."""
+
 
 def main() -> None:
     """Answer the requests on stdin: one in this process, several in parallel forks."""
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
-    requests = TypeAdapter(list[Request]).validate_json(sys.stdin.read())
+    requests: list[Request] = pickle.load(sys.stdin.buffer)
     if len(requests) == 1:
         _answer(folder, 0, requests[0])
     else:
@@ -73,11 +76,11 @@ def _import_all(request: Request) -> None:
         "transformers.integrations.deepspeed",
         "transformers.modeling_utils",
         "torch.testing._internal.distributed.fake_pg",
-        *(["peft"] if request.workload.method == "lora" else []),
+        *(["peft"] if request.run.workload.method == "lora" else []),
     ):
         importlib.import_module(name)
-    if request.model is not None:
-        models.model_class(models.transformers_config(request.model))
+    if request.run.description is not None:
+        models.model_class(models.transformers_config(request.run.description))
 
 
 def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
@@ -132,8 +135,9 @@ def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
 
 def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> None:
     """Patch torch, DeepSpeed and transformers to train on the simulated GPU."""
+    cluster = request.run.cluster
     patches.before_deepspeed()
-    collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
+    collectives.join(request.rank, cluster.world_size, cluster.gpus_per_node)
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
     from deepspeed.accelerator import set_accelerator
 
@@ -141,7 +145,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
 
     set_accelerator(
         SimulatedAccelerator(
-            ledger, schedule, device_count=request.gpus_per_node, memory_bytes=request.gpu_memory_bytes
+            ledger, schedule, device_count=cluster.gpus_per_node, memory_bytes=cluster.gpu.memory_bytes
         )
     )
     import deepspeed
@@ -149,14 +153,14 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     patches.after_deepspeed()
     kernels.install(ledger, schedule)
     deepspeed.init_distributed(dist_backend="fake")
-    attention.install(request.compute_capability)
+    attention.install(round((cluster.gpu.compute_capability or _HOPPER) * 10))
     attention.register_with_transformers()
     patches.patch_torch(ledger)
     patches.patch_transformers()
-    if request.config.get("expert_parallel"):
+    if request.run.config.get("expert_parallel"):
         patches.patch_autoep()
     collectives.silence_comparisons()
-    collectives.record(schedule, request.gpus_per_node)
+    collectives.record(schedule, cluster.gpus_per_node)
     patches.record_hooks(schedule)
     # Dispatch modes do not apply to the backward thread of a device.
     torch.autograd.set_multithreading_enabled(False)
@@ -166,12 +170,14 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     ledger = recorder.ledger
     schedule = recorder.schedule
     _simulate(request, ledger, schedule)
-    safe = replace(request, config=isolated_config(request.config, str(Path.cwd())))
+    isolated = replace(request.run, config=isolated_config(request.run.config, str(Path.cwd())))
     gc.freeze()  # imported modules are no garbage, and scanning them is slow
     gc.enable()
     fake = QuickFakeTensorMode()
     with fake, RecordingMode(ledger, schedule, fake.known):
-        config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE, until_repeated=True)
+        config, parameters, trainable = training.run(
+            replace(request, run=isolated), recorder, DEVICE_TYPE, until_repeated=True
+        )
     gc.disable()  # objects that die from here on belong to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
@@ -185,9 +191,9 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
         parameters=parameters,
         trainable_parameters=trainable,
-        world_size=request.world_size,
+        world_size=request.run.cluster.world_size,
         rank=request.rank,
-        gpus_per_node=request.gpus_per_node,
+        gpus_per_node=request.run.cluster.gpus_per_node,
         config=config,
         seconds=time.monotonic() - started,
         versions={name: sys.modules[name].__version__ for name in ("torch", "deepspeed", "transformers")},

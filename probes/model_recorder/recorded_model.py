@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ModelConfigError
-from ...estimators.json_form import read_json, to_json
+from ...estimators.json_form import from_json, to_json
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
 
@@ -33,8 +33,8 @@ def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> Mode
     """
     file = _file(config)
     try:
-        shape: ModelShape = read_json(ModelShape, json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError):
+        shape: ModelShape = from_json(ModelShape, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError):
         shape = _record(config, name)
         _keep(file, shape)
     return replace(

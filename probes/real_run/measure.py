@@ -119,6 +119,18 @@ def folder_bytes(folder: str) -> int:
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) if folder else 0
 
 
+def gpu_memory(index: int | None) -> dict[str, Any]:
+    """The fields of `RankReport` that torch's allocators and the driver determine; None without a GPU."""
+    if index is None:
+        return dict.fromkeys(("allocated_bytes", "reserved_bytes", "device_bytes", "host_pinned_bytes"))
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "device_bytes": device_bytes(index),
+        "host_pinned_bytes": torch.cuda.host_memory_stats().get("allocated_bytes.peak"),
+    }
+
+
 def device_bytes(index: int) -> int | None:
     """GPU memory of this process by the driver; where it cannot tell processes apart (containers), all memory in use on
     the GPU; None without a driver."""

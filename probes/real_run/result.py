@@ -111,16 +111,3 @@ class ProbeResult:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def from_json(values: dict[str, Any]) -> ProbeResult:
-    """The result that `to_json` wrote; without pydantic, whose import would slow down answers with stored probes."""
-    failure = values["failure"]
-    ranks = tuple(rank_report(report) for report in values["ranks"])
-    return ProbeResult(**values | {"ranks": ranks, "failure": None if failure is None else RankFailure(**failure)})
-
-
-def rank_report(values: dict[str, Any]) -> RankReport:
-    """A rank's report from JSON."""
-    steps = tuple(StepTime(**step) for step in values["steps"])
-    return RankReport(**values | {"steps": steps, "losses": tuple(values["losses"])})

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.json_form import from_json
 from ..dry_run.run import request_for
 from ..machine import threads_of_a_rank
 from ..run import Device, Request, Run, check_kernels, isolated_config
 from ..scratch import scratch
-from .result import ProbeResult, RankFailure, rank_report
+from .result import ProbeResult, RankFailure, RankReport
 from .watch import OnProgress, watch
 
 STEPS = 4
@@ -25,6 +25,9 @@ STEPS = 4
 
 _SMALLEST_SWAPPED_BYTES = 2**20
 """DeepSpeed keeps smaller tensors in RAM."""
+
+JOB_FILE = "job.pickle"
+"""The `ProbeJob`, for the ranks."""
 
 STALL_S = 300.0
 """A phase that takes longer counts as a hang: compiling DeepSpeed's extensions may take some minutes."""
@@ -35,7 +38,7 @@ class ProbeJob:
     """One probe, the same for all ranks."""
 
     request: Request
-    """Configuration, model, workload; `request.rank` is the rank that runs alone when `solo`."""
+    """The run; `request.rank` is the rank that runs alone when `solo`."""
     device: Device
     """ "cuda", or DeepSpeed's CPU accelerator over gloo."""
     solo: bool
@@ -50,17 +53,7 @@ class ProbeJob:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that run as processes."""
-        return (self.request.rank,) if self.solo else tuple(range(self.request.world_size))
-
-    def request_of(self, rank: int) -> Request:
-        return replace(self.request, rank=rank)
-
-
-def read_job(path: Path) -> ProbeJob:
-    """The job in a file that `probe` wrote."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(ProbeJob).validate_json(path.read_text())
+        return (self.request.rank,) if self.solo else tuple(range(self.request.run.cluster.world_size))
 
 
 def probe(
@@ -94,16 +87,17 @@ def probe(
     started = time.monotonic()
     load = os.getloadavg()[0]
     request = request_for(run, rank=rank, iterations=steps)
-    with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:
+    with scratch("probe") as folder, _swap_folder(run.config) as nvme_folder:
+        isolated = replace(request.run, config=isolated_config(run.config, nvme_folder))
         job = ProbeJob(
-            request=replace(request, config=isolated_config(request.config, nvme_folder)),
+            request=replace(request, run=isolated),
             device=device,
             solo=solo,
             checkpoint=checkpoint,
             memory_limit_bytes=memory_limit_bytes,
             nvme_folder=nvme_folder,
         )
-        (folder / "job.json").write_text(json.dumps(asdict(job)))
+        (folder / JOB_FILE).write_bytes(pickle.dumps(job))
         on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads_of_a_rank(len(job.ranks)))}
         reports, failure = watch(
             job.ranks,
@@ -118,11 +112,11 @@ def probe(
             failure = _or_disk_full(failure, nvme_folder)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
     return ProbeResult(
-        world_size=request.world_size,
+        world_size=run.cluster.world_size,
         device=device,
         solo=solo,
         tokens_per_step=first.get("tokens_per_step", 0),
-        ranks=tuple(rank_report(report["report"]) for report in reports),
+        ranks=tuple(from_json(RankReport, report["report"]) for report in reports),
         failure=failure,
         versions=first.get("versions", {}),
         config=first.get("config", {}),

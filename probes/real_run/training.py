@@ -1,11 +1,13 @@
-"""The worker of a probe: one rank that trains a few optimizer steps, timed by phase. FOLDER holds `job.json`."""
+"""The worker of a probe: one rank that trains a few optimizer steps, timed by phase. FOLDER holds `JOB_FILE`."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import resource
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,48 +16,38 @@ import torch
 import torch.distributed as dist
 
 from ...estimators.optimizers import optimizer_of_type
+from ...estimators.workload import Workload
 from ..dry_run import models
+from ..dry_run.models import UnusableModelError
 from ..dry_run.training import announce_zero3, filled_config, holds_output, initialize, model_dtype
-from ..run import Request
 from ..simulated_gpu import collectives as fake_group
 from ..store import LIBRARIES
-from . import base_model, extension_lock, measure
+from . import extension_lock, measure
 from .measure import Clock, CollectiveTime
 from .rank import EventLog
 from .result import RankReport, StepTime
-from .run import ProbeJob, read_job
+from .run import JOB_FILE, ProbeJob
 
-
-@dataclass(slots=True, kw_only=True)
-class TrainingMeasurements:
-    """Measurements of a rank's training."""
-
-    config: dict[str, Any]
-    loading_peak_bytes: int = 0
-    peak_bytes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    micro_batch_size: int = 0
-    gradient_accumulation_steps: int = 0
-    steps: list[StepTime] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+_BLOCK = 1_000_003
+"""Number of random values, which all weights repeat: torch draws on one core, 30 ns each, and a model of billions would
+take minutes. No width divides the number, so the rows of a matrix differ."""
 
 
 def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     """Train, and return the report of this rank."""
-    job = read_job(folder / "job.json")
-    request = job.request_of(rank)
+    job: ProbeJob = pickle.loads((folder / JOB_FILE).read_bytes())
+    run = job.request.run
     gpu = (0 if job.solo else rank) if job.device == "cuda" else None
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(0 if job.solo else rank),
-        WORLD_SIZE=str(request.world_size),
-        LOCAL_WORLD_SIZE=str(request.gpus_per_node),
+        WORLD_SIZE=str(run.cluster.world_size),
+        LOCAL_WORLD_SIZE=str(run.cluster.gpus_per_node),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29500",
         # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by
         # name.
-        LOCAL_SIZE=str(request.world_size + 1),
+        LOCAL_SIZE=str(run.cluster.world_size + 1),
     )
     extension_lock.install()
     collectives = None
@@ -67,7 +59,7 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     log.enter("join")
     _join(job, rank, folder)
     log.enter("load")
-    description, config = prepare(job, request)
+    description, config = prepare(job)
     baseline_bytes = measure.resident_bytes()
     if job.memory_limit_bytes is not None:
         limit = measure.data_bytes() + job.memory_limit_bytes
@@ -75,16 +67,22 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     if job.solo:
         torch.set_flush_denormal(True)  # junk has many denormal numbers, which are a hundred times slower on a CPU
     device = "cpu" if gpu is None else f"cuda:{gpu}"
-    run = train(job, request, description, config, device, log, Clock(cuda=gpu is not None), collectives)
+    engine, measured = train(job, description, config, device, log, Clock(cuda=gpu is not None), collectives)
     log.enter("report")
-    report = _report(job, rank, gpu, baseline_bytes, run)
+    report = RankReport(
+        rank=rank,
+        host_baseline_bytes=baseline_bytes,
+        nvme_bytes=measure.folder_bytes(job.nvme_folder),
+        **measure.gpu_memory(gpu),
+        **measured,
+    )
     if not job.solo:
         dist.barrier()  # no rank leaves while another still needs it
-    samples = run.micro_batch_size * run.gradient_accumulation_steps * request.world_size // request.ranks_per_sample
+    samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps() * run.cluster.world_size
     return {
         "report": asdict(report),
-        "config": run.config,
-        "tokens_per_step": samples * request.workload.seq_len,
+        "config": config,
+        "tokens_per_step": samples // run.ranks_per_sample * run.workload.seq_len,
         "versions": {name: version(name) for name in LIBRARIES},
     }
 
@@ -92,14 +90,14 @@ def work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
 def _join(job: ProbeJob, rank: int, folder: Path) -> None:
     """Join the process group of the ranks; a solo rank joins torch's fake process group."""
     if job.solo:
-        fake_group.join(rank, job.request.world_size, job.request.gpus_per_node)
+        fake_group.join(rank, job.request.run.cluster.world_size, job.request.run.cluster.gpus_per_node)
     else:
         # A file instead of a port: no other process can take it, and no other job can join.
         dist.init_process_group(
             "nccl" if job.device == "cuda" else "gloo",
             init_method=f"file://{folder / 'rendezvous'}",
             rank=rank,
-            world_size=job.request.world_size,
+            world_size=job.request.run.cluster.world_size,
         )
     import deepspeed
 
@@ -108,16 +106,17 @@ def _join(job: ProbeJob, rank: int, folder: Path) -> None:
         fake_group.silence_comparisons()
 
 
-def prepare(job: ProbeJob, request: Request) -> tuple[Any, dict[str, Any]]:
+def prepare(job: ProbeJob) -> tuple[Any, dict[str, Any]]:
     """(transformers' configuration of the model, None for the user's own module; DeepSpeed's with `auto` filled).
 
     Loads the training's code, the model's class and DeepSpeed's extensions: they are no part of a plan's memory, and
     compilers may need more memory than a rank is allowed.
     """
-    description = models.transformers_config(request.model) if request.model is not None else None
+    run = job.request.run
+    description = models.transformers_config(run.description) if run.description is not None else None
     if description is not None:
         models.model_class(description)
-    config = filled_config(request, models.hidden_size(description) if description is not None else None)
+    config = filled_config(run, models.hidden_size(description) if description is not None else None)
     zero = config.get("zero_optimization")
     if isinstance(zero, dict) and zero.get("stage"):
         importlib.import_module("torch._dynamo")  # decorators of the ZeRO stages load it at their first call
@@ -142,68 +141,68 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
 
 def train(
     job: ProbeJob,
-    request: Request,
     description: Any,
     config: dict[str, Any],
     device: str,
     log: EventLog,
     clock: Clock,
     collectives: CollectiveTime | None,
-) -> TrainingMeasurements:
-    """Load, initialize and train `request.iterations` optimizer steps."""
-    keep_alive = announce_zero3(request, config)
+) -> tuple[Any, dict[str, Any]]:
+    """Load, initialize and train `job.request.iterations` optimizer steps. Returns the engine, and the fields of
+    `RankReport` that the training determines."""
+    run = job.request.run
+    keep_alive = announce_zero3(run, config)
     dtype = model_dtype(config)
-    subject = _subject(job, request, description, dtype, device)
-    subject = models.for_long_sequences(subject, request, config, device)
+    subject = _subject(job, description, dtype, device)
+    subject = models.for_long_sequences(subject, run, config, device)
     log.enter("initialize")
     engine = initialize(config, subject.model, subject.groups)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
-    result = TrainingMeasurements(
-        config=config,
-        loading_peak_bytes=measure.peak_resident_bytes(),
-        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-        gradient_accumulation_steps=engine.gradient_accumulation_steps(),
-    )
+    loading_peak_bytes = measure.peak_resident_bytes()
     measure.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     read_before, written_before = measure.storage_bytes()
-    held: list[Any] | None = [] if holds_output(request) else None
-    for step in range(1, request.iterations + 1):
+    held: list[Any] | None = [] if holds_output(run) else None
+    steps: list[StepTime] = []
+    losses: list[float] = []
+    for step in range(1, job.request.iterations + 1):
         log.enter(f"step {step}")
-        timed, loss = _step(engine, subject, result, clock, collectives, held)
-        result.losses.append(loss)
+        timed, loss = _step(engine, subject, clock, collectives, held)
+        losses.append(loss)
         if step > 1:
-            result.steps.append(timed)
+            steps.append(timed)
     read, written = measure.storage_bytes()
-    result.read_bytes = read - read_before
-    result.written_bytes = written - written_before
-    result.peak_bytes = measure.peak_resident_bytes()
     del keep_alive
-    return result
+    return engine, {
+        "host_loading_peak_bytes": loading_peak_bytes,
+        "host_peak_bytes": measure.peak_resident_bytes(),
+        "nvme_read_bytes": read - read_before,
+        "nvme_written_bytes": written - written_before,
+        "steps": tuple(steps),
+        "losses": tuple(losses),
+    }
 
 
-def _subject(
-    job: ProbeJob, request: Request, description: Any, dtype: torch.dtype, device: str
-) -> models.TrainableModel:
+def _subject(job: ProbeJob, description: Any, dtype: torch.dtype, device: str) -> models.TrainableModel:
+    run = job.request.run
     if description is None:
-        return models.from_file(request, dtype, device)
+        return models.from_file(run, dtype, device)
     has_weights = job.checkpoint is not None
     return models.from_config(
-        request,
+        run,
         description,
         dtype,
         device,
         checkpoint=job.checkpoint,
-        prepare_base=lambda model: base_model.prepare(model, request.workload, dtype, device, has_weights=has_weights),
+        prepare_base=lambda model: prepare_base(model, run.workload, dtype, device, has_weights=has_weights),
     )
 
 
 def _step(
     engine: Any,
     subject: models.TrainableModel,
-    run: TrainingMeasurements,
     clock: Clock,
     collectives: CollectiveTime | None,
     held: list[Any] | None,
@@ -215,8 +214,8 @@ def _step(
     loss = None
     clock.settle()
     begin = clock.mark()
-    for _ in range(run.gradient_accumulation_steps):
-        batch = _with_tokens(subject.make_batch(run.micro_batch_size), subject.vocab_size)
+    for _ in range(engine.gradient_accumulation_steps()):
+        batch = _with_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
@@ -251,43 +250,91 @@ def _step(
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
     """The batch with random tokens, so that routers and embeddings work as in a training."""
-    if vocab_size and isinstance(batch, dict):
-        for name, value in batch.items():
-            if isinstance(value, torch.Tensor) and not value.is_floating_point() and name == "input_ids":
-                batch[name] = torch.randint_like(value, vocab_size)
+    if vocab_size and isinstance(batch, dict) and "input_ids" in batch:
+        batch["input_ids"] = torch.randint_like(batch["input_ids"], vocab_size)
     return batch
 
 
 def _never_skip_a_step(optimizer: Any) -> None:
     """A solo rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's
     states."""
-    for name in (
-        "has_overflow",
-        "has_overflow_serial",
-        "has_overflow_partitioned_grads_serial",
-        "check_overflow",
-        "_has_inf_or_nan",
-        "_check_overflow",
-    ):
+    checks = """has_overflow has_overflow_serial has_overflow_partitioned_grads_serial check_overflow _has_inf_or_nan
+        _check_overflow"""
+    for name in checks.split():
         if hasattr(optimizer, name):
             setattr(optimizer, name, lambda *_, **__: False)
     importlib.import_module("deepspeed.runtime.utils").CheckOverflow.check = lambda *_, **__: False
 
 
-def _report(job: ProbeJob, rank: int, gpu: int | None, baseline_bytes: int, run: TrainingMeasurements) -> RankReport:
-    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if gpu is not None else None
-    return RankReport(
-        rank=rank,
-        allocated_bytes=torch.cuda.max_memory_allocated() if gpu is not None else None,
-        reserved_bytes=torch.cuda.max_memory_reserved() if gpu is not None else None,
-        device_bytes=measure.device_bytes(gpu) if gpu is not None else None,
-        host_baseline_bytes=baseline_bytes,
-        host_loading_peak_bytes=run.loading_peak_bytes,
-        host_peak_bytes=run.peak_bytes,
-        host_pinned_bytes=int(pinned) if pinned is not None else None,
-        nvme_bytes=measure.folder_bytes(job.nvme_folder),
-        nvme_read_bytes=run.read_bytes,
-        nvme_written_bytes=run.written_bytes,
-        steps=tuple(run.steps),
-        losses=tuple(run.losses),
-    )
+def prepare_base(
+    model: torch.nn.Module, workload: Workload, dtype: torch.dtype, device: str, *, has_weights: bool
+) -> None:
+    """Change the model in place.
+
+    has_weights: the weights were loaded; otherwise they are uninitialized and may be NaN.
+
+    Raises UnusableModelError where bitsandbytes or Liger is missing or unsuitable.
+    """
+    if not has_weights:
+        _fill(model)
+    if workload.method == "qlora" and workload.quantization != "nf4":
+        raise UnusableModelError("a probe quantizes to NF4 alone", fix="leave --quantization out")
+    if workload.method == "qlora":
+        _quantize(model, dtype, device)
+    if workload.loss == "fused" or workload.kernels == "liger":
+        _apply_liger(model)
+
+
+def _fill(model: torch.nn.Module) -> None:
+    """Fill every weight, or this rank's shard of it, with random values."""
+    block = torch.randn(_BLOCK).mul_(0.02)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = getattr(parameter, "ds_tensor", parameter)
+            block = block.to(values.dtype)
+            if not values.is_cpu or not values.is_contiguous():
+                values.normal_(0, 0.02)
+                continue
+            flat = values.view(-1)
+            rows, rest = divmod(flat.numel(), _BLOCK)
+            flat[: rows * _BLOCK].view(rows, _BLOCK).copy_(block)
+            flat[rows * _BLOCK :].copy_(block[:rest])
+
+
+def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
+    """Quantize every linear layer except the head to NF4 with quantized constants, like `BitsAndBytesConfig` for QLoRA.
+
+    Each layer moves to the device, where bitsandbytes quantizes it; other modules stay on the host.
+    """
+    parts = _import("bitsandbytes", "QLoRA").nn
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is not torch.nn.Linear or layer is head:
+                continue
+            options: dict[str, Any] = {"compress_statistics": True, "quant_type": "nf4"}
+            smaller = parts.Linear4bit(1, 1, bias=False, compute_dtype=dtype, **options)
+            smaller.in_features, smaller.out_features = layer.in_features, layer.out_features
+            smaller.weight = parts.Params4bit(layer.weight.data, requires_grad=False, **options)
+            smaller.bias = layer.bias
+            setattr(parent, name, smaller.to(device))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    setattr(model, "is_loaded_in_4bit", True)  # noqa: B010  what peft looks for
+
+
+def _apply_liger(model: torch.nn.Module) -> None:
+    """Apply Liger's kernels, like `use_liger_kernel` of the Trainer."""
+    if not torch.cuda.is_available():
+        raise UnusableModelError("Liger's kernels are for GPUs", fix="leave --loss and --kernels out")
+    _import("liger_kernel.transformers", "the fused loss or layer")._apply_liger_kernel_to_instance(model=model)
+
+
+def _import(module: str, what: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0].replace("_", "-")
+        raise UnusableModelError(
+            f"{what} needs {package}, which is not installed", fix=f"pip install {package}"
+        ) from None

@@ -15,26 +15,22 @@ from typing import Any
 
 import torch
 
-# (part of the file name, part of the function name, category); the first match in the innermost frame counts
 _BIRTHPLACES = (
-    ("runtime/zero/partition_parameters.py", "gather", "gathered parameters"),
-    ("runtime/zero/partition_parameters.py", "wait", "gathered parameters"),
+    ("runtime/zero/partition_parameters.py", "gather wait", "gathered parameters"),
     ("runtime/zero/partition_parameters.py", "reduce", "buckets"),
     ("runtime/zero/partition_parameters.py", "", "parameters"),
     ("runtime/zero/partitioned_param_coordinator.py", "", "gathered parameters"),
     ("runtime/zero/stage3.py", "grad", "gradients"),
     ("runtime/zero/stage3.py", "fp32", "master weights"),
     ("runtime/zero/stage3.py", "create_fp16", "parameters"),
-    ("runtime/zero/stage3.py", "bucket", "buckets"),
-    ("runtime/zero/stage3.py", "reduce", "buckets"),
-    ("runtime/zero/stage3.py", "avg", "buckets"),
-    ("runtime/zero/stage_1_and_2.py", "bucket", "buckets"),
-    ("runtime/zero/stage_1_and_2.py", "reduce", "buckets"),
-    ("runtime/zero/stage_1_and_2.py", "average", "buckets"),
+    ("runtime/zero/stage3.py", "bucket reduce avg", "buckets"),
+    ("runtime/zero/stage_1_and_2.py", "bucket reduce average", "buckets"),
     ("runtime/zero/stage_1_and_2.py", "grad", "gradients"),
     ("runtime/swap_tensor/", "", "buckets"),
     ("deepspeed/ops/", "step", "optimizer states"),
 )
+"""(part of the file name, parts of the function name ("": any function), category); the first match in the innermost
+frame counts."""
 
 _OWNED = {  # category -> attributes of a DeepSpeed optimizer, of any version
     "master weights": """single_partition_of_fp32_groups fp32_partitioned_groups_flat fp32_groups_flat_partition
@@ -140,8 +136,8 @@ def _category_of(filename: str, function: str) -> str:
         if filename.endswith("torch/nn/modules/module.py") and function == "_call_impl":
             return "-"  # the allocation belongs to the model, not to the module's caller
         return ""
-    for file_part, function_part, category in _BIRTHPLACES:
-        if file_part in filename and function_part in function:
+    for file_part, function_parts, category in _BIRTHPLACES:
+        if file_part in filename and any(part in function for part in function_parts.split() or ("",)):
             return category
     return ""
 

@@ -23,9 +23,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20
@@ -33,28 +30,6 @@ SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 MIN_LARGE_SEGMENT_REQUEST = 10 << 20
 LARGE_ROUNDING = 2 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    """A request of `size_bytes` on a stream; `key` identifies it for `Free`."""
-
-    key: int
-    size_bytes: int
-    stream: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
-class EmptyCache:
-    """torch.cuda.empty_cache()."""
-
-
-Event = Allocate | Free | EmptyCache
 
 
 class _Block:
@@ -98,12 +73,11 @@ class _Block:
 
 
 class _Pool:
-    """The free blocks of one stream and one size class, by (size, address)."""
+    """The free blocks of one stream and one size class, sorted by (size, address)."""
 
     def __init__(self, small: bool) -> None:
         self.small = small
-        self.by_size: list[tuple[int, int]] = []
-        self.at: dict[int, _Block] = {}
+        self.free: list[tuple[int, int, _Block]] = []
         self.tail: _Block | None = None  # last block of the expandable segment
         self.gaps: list[_Block] = []  # its blocks without memory
         self.page_bytes = SMALL_SEGMENT if small else LARGE_SEGMENT
@@ -113,21 +87,19 @@ class _Pool:
         return max(0, -(-size // self.page_bytes)) * self.page_bytes
 
     def put(self, block: _Block) -> None:
-        insort(self.by_size, (block.size, block.address))
-        self.at[block.address] = block
+        insort(self.free, (block.size, block.address, block))
 
     def drop(self, block: _Block) -> None:
-        del self.by_size[bisect_left(self.by_size, (block.size, block.address))]
-        del self.at[block.address]
+        del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def best_fit(self, size: int) -> _Block | None:
-        index = bisect_left(self.by_size, (size, 0))
-        return self.at[self.by_size[index][1]] if index < len(self.by_size) else None
+        index = bisect_left(self.free, (size, 0))
+        return self.free[index][2] if index < len(self.free) else None
 
 
 class CachingAllocator:
-    """Replays events one by one, and updates `reserved_bytes`, `allocated_bytes` and, with expandable segments,
-    `touched_bytes`: the pages with live blocks, which are kept when memory is scarce.
+    """Updates `reserved_bytes`, `allocated_bytes` and, with expandable segments, `touched_bytes` at every call:
+    the pages with live blocks, which are kept when memory is scarce.
 
     capacity_bytes: memory of the driver; a request beyond it first empties the cache. None: no limit. A request that
         still exceeds it is granted, to find the needed memory.
@@ -142,15 +114,8 @@ class CachingAllocator:
         self._live: dict[int, _Block] = {}
         self._next_address = 0
 
-    def apply(self, event: Event) -> None:
-        if isinstance(event, Allocate):
-            self.allocate(event.key, event.size_bytes, event.stream)
-        elif isinstance(event, Free):
-            self.free(event.key)
-        else:
-            self.empty_cache()
-
-    def allocate(self, key: int, size_bytes: int, stream: int) -> None:
+    def allocate(self, key: int, size_bytes: int, stream: int = 0) -> None:
+        """Serve a request; `key` identifies it for `free`."""
         if size_bytes == 0:
             return
         size = -(-size_bytes // MIN_BLOCK) * MIN_BLOCK
@@ -198,7 +163,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Return free segments, and all free pages of an expandable one."""
         for pool in self._pools.values():
-            for block in list(pool.at.values()):
+            for *_, block in list(pool.free):
                 if self._expandable:
                     self._unmap(block)
                 elif block.previous is None and block.next is None:
@@ -231,10 +196,8 @@ class CachingAllocator:
             if block.previous is not None:
                 block.previous.next = None
 
-    def _reserve(self, size: int) -> None:
-        if self._capacity is not None and self.reserved_bytes + size > self._capacity:
-            self.empty_cache()
-        self.reserved_bytes += size
+    def _exceeds_capacity(self, size: int) -> bool:
+        return self._capacity is not None and self.reserved_bytes + size > self._capacity
 
     def _new_segment(self, pool: _Pool, size: int) -> _Block:
         if pool.small:
@@ -243,7 +206,9 @@ class CachingAllocator:
             segment = LARGE_SEGMENT
         else:
             segment = -(-size // LARGE_ROUNDING) * LARGE_ROUNDING
-        self._reserve(segment)
+        if self._exceeds_capacity(segment):
+            self.empty_cache()
+        self.reserved_bytes += segment
         block = _Block(pool, self._next_address, segment, None, None)
         self._next_address += segment
         pool.put(block)
@@ -252,7 +217,7 @@ class CachingAllocator:
     def _grow(self, pool: _Pool, size: int) -> _Block:
         """A free block of an expandable segment that is large enough, partly of new pages."""
         start, missing = self._room(pool, size)
-        if self._capacity is not None and self.reserved_bytes + missing > self._capacity:
+        if self._exceeds_capacity(missing):
             self.empty_cache()
             start, missing = self._room(pool, size)
         self.reserved_bytes += missing
@@ -303,26 +268,3 @@ class CachingAllocator:
             rest.mapped = False
             insort(pool.gaps, rest, key=lambda each: each.address)
         gap.mapped = True
-
-
-class Held(NamedTuple):
-    """The most bytes that the allocator holds, and with expandable segments in pages with live blocks."""
-
-    reserved_bytes: int
-    touched_bytes: int
-
-
-def most_held(
-    events: Sequence[Event], first: int, *, expandable_segments: bool = False, capacity_bytes: int | None = None
-) -> Held:
-    """The most bytes held from event number `first` on."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
-    for event in events[:first]:
-        allocator.apply(event)
-    reserved = allocator.reserved_bytes
-    touched = allocator.touched_bytes
-    for event in events[first:]:
-        allocator.apply(event)
-        reserved = max(reserved, allocator.reserved_bytes)
-        touched = max(touched, allocator.touched_bytes)
-    return Held(reserved, touched)

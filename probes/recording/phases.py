@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..run import Request
-from . import allocator
 from .allocation_classifier import AllocationClassifier, owners
+from .allocator import CachingAllocator
 from .ledger import Ledger, StorageLife, gpu_bytes
 from .result import LiveTensor, Peak, PhaseMemory, Reserved, TimelinePoint
 from .schedule import ScheduleRecorder
@@ -130,9 +130,8 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
     for life in alive:
         by_module[life.module] += gpu_bytes(life.size_bytes)
     alive.sort(key=lambda life: -life.size_bytes)
-    replay = _Replay(recorder.ledger, _counting(recorder)[0].first_event)
     plain, expandable = (
-        replay.reserved(highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
+        _reserved(recorder, highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
     )
     chosen = expandable if request.expandable_segments else plain
     return Peak(
@@ -144,7 +143,7 @@ def highest_peak(recorder: PhaseRecorder, request: Request) -> Peak:
         with_expandable_segments=expandable,
         without_expandable_segments=plain,
         device_bytes_per_gpu=None,
-        host_bytes_per_node=min(request.gpus_per_node, request.world_size)
+        host_bytes_per_node=request.run.cluster.gpus_per_node
         * max(phase.host_held_peak_bytes for phase in recorder.phases),
         by_category=_by_category(alive),
         by_module=dict(by_module.most_common()),
@@ -199,37 +198,37 @@ def _history(ledger: Ledger) -> list[StorageLife | None]:
     return history
 
 
-class _Replay:
-    """The recorded allocations and frees, replayed through the caching allocator."""
+def _reserved(recorder: PhaseRecorder, tensor_peak_bytes: int, *, expandable_segments: bool) -> Reserved:
+    """The most bytes that the allocator holds from the start of training, with ample and with scarce memory.
 
-    def __init__(self, ledger: Ledger, training_starts: int) -> None:
-        emptied = set(ledger.cache_emptied)
-        self._events: list[allocator.Event] = []
-        self._before = 0
-        for event, life in enumerate(_history(ledger)):
-            if life is not None and life.device == "gpu":
-                key = id(life)
-                self._events.append(
-                    allocator.Allocate(key, life.size_bytes, life.stream) if event == life.born else allocator.Free(key)
-                )
-            elif event in emptied:
-                self._events.append(allocator.EmptyCache())
-            if event == training_starts:
-                self._before = len(self._events)
+    With scarce memory it returns free segments before it requests more. Expandable segments keep the pages with live
+    blocks. Other segments are kept while they have a live block: the replay has room for the tensors alone, and the
+    bytes beyond them are the cost of fragmentation.
+    """
+    reserved, touched = _most_held(recorder, CachingAllocator(expandable_segments=expandable_segments))
+    if not expandable_segments:
+        touched, _ = _most_held(recorder, CachingAllocator(capacity_bytes=tensor_peak_bytes))
+    return Reserved(reserved_bytes_per_gpu=reserved, required_bytes_per_gpu=touched)
 
-    def reserved(self, tensor_peak_bytes: int, *, expandable_segments: bool) -> Reserved:
-        """The most bytes that the allocator holds from the start of training, with ample and with scarce memory.
 
-        With scarce memory it returns free segments before it requests more. Expandable segments keep the pages with
-        live blocks. Other segments are kept while they have a live block: the replay has room for the tensors alone,
-        and the bytes beyond them are the cost of fragmentation.
-        """
-
-        most = allocator.most_held(self._events, self._before, expandable_segments=expandable_segments)
-        required = most.touched_bytes
-        if not expandable_segments:
-            required = allocator.most_held(self._events, self._before, capacity_bytes=tensor_peak_bytes).reserved_bytes
-        return Reserved(reserved_bytes_per_gpu=most.reserved_bytes, required_bytes_per_gpu=required)
+def _most_held(recorder: PhaseRecorder, allocator: CachingAllocator) -> tuple[int, int]:
+    """Replay all allocations and frees of the GPU. The most (reserved, touched) bytes from the start of training."""
+    emptied = set(recorder.ledger.cache_emptied)
+    starts = _counting(recorder)[0].first_event
+    reserved = 0
+    touched = 0
+    for event, life in enumerate(_history(recorder.ledger)):
+        if life is not None and life.device == "gpu":
+            if event == life.born:
+                allocator.allocate(id(life), life.size_bytes, life.stream)
+            else:
+                allocator.free(id(life))
+        elif event in emptied:
+            allocator.empty_cache()
+        if event >= starts:
+            reserved = max(reserved, allocator.reserved_bytes)
+            touched = max(touched, allocator.touched_bytes)
+    return reserved, touched
 
 
 def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:

@@ -144,10 +144,3 @@ class DryRunResult:
         values = asdict(replace(self, schedule=replace(self.schedule, entries=())))
         values["schedule"]["entries"] = self.schedule.entries  # `asdict` would copy 100,000 entries slowly
         return values
-
-
-def from_json(values: dict[str, Any]) -> DryRunResult:
-    """The result that `to_json` wrote."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(DryRunResult).validate_python(values)

@@ -17,8 +17,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run.ask import DryRunError, NeedsValuesError
-from ds_advise.probes.dry_run.run import dry_run
+from ds_advise.probes.dry_run.run import DryRunError, NeedsValuesError, dry_run
 from ds_advise.probes.run import Run
 
 from tests.helpers import h100s

@@ -6,14 +6,21 @@ from typing import Any
 
 Config = dict[str, Any]
 
-TEXT: Config = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-}
+
+def sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, **fields: Any) -> Config:
+    """The dimensions of a decoder."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        **fields,
+    }
+
+
+TEXT = sizes(64, 96, 4, 4, 2, 128)
 BERT: Config = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -43,6 +50,16 @@ DEEPSEEK: Config = TEXT | {
 def small(model_type: str, base: Config = TEXT, **fields: Any) -> Config:
     """A configuration of this type; `fields` replace those of `base`."""
     return {**base, "model_type": model_type, **fields}
+
+
+def on_meta(config: Config, architecture: str) -> Any:
+    """transformers' own model, without memory for its weights."""
+    import torch
+    import transformers
+
+    rest = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        return getattr(transformers, architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
 
 
 def wide_gpt2(width: int, layers: int) -> Config:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.errors import ModelConfigError
-from ds_advise.estimators.json_form import read_json, to_json
+from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.estimators.models.families import FAMILIES
 from ds_advise.estimators.models.lora import adapters
 from ds_advise.estimators.models.model_shape import ModelShape
@@ -61,7 +61,7 @@ def test_the_cached_recording_is_the_recording(own_cache: Path) -> None:
     first = recorded_model(NEMOTRON, name="nemotron", source="")
     (file,) = (own_cache / "models").iterdir()
     assert recorded_model(NEMOTRON, name="nemotron", source="") == first
-    assert read_json(ModelShape, json.loads(json.dumps(to_json(first)))) == first
+    assert from_json(ModelShape, json.loads(json.dumps(to_json(first)))) == first
     file.write_text("{}", encoding="utf-8")  # a damaged file is recorded again
     assert recorded_model(NEMOTRON, name="nemotron", source="") == first
 

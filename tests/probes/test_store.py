@@ -11,14 +11,15 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.probes.machine import Machine, cpu_model, machine_from_json, this_machine
+from ds_advise.probes.machine import Machine, cpu_model, this_machine
 from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
 from ds_advise.probes.store_path import store_path
 
@@ -54,7 +55,7 @@ def test_a_record_comes_back_whole(own_store: Path) -> None:
     number = Store().add(_probe())
     assert Store().find() == [replace(_probe(), made_at=Store().find()[0].made_at, id=number)]
     assert own_store.exists()
-    assert machine_from_json(json.loads(json.dumps(MACHINE.to_json()))) == MACHINE
+    assert from_json(Machine, json.loads(json.dumps(MACHINE.to_json()))) == MACHINE
 
 
 def test_records_are_found_by_what_they_are_of_newest_first() -> None:
@@ -130,48 +131,21 @@ def test_processes_write_at_once(own_store: Path) -> None:
     ]
     for writer in writers:
         assert writer.stdin is not None
-        writer.stdin.write(b"go\n")
-        writer.stdin.flush()
+        writer.stdin.close()  # all of them begin
     assert [writer.wait() for writer in writers] == [0] * 4
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.close()
     written = {(record.result["writer"], record.result["step"]) for record in Store(own_store).find()}
     assert written == {(str(number), step) for number in range(4) for step in range(25)}
 
 
 def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:
     errors = []
-    operations: dict[str, Callable[[], object]] = {
-        "add": lambda: store.add(_probe()),
-        "find": store.find,
-        "forget": lambda: store.forget("all"),
-    }
-    for name, operation in operations.items():
+    for name, arguments in (("add", [_probe()]), ("find", []), ("forget", ["all"])):
         if name != but:
             with pytest.raises(StoreError) as error:
-                operation()
-            assert str(store.path) in error.value.what
-            assert error.value.fix
+                getattr(store, name)(*arguments)
+            assert str(store.path) in error.value.what and error.value.fix
             errors.append(error.value)
     return errors
-
-
-def _write_text(path: Path) -> None:
-    path.write_bytes(b"this is no database" * 100)
-
-
-def _write_torn_header(path: Path) -> None:
-    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
-
-
-def _write_newer_version(path: Path) -> None:
-    Store().add(_probe())
-    _execute(path, "PRAGMA user_version = 99")
-
-
-def _write_other_database(path: Path) -> None:
-    _execute(path, "CREATE TABLE theirs (value)")
 
 
 def _execute(path: Path, *statement: Any) -> None:
@@ -180,18 +154,23 @@ def _execute(path: Path, *statement: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "words"),
+    ("written", "words"),
     [
-        (_write_text, "damaged"),
-        (_write_torn_header, "damaged"),
-        (_write_newer_version, "newer ds-advise"),
-        (_write_other_database, "another program"),
+        (b"this is no database" * 100, "damaged"),
+        (b"SQLite format 3\0" + b"\xff" * 5000, "damaged"),
+        ("PRAGMA user_version = 99", "newer ds-advise"),
+        ("CREATE TABLE theirs (value)", "another program"),
     ],
 )
-def test_an_unusable_file_is_named_and_not_changed(own_store: Path, write: Callable[[Path], None], words: str) -> None:
+def test_an_unusable_file_is_named_and_not_changed(own_store: Path, written: bytes | str, words: str) -> None:
     """Every operation fails with the reason and a fix that names the file."""
     own_store.parent.mkdir()
-    write(own_store)
+    if isinstance(written, bytes):
+        own_store.write_bytes(written)
+    else:
+        if "user_version" in written:
+            Store().add(_probe())
+        _execute(own_store, written)
     content = own_store.read_bytes()
     for error in _all_operations_fail(Store()):
         assert words in error.what
@@ -330,14 +309,8 @@ def test_the_machine_is_told_by_its_parts_and_not_by_its_name() -> None:
     node = os.uname().nodename
     assert len(node) < 3 or node not in json.dumps(machine.to_json())
     assert replace(MACHINE, driver="580.2", ram_bytes=MACHINE.ram_bytes - 5 * 2**20).key == MACHINE.key
-    changed = [
-        replace(MACHINE, gpus=("L4", "T4")),
-        replace(MACHINE, cpu="another"),
-        replace(MACHINE, cpu_cores=4),
-        replace(MACHINE, ram_bytes=32 * 2**30),
-        replace(MACHINE, gpu_memory_bytes=(16 * 2**30,) * 2),
-    ]
-    assert len({machine.key for machine in (*changed, MACHINE)}) == 6
+    changes = {"gpus": ("L4", "T4"), "cpu": "another", "cpu_cores": 4, "ram_bytes": 1, "gpu_memory_bytes": (2**34,) * 2}
+    assert len({MACHINE.key, *(replace(MACHINE, **{name: value}).key for name, value in changes.items())}) == 6
 
 
 def test_the_processors_name(tmp_path: Path) -> None:

@@ -15,14 +15,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PRELOAD = [__name__ + "_imports", "benchmarks.dry_run.forked_dry_runs_imports"]
+PRELOAD = [__name__ + "_imports"]
 LIMIT_S = 900
 
 
@@ -31,6 +33,24 @@ def start_server() -> None:
     forkserver.set_forkserver_preload(PRELOAD)
     with contextlib.chdir(ROOT):  # it looks for its imports there
         forkserver.ensure_running()
+
+
+def dry_runs(requests: Sequence[Any]) -> list[dict[str, Any]]:
+    """The answers of `probes.dry_run.worker`: every run changes torch and DeepSpeed in a fork of its own."""
+    start_server()
+    with multiprocessing.get_context("forkserver").Pool(2, maxtasksperchild=1) as pool:
+        return pool.map(_dry_run, requests, chunksize=1)
+
+
+def _dry_run(request: Any) -> dict[str, Any]:
+    from ds_advise.probes.dry_run.worker import answer_to
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    gc.freeze()  # the imported modules are no garbage
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return answer_to(request)
 
 
 class ForkedRank:

@@ -1,4 +1,4 @@
-"""What the training scripts import, at once or later, for the process that `forked_ranks` forks."""
+"""What training scripts and dry runs import, at once or later, for the process that `forked_ranks` forks."""
 
 # ruff: noqa: F401 (nothing here uses them; the forks do)
 
@@ -8,8 +8,11 @@ os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VE
 
 import cpuinfo  # of `quick`, which forks would not find
 import deepspeed
+import deepspeed.compile.backend
 import deepspeed.runtime.superoffload.superoffload_stage3
 import deepspeed.runtime.zero.muon.original_muon
-import peft
+import peft.utils.transformers_weight_conversion
+import torch.testing._internal.distributed.fake_pg
 import transformers.integrations.deepspeed
+from ds_advise.probes.dry_run import training, worker
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Trainer, TrainingArguments

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...estimators.phrase import gib
-from ...probes.kernel_files import read_text
+from ...probes.machine import read_text
 from .findings import Findings, note, ok, warning
 
 _Answer = TypeVar("_Answer")

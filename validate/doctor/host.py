@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...estimators.phrase import gib
-from ...probes.kernel_files import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
+from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
 from .building import Toolchain, install
 from .findings import Findings, Runner, counted, note, ok, problem, run_program, warning
 from .folder import Folder, Space, space_of

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ds_advise.probes.recording.allocator import Allocate, CachingAllocator, EmptyCache, Event, Free
+from ds_advise.probes.recording.allocator import CachingAllocator
 
 from ..configuration import from_arguments
 from ..machine.place import NotPossibleError, Place
@@ -63,8 +63,8 @@ def _trace(run: Any, steps: int) -> list[dict[str, Any]]:
     request = request_for(run, iterations=steps)
     job = ProbeJob(request=request, device="cuda", solo=False, checkpoint=None, memory_limit_bytes=None, nvme_folder="")
     log = EventLog(Path("events.jsonl"))
-    description, config = training.prepare(job, request)
-    training.train(job, request, description, config, "cuda:0", log, Clock(cuda=True), None)
+    description, config = training.prepare(job)
+    training.train(job, description, config, "cuda:0", log, Clock(cuda=True), None)
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     return [entry for entry in trace if entry["action"] in _RESERVING or entry["action"] in ("alloc", "free_completed")]
 
@@ -79,17 +79,25 @@ def compare(trace: Sequence[dict[str, Any]], *, expandable_segments: bool) -> di
     peaks = {"torch_reserved": 0, "replayed_reserved": 0, "torch_allocated": 0, "replayed_allocated": 0}
     equal = compared = furthest = 0
     giving_back = False
-    for entry, event in _events(trace):
-        if event is None:
-            change = _RESERVING[entry["action"]]
+    live: dict[int, int] = {}
+    streams: dict[int, int] = {}
+    for key, entry in enumerate(trace):
+        action, address = entry["action"], entry["addr"]
+        if action in _RESERVING:
+            change = _RESERVING[action]
             reserved += change * entry["size"]
             if change < 0 and not giving_back:  # the first of the segments that an emptied cache gives back
-                replay.apply(EmptyCache())
+                replay.empty_cache()
             giving_back = change < 0
-        else:
+        elif action == "alloc" or (action == "free_completed" and address in live):
             giving_back = False
-            allocated += _rounded(entry["size"]) * (1 if isinstance(event, Allocate) else -1)
-            replay.apply(event)
+            if action == "alloc":
+                live[address] = key
+                allocated += _rounded(entry["size"])
+                replay.allocate(key, entry["size"], streams.setdefault(entry["stream"], len(streams)))
+            else:
+                allocated -= _rounded(entry["size"])
+                replay.free(live.pop(address))
             compared += 1
             equal += reserved == replay.reserved_bytes
             furthest = max(furthest, abs(reserved - replay.reserved_bytes))
@@ -101,23 +109,6 @@ def compare(trace: Sequence[dict[str, Any]], *, expandable_segments: bool) -> di
         ):
             peaks[name] = max(peaks[name], size)
     return {"peaks": peaks, "requests_and_frees": compared, "equal": equal, "furthest_apart_bytes": furthest}
-
-
-def _events(trace: Iterable[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], Event | None]]:
-    """Every entry that matters with its event for the replay, None for one of torch's segments. Frees of what was
-    allocated before the recording began are left out."""
-    live: dict[int, int] = {}
-    streams: dict[int, int] = {}
-    for key, entry in enumerate(trace):
-        action, address = entry["action"], entry["addr"]
-        if action in _RESERVING:
-            yield entry, None
-        elif action == "alloc":
-            live[address] = key
-            stream = streams.setdefault(entry["stream"], len(streams))
-            yield entry, Allocate(key, entry["size"], stream)
-        elif action == "free_completed" and address in live:
-            yield entry, Free(live.pop(address))
 
 
 def _rounded(size_bytes: int) -> int:

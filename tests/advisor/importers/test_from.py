@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+def _imported(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
     code = run(["from", *words, "--offline", "--json"])
     out, error = capsys.readouterr()
     return code, json.loads(out) if out else None, error
@@ -64,13 +64,14 @@ def test_a_better_plan_is_shown_as_a_difference(
     monkeypatch.setenv("COLUMNS", "40")
     before = sorted(Path().rglob("*"))
     assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline"]) == 0
-    said = capsys.readouterr().out
-    told = " ".join(said.split())
-    for text in ("a LLaMA-Factory configuration", "As it is: ZeRO-3", "Better:", "x as fast", "LoRA r=8"):
-        assert text in told
-    assert all(len(line) <= 40 for line in said.partition("What would change:")[0].splitlines() if LORA not in line)
+    printed = capsys.readouterr().out
+    text = " ".join(printed.split())
+    for words in ("a LLaMA-Factory configuration", "As it is: ZeRO-3", "Better:", "x as fast", "LoRA r=8"):
+        assert words in text
+    assert all(len(line) <= 40 for line in printed.partition("What would change:")[0].splitlines() if LORA not in line)
     assert (
-        "-deepspeed: examples/deepspeed/ds_z3_config.json" in said and "+disable_gradient_checkpointing: true" in said
+        "-deepspeed: examples/deepspeed/ds_z3_config.json" in printed
+        and "+disable_gradient_checkpointing: true" in printed
     )
     assert sorted(Path().rglob("*")) == before
 
@@ -78,10 +79,10 @@ def test_a_better_plan_is_shown_as_a_difference(
 @pytest.mark.usefixtures("folder")
 def test_what_is_written_runs_the_better_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """Read again, nothing is better, and the global batch is what it was."""
-    code, first, _ = _said(capsys, LORA, "--gpus", "4xA100-80GB", "-o", "better.yaml")
+    code, first, _ = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", "better.yaml")
     assert code == 0 and first["files"] == ["better.yaml", "better.ds_config.json"]
     assert "# choices:" in Path("better.yaml").read_text()
-    code, again, _ = _said(capsys, "better.yaml", "--gpus", "4xA100-80GB")
+    code, again, _ = _imported(capsys, "better.yaml", "--gpus", "4xA100-80GB")
     assert code == 0 and not again["is_better"] and again["changes"] == []
     named = ("rung", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
     assert [again["as_is"][name] for name in named] == [first["recommended"][name] for name in named]
@@ -91,16 +92,16 @@ def test_what_is_written_runs_the_better_plan(capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("folder")
 def test_a_file_of_the_user_is_only_overwritten_by_force(capsys: pytest.CaptureFixture[str]) -> None:
     text = Path(LORA).read_text()
-    code, answer, error = _said(capsys, LORA, "--gpus", "4xA100-80GB", "-o", LORA)
+    code, answer, error = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", LORA)
     assert code == 2 and "--force" in error and answer["files"] == [] and Path(LORA).read_text() == text
-    code, answer, _ = _said(capsys, LORA, "--gpus", "4xA100-80GB", "-o", LORA, "--force")
+    code, answer, _ = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", LORA, "--force")
     assert code == 0 and answer["files"][0] == LORA and Path(LORA).read_text() != text
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_slurm_script_says_its_gpus_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slurm_script_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixture[str]) -> None:
     """Nodes and GPUs follow from the directives, the kind from the user; unknown options and keys are listed."""
-    code, answer, _ = _said(capsys, "train.slurm", "--gpus", "A100-80GB")
+    code, answer, _ = _imported(capsys, "train.slurm", "--gpus", "A100-80GB")
     assert code == 1 and (answer["run"]["nodes"], answer["run"]["gpus_per_node"]) == (2, 8)
     assert answer["as_is"]["rung"] == "zero3-offload" and answer["is_better"]
     assert answer["uncounted"] == ["my_own_option"]
@@ -108,7 +109,7 @@ def test_a_slurm_script_says_its_gpus_and_what_is_wrong(capsys: pytest.CaptureFi
     assert "--my_own_option 3 --output_dir out" in answer["changes"][0]["text"]
     config = json.loads(answer["changes"][1]["text"])
     assert "gradient_clipping" not in config  # the run goes on without it
-    code, answer, error = _said(capsys, "train.slurm")  # findings without figures
+    code, answer, error = _imported(capsys, "train.slurm")  # findings without figures
     assert (code, answer["as_is"], error.count("\n")) == (2, None, 1) and "--gpus" in error and answer["findings"]
 
 
@@ -119,9 +120,9 @@ def test_what_accelerate_refuses_is_a_fault_that_the_new_file_lacks(capsys: pyte
         "deepspeed_config:\n  deepspeed_config_file: ds_z3.json\n  zero_stage: 2\n"
     )
     where = ("--model", "Qwen2.5-1.5B", "--gpus", "24GB")
-    code, answer, _ = _said(capsys, "acc.yaml", *where, "-o", "new.yaml")
+    code, answer, _ = _imported(capsys, "acc.yaml", *where, "-o", "new.yaml")
     assert code == 1 and "zero_stage, mixed_precision" in answer["faults"][0]
-    code, again, _ = _said(capsys, "new.yaml", *where)
+    code, again, _ = _imported(capsys, "new.yaml", *where)
     assert code == 0 and again["faults"] == []
     config = again["run"]["deepspeed_config"]
     assert config["bf16"] == {"enabled": True} and "optimizer" not in config
@@ -131,7 +132,7 @@ def test_what_accelerate_refuses_is_a_fault_that_the_new_file_lacks(capsys: pyte
 def test_a_configuration_within_the_file_stays_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {"output_dir": "o", "per_device_train_batch_size": 2, "learning_rate": 1e-4, "bf16": True}
     Path("args.json").write_text(json.dumps(arguments | {"deepspeed": CONFIG}, indent=2))
-    code, answer, _ = _said(
+    code, answer, _ = _imported(
         capsys, "args.json", "--model", "Qwen2.5-1.5B", "--gpus", "2x80GB", "-o", "new.json"
     )  # cpu_ofload
     assert code == 1 and answer["files"] == ["new.json"]
@@ -168,42 +169,42 @@ BAD = {
 def test_bad_input_is_one_sentence(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, text, says = BAD[what]
+    name, text, message = BAD[what]
     monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text("{")
     if text is not None:
         Path(name).write_text(text)
     code = run(["from", name, "--gpus", "2x80GB", "--offline"])
     error = capsys.readouterr().err
-    assert (code, error.count("\n")) == (2, 1) and says in error and "error of ds-advise itself" not in error
+    assert (code, error.count("\n")) == (2, 1) and message in error and "error of ds-advise itself" not in error
 
 
 @pytest.mark.usefixtures("folder")
 def test_checkpointing_is_changed_under_the_name_that_the_file_uses(capsys: pytest.CaptureFixture[str]) -> None:
-    """transformers 5.23 has a newer one, which counts more."""
+    """transformers 5.23 has a newer one, which takes precedence."""
     Path("new.sh").write_text(SCRIPT.replace("--gradient_checkpointing", "--activation_checkpointing true"))
-    _, answer, _ = _said(capsys, "new.sh", "--gpus", "H200")
+    _, answer, _ = _imported(capsys, "new.sh", "--gpus", "H200")
     assert "--activation_checkpointing false" in answer["changes"][0]["text"]
     assert "gradient_checkpointing" not in answer["changes"][0]["text"]
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_script_that_hands_a_file_over_leads_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_names_a_file_leads_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     """The file is judged with the script's GPUs, and is what is written."""
     Path("start.sh").write_text(f"CUDA_VISIBLE_DEVICES=0,1,2 llamafactory-cli train {LORA}\n")
     assert run(["from", "start.sh", "--gpus", "A100-80GB", "--offline", "-o", "new.sh"]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not Path("new.sh").exists()
-    _, answer, _ = _said(capsys, "start.sh", "--gpus", "A100-80GB", "-o", "new.yaml")
+    _, answer, _ = _imported(capsys, "start.sh", "--gpus", "A100-80GB", "-o", "new.yaml")
     assert (answer["file"], answer["run"]["gpus_per_node"], answer["files"][0]) == (LORA, 3, "new.yaml")
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_a_command_says_beside_the_file_counts_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_command_override_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     """And it is not written into the file, where it would change nothing."""
     start = f"llamafactory-cli train {LORA} cutoff_len=512"
     Path("start.sh").write_text(start)
-    _, alone, _ = _said(capsys, LORA, "--gpus", "2xA100-80GB")
-    _, given, _ = _said(capsys, "start.sh", "--gpus", "2xA100-80GB")
+    _, alone, _ = _imported(capsys, LORA, "--gpus", "2xA100-80GB")
+    _, given, _ = _imported(capsys, "start.sh", "--gpus", "2xA100-80GB")
     assert (alone["run"]["training"]["seq_len"], given["run"]["training"]["seq_len"]) == (2048, 512)
     assert "cutoff_len: 2048" in given["changes"][0]["text"]
     Path("start.sh").write_text(f"{start} --deepspeed examples/deepspeed/ds_z3_config.json")
@@ -217,7 +218,7 @@ def test_a_script_on_plain_deepspeed_is_linted_as_one_and_has_no_figures(capsys:
     config = CONFIG | {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
     Path("ds.json").write_text(json.dumps(config | {"gradient_clipping": 0.5}))
     Path("plain.sh").write_text("deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config ds.json --lr 1e-4\n")
-    code, answer, _ = _said(capsys, "plain.sh", "--gpus", "A100-80GB", "--model", "gpt2")
+    code, answer, _ = _imported(capsys, "plain.sh", "--gpus", "A100-80GB", "--model", "gpt2")
     assert code == 2 and answer["as_is"] is None and answer["changes"] == []
     assert "ds.json to ds-advise check" in answer["obstacle"]
     assert not [line for line in answer["remarks"] if "micro batch" in line]
@@ -228,7 +229,7 @@ def test_a_script_on_plain_deepspeed_is_linted_as_one_and_has_no_figures(capsys:
 def test_two_precisions_are_a_fault_that_the_new_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """TrainingArguments stop at bf16 and fp16 at once."""
     Path("both.sh").write_text(SCRIPT.replace("--bf16 true", "--bf16 true --fp16"))
-    code, answer, _ = _said(capsys, "both.sh", "--gpus", "A100-80GB", "-o", "new.sh")
+    code, answer, _ = _imported(capsys, "both.sh", "--gpus", "A100-80GB", "-o", "new.sh")
     assert code == 1 and answer["faults"] == ["the Trainer refuses bf16 and fp16 at once: it is counted as bf16"]
     assert "--bf16 true --fp16 false" in answer["changes"][0]["text"]
 
@@ -236,16 +237,16 @@ def test_two_precisions_are_a_fault_that_the_new_file_lacks(capsys: pytest.Captu
 @pytest.mark.usefixtures("folder")
 def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by itself."""
-    said = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="
-    Path("set.slurm").write_text(SCRIPT.replace("MODEL=", said, 1))
-    _, unset, _ = _said(capsys, "train.slurm", "--gpus", "A100-80GB")
-    _, given, _ = _said(capsys, "set.slurm", "--gpus", "A100-80GB")
+    settings = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="
+    Path("set.slurm").write_text(SCRIPT.replace("MODEL=", settings, 1))
+    _, unset, _ = _imported(capsys, "train.slurm", "--gpus", "A100-80GB")
+    _, given, _ = _imported(capsys, "set.slurm", "--gpus", "A100-80GB")
     assert unset["as_is"]["step_seconds"] > given["as_is"]["step_seconds"]
     assert unset["as_is"]["reserved_bytes_per_gpu"] > given["as_is"]["reserved_bytes_per_gpu"]
     assert any("expandable_segments" in remark for remark in unset["remarks"]) and given["remarks"] == []
 
 
-def test_the_options_count_more_than_the_file(folder: Path) -> None:
+def test_options_of_from_override_the_file(folder: Path) -> None:
     answer = import_file(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
     assert answer.figures is not None
     workload, plan = answer.figures.workload, answer.figures.plan

@@ -1,4 +1,4 @@
-"""Which keys of a configuration are told as its tool's own, and which as none."""
+"""Known and unknown keys of a configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPED = {
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_a_typing_error_is_told_with_what_is_near(name: str, tmp_path: Path) -> None:
+def test_a_typing_error_is_listed_with_the_nearest_key(name: str, tmp_path: Path) -> None:
     """Also where its beginning is that of a key which changes no figure."""
     text, meant = TYPED[name]
     Path(tmp_path, name).write_text(text)
@@ -30,10 +30,10 @@ def test_a_typing_error_is_told_with_what_is_near(name: str, tmp_path: Path) -> 
     assert [key.partition("(did you mean ")[2] for key in form.read(source).unknown] == [f"{meant}?)"]
 
 
-def test_what_a_tool_knows_and_nobody_counts_is_told_apart() -> None:
-    """In the order of the file."""
+def test_known_keys_without_effect_here_and_unknown_keys_are_apart() -> None:
+    """In the order of the file, without what changes no figure."""
     keys = keys_of("ms-swift", ("freeze_vit", "nonsense", "use_galore", "output_dir"))
-    assert keys.uncounted == ("freeze_vit", "use_galore", "output_dir") and keys.unknown == ("nonsense",)
+    assert keys.uncounted == ("freeze_vit", "use_galore") and keys.unknown == ("nonsense",)
 
 
 def test_keys_are_the_annotated_fields_of_classes_and_their_aliases(tmp_path: Path) -> None:

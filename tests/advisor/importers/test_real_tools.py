@@ -1,4 +1,4 @@
-"""What the readers say of accelerate and of TrainingArguments, held against the installed ones."""
+"""The readers of accelerate's and of the Trainer's files agree with the installed libraries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _environment(block: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", ",".join(block))
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: " ".join(block) or "nothing said")
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: " ".join(block) or "nothing")
 def test_fields_make_the_configuration_that_accelerate_makes(
     block: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,15 +97,15 @@ def test_transformers_parses_the_arguments_that_are_written(tmp_path: Path, monk
 
     monkeypatch.chdir(tmp_path)
     config = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
-    said: dict[str, Any] = {"output_dir": "o", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
-    said |= {
+    options: dict[str, Any] = {"output_dir": "o", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    options |= {
         "learning_rate": 1e-4,
         "bf16": True,
         "use_cpu": True,
         "activation_checkpointing": True,
         "deepspeed": config,
     }
-    Path("args.json").write_text(json.dumps(said))
+    Path("args.json").write_text(json.dumps(options))
     words = ["--model", "Qwen2.5-1.5B", "--gpus", "4x80GB", "--method", "lora", "--offline", "--quiet"]
     assert run(["from", "args.json", *words, "-o", "new.json"]) == 0
     (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("new.json")

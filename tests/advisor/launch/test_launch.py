@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.launch.check import Check, objections, plans_that_fit, prediction_of
-from ds_advise.advisor.launch.command import costly_switches, environment_of, kept_settings
+from ds_advise.advisor.launch.check import Check, objections, prediction_of
+from ds_advise.advisor.launch.command import costly_variables, environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.question import default_launcher, equal_nodes, first_host, framework_of, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
@@ -33,11 +33,11 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
-from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
+from ds_advise.probes.real_run.result import ProbeResult, StepTime
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import TINY, launch_request, ran
+from tests.helpers import TINY, failed_probe, launch_request, ran
 
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -77,7 +77,7 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each launcher starts the wrapper as a module; the configuration goes the way that the framework wants it."""
+    """Each launcher starts the wrapper as a module; the configuration goes the way that the framework reads it."""
     assert dry(capsys, "--gpus 2x24GB", "--output_dir", "my out") == [
         (
             "on this node",
@@ -153,7 +153,7 @@ def test_errors_name_the_fix(
 ) -> None:
     """One line; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("ds_advise.probes.machine._gpus_of_the_driver", lambda: 8)
+    monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     (folder / "run.sh").write_text("deepspeed train.py\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments.split()]) == 2
@@ -191,7 +191,7 @@ def test_the_script_decides_framework_and_launcher() -> None:
 
 
 def test_environment(folder: Path) -> None:
-    """What the plan needs, unless the user has said otherwise; a CPU training never sees a GPU."""
+    """What the plan needs, unless the user has set it; a CPU training never sees a GPU."""
     run = replace(_run(folder), cluster=Cluster(nodes=1, gpus_per_node=1, gpu=gpu_of_memory(24)))
     request = launch_request(run, folder)
     assert environment_of(request, {}) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -207,8 +207,8 @@ def test_environment(folder: Path) -> None:
 
 
 def test_switches_of_nccl_that_cost_speed() -> None:
-    """Those that are on are told with what they cost."""
-    warned = costly_switches({"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
+    """A warning names each one that is on, and its effect."""
+    warned = costly_variables({"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
     assert len(warned) == 1
     assert warned[0].startswith("NCCL_P2P_DISABLE=1 is set")
 
@@ -222,17 +222,8 @@ def test_arguments_of_a_script() -> None:
     assert (arguments.flag("bf16"), arguments.flag("fp16"), arguments.flag("tf32")) == (True, False, None)
     kept = ScriptArguments(["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"offload": true}'])
     assert (arguments.gradient_checkpointing, kept.gradient_checkpointing) == (None, "offload")
-    assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == (
-        "--bf16",
-        "--fp16",
-        "False",
-        "--output_dir",
-        "o",
-        "--max_steps",
-        "9",
-        "--model_name_or_path",
-        "n",
-    )
+    replaced = "--bf16 --fp16 False --output_dir o --max_steps 9 --model_name_or_path n"
+    assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == tuple(replaced.split())
     assert not ScriptArguments(["--output_dir", "o"]).are_training_arguments
     assert ScriptArguments([]).model is None
 
@@ -249,13 +240,13 @@ def _run(folder: Path) -> Run:
     )
 
 
-def _objections(folder: Path, run: Run, check: Check, *arguments: str, said: list[str] | None = None) -> list[str]:
+def _objections(folder: Path, run: Run, check: Check, *arguments: str, printed: list[str] | None = None) -> list[str]:
     request = launch_request(run, folder, *arguments, device="cpu", prediction=prediction_of(run))
-    return [each.what for each in objections(request, check, ([] if said is None else said).append)]
+    return [each.what for each in objections(request, check, ([] if printed is None else printed).append)]
 
 
 def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are told without a
+    """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are found without a
     run."""
     run = _run(folder)
     assert run.shape is not None
@@ -264,17 +255,17 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
 
-    said = list[str]()
+    printed = list[str]()
     out = ("--output_dir", str(folder / "out"))
 
     def found(question: Run, *more: str) -> list[str]:
-        return _objections(folder, question, "dry-run", *out, *more, said=said)
+        return _objections(folder, question, "dry-run", *out, *more, printed=printed)
 
     assert found(run, "--save_total_limit", "1") == []
     assert "3 checkpoints" in found(run, "--save_total_limit", "2")[0]
     assert found(run, "--save_strategy", "no") == []
-    assert (found(run), len(said)) == ([], 1)
-    assert "2 fit into" in said[0]
+    assert (found(run), len(printed)) == ([], 1)
+    assert "2 fit into" in printed[0]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
     assert "loading the model" in found(small, "--save_total_limit", "1")[0]
 
@@ -283,32 +274,31 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
 def test_what_is_likely_to_fit_is_started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, probability: float, starts: bool
 ) -> None:
-    """And said to be no more than likely; what is not likely to fit is refused with its probability."""
+    """A message calls it likely; what is not likely to fit is refused with its probability."""
     fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
     answer = SimpleNamespace(fit=fit, required_device_bytes_per_gpu=1, required_host_bytes_per_node=0)
     monkeypatch.setattr("ds_advise.advisor.launch.check.compared_dry_run", lambda _: answer)
-    said = list[str]()
-    found = _objections(folder, _run(folder), "dry-run", said=said)
+    printed = list[str]()
+    found = _objections(folder, _run(folder), "dry-run", printed=printed)
     assert (not found) == starts
-    words = " ".join([*said, *found])
+    words = " ".join([*printed, *found])
     assert ("it fits with" in words) == (probability < 1) and ("is started" in words) == (probability == 0.8)
 
 
 def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
-    """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not
+    """Its speed is shown next to the training's, as evidence of a probe; a failed one and one of another batch do not
     count."""
     run = _run(folder)
     closed_form = prediction_of(run)
     assert closed_form is not None and closed_form.evidence == "analytic"
     step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     success = ran(step, world_size=2, device="cpu", tokens_per_step=1, host_peak_bytes=10**8)
-    failure = RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="no")
 
     def keep(result: ProbeResult, micro_batch_size: int = 2) -> None:
         keep_probe(result, replace(run, micro_batch_size=micro_batch_size), memory_limit_bytes=None)
 
     keep(success, micro_batch_size=1)
-    keep(replace(success, ranks=(), failure=failure))
+    keep(failed_probe("out_of_memory"))
     assert prediction_of(run) == closed_form
     keep(success)
     seen = prediction_of(run)
@@ -317,12 +307,11 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
 
 
 def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers for a run of the same plan, also that its memory ran out, unless another one is asked for."""
+    """It answers for a run of the same plan, also that its memory ran out, unless another one is requested."""
     run = _run(folder)
     step = StepTime(total_s=1.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     success = ran(step, world_size=2, device="cpu", tokens_per_step=1)
-    failure = RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no room")
-    probed, said = list[Run](), list[str]()
+    probed, printed = list[Run](), list[str]()
 
     def probe_and_keep(question: Run, **_: object) -> ProbeResult:
         probed.append(question)
@@ -331,28 +320,28 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     monkeypatch.setattr("ds_advise.advisor.launch.check.probe_and_keep", probe_and_keep)
 
     def found(question: Run, check: Check = "auto") -> list[str]:
-        return _objections(folder, question, check, said=said)
+        return _objections(folder, question, check, printed=printed)
 
     assert (found(run), len(probed)) == ([], 1)
     keep_probe(success, run, memory_limit_bytes=None)
     assert (found(run), len(probed)) == ([], 1)
-    assert "probe 1 (just now) answers for this plan" in said[-1]
+    assert "probe 1 (just now) answers for this plan" in printed[-1]
     assert (found(run, "probe"), len(probed)) == ([], 2)
     assert (found(replace(run, micro_batch_size=1)), len(probed)) == ([], 3)
-    keep_probe(replace(success, ranks=(), failure=failure), run, memory_limit_bytes=None)
+    keep_probe(failed_probe("out_of_memory", "no room"), run, memory_limit_bytes=None)
     assert found(run) == ["probe 2 (just now) failed in step 1 on rank 1: no room"]
     assert len(probed) == 3
 
 
 @pytest.mark.parametrize(
-    ("arguments", "checkpoint", "wanted"),
+    ("arguments", "checkpoint", "expected"),
     [
         ("--output_dir out --max_steps 9 --save_steps 2", "out/checkpoint-4", "--resume_from_checkpoint"),
         ("--output_dir out --max_steps 9 --save_steps 2", None, "no checkpoint was saved"),
         ("--epochs 3", None, "cannot be known"),
     ],
 )
-def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpoint: str | None, wanted: str) -> None:
+def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpoint: str | None, expected: str) -> None:
     """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
     (folder / "ds_config.json").write_text(json.dumps(AUTO | {"scheduler": SCHEDULER}))
     run = _run(folder)
@@ -369,8 +358,8 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     )
     request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
     following = next_launch(request, outcome, folder / "next")
-    assert wanted in f"{following.description} {following.command}"
-    if "cannot be known" in wanted:
+    assert expected in f"{following.description} {following.command}"
+    if "cannot be known" in expected:
         assert following.request is None
         return
     request = following.request
@@ -384,15 +373,6 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     written = json.loads((folder / "next" / "ds_config.json").read_text())
     assert written == request.run.config
     assert written["scheduler"] == SCHEDULER
-
-
-def test_plans_keep_the_global_batch(folder: Path) -> None:
-    """Every plan to go on with takes as many samples in a step."""
-    plans = plans_that_fit(_run(folder))
-    assert plans
-    assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {
-        4
-    }
 
 
 def test_what_is_kept_in_view_fits_80_columns() -> None:

@@ -1,4 +1,4 @@
-"""What every rank runs, what holds it, what its records say, and how its failure is named; launches without
+"""What every rank runs, what holds it, what its records contain, and how its failure is named; launches without
 DeepSpeed."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.launch.failures import failure_of
-from ds_advise.advisor.launch.monitor import Display, HostWatcher, Monitor
+from ds_advise.advisor.launch.monitor import Display, MemorySampler, Monitor
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch
@@ -91,7 +91,7 @@ def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
         ("raise ValueError('a\\n b')", 1, {"message": "a b", "type": "ValueError", "errno": None}),
     ],
 )
-def test_the_wrapper_tells_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
+def test_the_wrapper_records_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
     """Exit code and traceback are the script's own; the error is noted with its number."""
     (tmp_path / "train.py").write_text(body)
     printed, notes = as_rank(tmp_path, "--folder", "log", "train.py", code=code)
@@ -126,7 +126,7 @@ def _children_of(pid: int) -> list[psutil.Process]:
         return []
 
 
-def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
+def test_nothing_survives_its_parent(tmp_path: Path) -> None:
     """SIGKILL of the parent ends what its command has started, in sessions of their own too."""
     command = [sys.executable, "-m", "ds_advise.advisor.launch.supervisor"]
     parent = subprocess.Popen(
@@ -155,7 +155,7 @@ def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
 
 
 def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
-    """The exit code, a signal as a shell tells it, and nothing of the command stays."""
+    """The exit code, a signal as in a shell, and nothing of the command stays."""
 
     def code(*command: str) -> int:
         return subprocess.run(
@@ -180,8 +180,8 @@ def _notes(tmp_path: Path, *ranks: list[dict[str, Any]]) -> Records:
     return records
 
 
-def _step(number: int, time_s: float, loss: float = 1.0, forward_s: float = 1.0) -> dict[str, Any]:
-    return {"step": number, "tokens": 100, "time": time_s, "loss": loss, "forward_s": forward_s}
+def _step(number: int, time_s: float, loss: float = 1.0) -> dict[str, Any]:
+    return {"step": number, "tokens": 100, "time": time_s, "loss": loss}
 
 
 def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,51 +213,6 @@ def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
     assert records.step == 3  # a line of which a full disk took a part is passed over
 
 
-def _passes(*forward_s: float) -> list[dict[str, Any]]:
-    """Twenty steps with each of these forward passes."""
-    own = [seconds for seconds in forward_s for _ in range(20)]
-    return [_step(number, float(number), forward_s=seconds) for number, seconds in enumerate(own, start=1)]
-
-
-def test_a_slow_rank_is_seen(tmp_path: Path) -> None:
-    """By its own forward pass, for all ranks end their steps together."""
-    fast, slow = _passes(1, 1, 1), _passes(1.5, 1.6, 1.4)
-    assert _notes(tmp_path, fast, slow, fast).slow_rank() == (1, 1.4)
-    assert _notes(tmp_path, fast, fast, fast).slow_rank() is None
-
-
-@pytest.mark.parametrize(
-    "passes",
-    [((1, 1.5, 1), (1.5, 1, 1.5)), ((1, 1, 1), (1.5, 1, 1.5)), ((1, 1), (1.5, 1.5))],
-    ids=["in turns", "now and then", "not for long"],
-)
-def test_a_rank_that_other_work_slows_down_is_not_called_slow(
-    tmp_path: Path, passes: tuple[tuple[float, ...], tuple[float, ...]]
-) -> None:
-    """It must be the same one for sixty steps."""
-    assert _notes(tmp_path, *(_passes(*own) for own in passes)).slow_rank() is None
-
-
-def test_one_slow_rank_is_named_in_a_run(tmp_path: Path) -> None:
-    """A second one would contradict the first: the others wait for one rank."""
-    request = _request(tmp_path, "")
-    request.folder.mkdir()
-    _notes(request.folder, _passes(1.5, 1.5, 1.5), _passes(1, 1, 1))
-    with (tmp_path / "shown").open("w") as page:
-        monitor = Monitor(request, Display(Console(file=page)))
-        monitor.look(1)
-        for rank, forward_s in enumerate((1.0, 3.0)):
-            with (request.folder / f"rank{rank}.jsonl").open("a") as stream:
-                for number in range(61, 121):
-                    print(json.dumps(_step(number, float(number), forward_s=forward_s)), file=stream)
-        monitor.records.read()
-        assert monitor.records.slow_rank() == (1, 3.0)
-        monitor._sampled_at = 0.0
-        monitor.look(1)
-    (warning,) = monitor.outcome(0, None, stopped=False).warnings
-    assert warning.startswith("rank 0 is slow")
-
-
 @pytest.mark.parametrize(("name", "counts"), [("cc1plus", False), ("python", True)])
 def test_compilers_are_no_part_of_a_training(name: str, counts: bool) -> None:
     """What builds an extension at its first use may take gigabytes, once."""
@@ -265,11 +220,11 @@ def test_compilers_are_no_part_of_a_training(name: str, counts: bool) -> None:
         f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); held = b'x' * (100 << 20)\n"
         "print(flush=True); time.sleep(600)"
     )
-    before_bytes = HostWatcher(os.getpid()).sample().host_bytes
+    before_bytes = MemorySampler(gpus=False).sample(os.getpid()).host_bytes
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        held_bytes = HostWatcher(os.getpid()).sample().host_bytes
+        held_bytes = MemorySampler(gpus=False).sample(os.getpid()).host_bytes
         process.kill()
     assert (held_bytes - before_bytes > 50 << 20) == counts
 
@@ -338,8 +293,8 @@ def test_of_ranks_found_gone_in_one_look_the_launcher_names_the_killed_one(
         (tmp_path / f"rank{number}.jsonl").write_text(json.dumps(start) + "\n")
     records = Records(tmp_path)
     records.read()
-    said = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
-    (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{said}")
+    report = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
+    (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{report}")
     failure = failure_of(records, tmp_path, 1, {})
     who = "rank 1" if launcher_names_it else "a rank"
     assert (failure.kind, failure.rank) == ("lost_rank", 1 if launcher_names_it else None)
@@ -355,7 +310,7 @@ def _request(tmp_path: Path, script: str, *arguments: str, ranks: int = 2, **cha
     return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", passes_config=False, **changes)
 
 
-def test_a_script_that_trains_by_another_plan_is_told_of(tmp_path: Path) -> None:
+def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> None:
     """The engine's settings at its first step are compared with the plan that was checked, once."""
     config = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}
     (tmp_path / "ds_config.json").write_text(json.dumps(config))
@@ -410,7 +365,7 @@ time.sleep(10_000)
 
 
 def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
-    """Launch it, and send this process SIGTERM so many times once rank 0 has completed step 8."""
+    """Launch it, and send this process `signals` times SIGTERM once rank 0 has completed step 8."""
     stopper = subprocess.Popen(
         [
             sys.executable,
@@ -487,8 +442,8 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
         assert not psutil.pid_exists(pid)
 
 
-def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they said last and where to look, after ten minutes; an end after as many seconds as `--stall` says."""
+def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten minutes a warning has their last lines and process ids; after the time of `--stall` they are ended."""
     monkeypatch.setattr("ds_advise.advisor.launch.monitor._SAMPLE_S", 0.0)
     request = _request(tmp_path, "", stall_s=700.0)
     request.folder.mkdir()
@@ -513,7 +468,7 @@ def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: p
     ("loss", "first", "resumes_after", "kind"),
     [("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)],
 )
-def test_what_would_be_in_vain_is_ended(
+def test_a_training_in_vain_is_ended(
     tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None
 ) -> None:
     """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is

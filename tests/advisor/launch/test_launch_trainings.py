@@ -204,8 +204,8 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
 
 
 @pytest.mark.slow
-def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start: Callable[..., Any]) -> None:
-    """Unless told otherwise: a few real steps of the same plan, whose speed is the prediction that is kept."""
+def test_a_launch_is_probed_first_and_compared_with_it(prepare: Prepare, start: Callable[..., Any]) -> None:
+    """By default: a few real steps of the same plan, whose speed is the prediction that is kept."""
     prepare("zero1", "hf")
     session, printed = ended(start("--seq-len 32", SCRIPT, f"{ARGUMENTS} --max_steps 4 --save_strategy no"))
     (attempt,) = session["attempts"]
@@ -238,7 +238,7 @@ def test_a_killed_rank_is_named_and_nothing_stays(prepare: Prepare, start: Calla
 def test_a_full_disk_is_named_and_a_checkpoint_stays(
     prepare: Prepare, start: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """A checkpoint that does not fit: the disk, with its free space; what is told as the newest one is whole."""
+    """A checkpoint that does not fit: the disk, with its free space; the newest one that is named is whole."""
     prepare("zero2", "hf")
     (tmp_path / "out").mkdir()
     mounted = subprocess.run(

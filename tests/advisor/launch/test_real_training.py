@@ -112,7 +112,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
     [(rung, flavor) for rung in RUNGS for flavor in FLAVORS if (rung, flavor) != ("zero3-nvme", "deepspeed")],
 )
 def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """The loss falls, gradients accumulate, and the engine does what the plan says with the plan's numbers."""
+    """The loss falls, gradients accumulate, and the engine does what the plan has, with its numbers."""
     # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.
     nvme = {"model": WIDE, "param_max_in_cpu": 2_000_000, "sub_group_size": 2_000_000} if rung == "zero3-nvme" else {}
     run = prepare(rung, flavor, **nvme)
@@ -167,56 +167,72 @@ def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepar
     assert_trained(run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rung", ["zero2", "zero3-offload"])
-def test_accumulation_sums_the_micro_batches(prepare: Prepare, rung: Rung) -> None:
-    """Two micro batches of two samples train like one of four: the losses agree in fp32 to rounding."""
-    accumulated, at_once = (
-        prepare(
-            rung,
-            "deepspeed",
-            workload=Workload(precision="fp32"),
-            micro_batch_size=micro,
-            gradient_accumulation_steps=accumulation,
-        )
-        for micro, accumulation in ((2, 2), (4, 1))
-    )
-    train(accumulated)
-    train(at_once)
-    assert accumulated.losses() == pytest.approx(at_once.losses(), rel=1e-4)
+FP32 = Workload(precision="fp32")
+ONE_MICRO_BATCH = {"workload": FP32, "gradient_accumulation_steps": 1}
+WIDE_AND_SHARDED: tuple[tuple[Rung, Framework], ...] = (("zero2", "hf"), ("zero3", "hf"), ("zero3", "deepspeed"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two ways to train on the same samples, which must have the same losses to within `rel`."""
+
+    rungs: tuple[tuple[Rung, Framework], ...]
+    one: dict[str, Any]
+    other: dict[str, Any]
+    both: dict[str, Any]
+    rel: float
+    steps: int = STEPS
+
+
+PAIRS = {
+    "two micro batches of two samples are one of four": Pair(
+        rungs=(("zero2", "deepspeed"), ("zero3-offload", "deepspeed")),
+        one={"micro_batch_size": 2, "gradient_accumulation_steps": 2},
+        other={"micro_batch_size": 4, "gradient_accumulation_steps": 1},
+        both={"workload": FP32},
+        rel=1e-4,
+    ),
+    "two ranks share two samples": Pair(
+        rungs=WIDE_AND_SHARDED,
+        one={"micro_batch_size": 2, "sequence_parallel_size": 2},
+        other={"micro_batch_size": 1, "sequence_parallel_size": 1},
+        both={**ONE_MICRO_BATCH, "samples": RANKS * STEPS},
+        rel=1e-4,
+    ),
+    "feed-forward and loss in four tiles": Pair(
+        rungs=WIDE_AND_SHARDED, one={"tiles": 4}, other={"tiles": 0}, both={"workload": FP32}, rel=1e-5
+    ),
+    "hpZ, with copies that the backward pass gathers": Pair(
+        rungs=(("zero3", "hf"), ("zero3", "deepspeed")),
+        one={"zero_hpz_partition_size": 2},
+        other={"zero_hpz_partition_size": 1},
+        both={},
+        rel=0.0,
+        steps=20,
+    ),
+    "two ranks split the layers of two samples": Pair(
+        rungs=(("zero1", "deepspeed"), ("zero3", "deepspeed"), ("zero2", "hf")),
+        one={"micro_batch_size": 2, "autotp_size": 2},
+        other={"micro_batch_size": 1, "autotp_size": 1},
+        both={**ONE_MICRO_BATCH, "samples": RANKS},
+        rel=1e-4,
+        steps=20,
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3", "hf"), ("zero3", "deepspeed")])
-def test_ranks_that_share_samples_train_alike(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """Two ranks that share two samples have the losses of two ranks with one sample each, in fp32."""
-    shared, whole = (
-        prepare(
-            rung,
-            flavor,
-            workload=Workload(precision="fp32"),
-            micro_batch_size=size,
-            gradient_accumulation_steps=1,
-            samples=RANKS * STEPS,
-            sequence_parallel_size=size,
-        )
-        for size in (2, 1)
-    )
-    train(shared)
-    train(whole)
-    assert len(shared.losses()) == STEPS
-    assert shared.losses() == pytest.approx(whole.losses(), rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3", "hf"), ("zero3", "deepspeed")])
-def test_tiles_train_as_the_whole_does(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """Feed-forward and loss in four tiles have the losses of whole ones, with accumulation, in fp32."""
-    tiled, whole = (prepare(rung, flavor, workload=Workload(precision="fp32"), tiles=tiles) for tiles in (4, 0))
-    train(tiled)
-    train(whole)
-    assert len(tiled.losses()) == STEPS
-    assert tiled.losses() == pytest.approx(whole.losses(), rel=1e-5)
+@pytest.mark.parametrize(
+    ("name", "rung", "flavor"), [(name, *rung) for name, pair in PAIRS.items() for rung in pair.rungs]
+)
+def test_two_ways_to_train_have_the_same_losses(prepare: Prepare, name: str, rung: Rung, flavor: Framework) -> None:
+    """They agree to rounding in fp32, and exactly where only the place of the weights differs."""
+    pair = PAIRS[name]
+    one, other = (prepare(rung, flavor, steps=pair.steps, **pair.both, **way) for way in (pair.one, pair.other))
+    train(one)
+    train(other)
+    assert len(one.losses()) == pair.steps
+    assert one.losses() == pytest.approx(other.losses(), rel=pair.rel, abs=0.0)
 
 
 @pytest.mark.slow
@@ -234,39 +250,6 @@ def test_states_in_bf16_train_nearly_alike(prepare: Prepare, rung: Rung, flavor:
     assert rounded.losses() == pytest.approx(exact.losses(), rel=0.03)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flavor", FLAVORS)
-def test_a_second_copy_of_the_weights_changes_no_loss(prepare: Prepare, flavor: Framework) -> None:
-    """Twenty losses of ZeRO-3 with hpZ, whose backward pass gathers the copies, are those without it."""
-    copied, once = (prepare("zero3", flavor, steps=20, zero_hpz_partition_size=size) for size in (2, 1))
-    train(copied)
-    train(once)
-    assert len(copied.losses()) == 20 and copied.losses() == once.losses()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rung", "flavor"), [("zero1", "deepspeed"), ("zero3", "deepspeed"), ("zero2", "hf")])
-def test_ranks_that_split_layers_train_alike(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """Two ranks that split the layers of two samples have the losses of two ranks with a sample each, in fp32."""
-    split, whole = (
-        prepare(
-            rung,
-            flavor,
-            workload=Workload(precision="fp32"),
-            micro_batch_size=size,
-            gradient_accumulation_steps=1,
-            samples=RANKS,
-            steps=20,
-            autotp_size=size,
-        )
-        for size in (2, 1)
-    )
-    train(split)
-    train(whole)
-    assert len(split.losses()) == 20
-    assert split.losses() == pytest.approx(whole.losses(), rel=1e-4)
-
-
 def train(run: Run) -> None:
     """Start the ranks as a launcher does, and wait for them."""
     config = str(run.config)
@@ -278,7 +261,7 @@ def assert_trained(run: Run) -> None:
     losses, plan = run.losses(), run.plan
     assert len(losses) == STEPS
     assert all(later < earlier for earlier, later in pairwise(losses)), losses
-    wanted: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "zero_stage": plan.zero_stage,
         "offload_optimizer": plan.offload_optimizer,
         "offload_param": plan.offload_param,
@@ -292,15 +275,15 @@ def assert_trained(run: Run) -> None:
         "swapped": ["optimizer", "param"] if plan.offload_param == "nvme" else [],
     }
     if plan.zero_stage:
-        wanted["reduce_bucket_size"] = plan.reduce_bucket_size
+        expected["reduce_bucket_size"] = plan.reduce_bucket_size
     if plan.zero_stage == 3:
-        wanted |= {
+        expected |= {
             "sub_group_size": plan.sub_group_size,
             "stage3_prefetch_bucket_size": plan.stage3_prefetch_bucket_size,
         }
     assert len(run.reports()) == RANKS
     for report in run.reports():
-        assert {name: report[name] for name in wanted} == wanted
+        assert {name: report[name] for name in expected} == expected
 
 
 def _builders(plan: Plan) -> list[str]:

@@ -111,7 +111,7 @@ def assert_learned(output: Path, *, to: float = 0.9) -> None:
 
 
 def generated(folder: Path, *, tokenizer_in: Path | None = None) -> Any:
-    """The model in a folder, after it has generated a few tokens with the tokenizer beside it."""
+    """The model in a folder, after it has generated a few tokens with the tokenizer in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -148,8 +148,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) ->
 def test_chats_train_to_a_saved_model(
     undisturbed: tuple[Path, Path, str], model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says what it read, trains with the optimizer in host RAM, saves weights that differ, and says how to
-    load them. What belongs to an interrupted training is refused afterwards."""
+    """The command prints what it read, trains with the optimizer in host RAM, saves weights that differ, and prints how
+    to load them. What belongs to an interrupted training is refused afterwards."""
     _, output, printed = undisturbed
     assert_learned(output)
     assert "chats.jsonl: 16 rows of chat messages; sequence 95th percentile" in printed
@@ -209,7 +209,7 @@ def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder
 @pytest.mark.slow
 def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: Path) -> None:
     """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an
-    evaluation loss is told at every checkpoint and falls; the loss is drawn for TensorBoard."""
+    evaluation loss is reported at every checkpoint and falls; the loss is drawn for TensorBoard."""
     output = tmp_path / "out"
     options = "--rung zero3-offload --learning-rate 3e-3 --eval-split 0.25 --save-steps 6"
     assert train(model_folder, write(tmp_path / "train.json", LABELLED), output, options) == 0
@@ -253,9 +253,9 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     assert run(["train", "--resume", "--output-dir", str(output), "--epochs", "9"]) == 2
     assert "--epochs was None in the training to resume" in capsys.readouterr().err
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
-    told = capsys.readouterr()
-    assert f"going on from {last.name}" in told.err
-    assert "checkpoint-11 was incomplete; removed" in told.err
+    resumed = capsys.readouterr()
+    assert f"going on from {last.name}" in resumed.err
+    assert "checkpoint-11 was incomplete; removed" in resumed.err
     assert losses(output) == losses(whole)
     assert (output / "checkpoint-12" / WHOLE).exists()
     first, second = weights(whole), weights(output)
@@ -266,7 +266,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
 def test_a_checkpoint_too_large_for_the_disk_costs_no_other(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Writing fails in the middle of the second checkpoint: the first is still there and whole, and is told."""
+    """Writing fails in the middle of the second checkpoint: the first is still there and whole, and is named."""
     import psutil
 
     def no_more_room(pid: int) -> None:
@@ -287,7 +287,7 @@ def after_step(
     output: Path, ranks: tuple[int, ...], step: int, act: Callable[[int], None], *, when_saved: bool = False
 ) -> Iterator[None]:
     """Does something to ranks of the training in the block once they have made a step, and all have saved its
-    checkpoint where that is wanted. It must have been done when the block ends."""
+    checkpoint with `when_saved`. It must have been done when the block ends."""
     ended = threading.Event()
 
     def watch(rank: int) -> bool:

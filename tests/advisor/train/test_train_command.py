@@ -21,10 +21,7 @@ from ds_advise.advisor.train.folder import (
     WHOLE,
     TrainingFolder,
     TrainingJob,
-    TrainingResult,
     read_job,
-    read_result,
-    write_record,
 )
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import left_out
@@ -100,7 +97,7 @@ def test_options_take_precedence_over_defaults(ask: Ask) -> None:
 
 
 def test_options_of_adapters_without_any(ask: Ask) -> None:
-    """They are printed to have no effect."""
+    """A warning names them as without effect."""
     assert ask("--dry --merge --lora-alpha 4")[2].splitlines() == [
         f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")
     ]
@@ -118,7 +115,7 @@ def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -
 
 
 def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> None:
-    """Once a broken row is mended, the same command is right."""
+    """Once a broken row is repaired, the same command works."""
     whole = data.read_text()
     data.write_text("{")
     assert "chats.jsonl, line 1: not JSON" in ask()[2]
@@ -138,8 +135,8 @@ def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     options = "--model model --data chats.jsonl --output-dir out --device cpu --memory 10MB --no-check"
     assert run(["train", *options.split()]) == 1
-    asked = json.loads((tmp_path / "out/training/asked.json").read_text())
-    assert (asked["model"], asked["data"]) == (str(model), str(data))
+    kept = json.loads((tmp_path / "out/training/asked.json").read_text())
+    assert (kept["model"], kept["data"]) == (str(model), str(data))
 
 
 def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> None:
@@ -204,13 +201,13 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
     assert ask("--memory 10MB")[0] == 1
     folder = TrainingFolder(tmp_path / "out")
     folder.job.write_text("{}")
-    whose = f"is being trained in: process {os.getpid()} on {socket.gethostname()}, since "
+    holder = f"is being trained in: process {os.getpid()} on {socket.gethostname()}, since "
     with folder.held():
         before = sorted(folder.path.rglob("*"))
         code, _, error = ask("--force")
-        assert (code, whose in error) == (2, True)
+        assert (code, holder in error) == (2, True)
         assert run(["train", "--resume", "--output-dir", str(folder.path)]) == 2
-        assert whose in capsys.readouterr().err
+        assert holder in capsys.readouterr().err
         assert sorted(folder.path.rglob("*")) == before
     with folder.held():
         pass  # whoever ended has let it go
@@ -232,7 +229,7 @@ def test_models_that_cannot_be_trained(ask: Ask, model: Path, file: str, content
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:
-    """A tokenizer that wants its own code is refused, and the code has not run."""
+    """A tokenizer that needs its own code is refused, and the code has not run."""
     (model / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (model / "tokenizer.json").unlink()
     settings = json.loads((model / "tokenizer_config.json").read_text())
@@ -265,7 +262,7 @@ def _file(**changes: Any) -> DataFile:
     )
 
 
-def test_what_is_left_out_is_said() -> None:
+def test_rows_that_are_left_out_are_counted() -> None:
     """The places of the first, then how many more."""
     data = _file(empty_rows=7, empty_places=("a.csv, line 2", "a.csv, line 4"))
     assert left_out(data) == "Left out, empty or with an empty answer: 7 rows (a.csv, line 2, 4 and 5 more)."
@@ -396,28 +393,7 @@ def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     check_packages(Workload(), report_to="none", device="cuda")
 
 
-def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """With tuples where JSON has lists."""
-    job = TrainingJob(
-        model="/m",
-        tokenizer="/t",
-        workload=Workload(method="lora", lora_targets=("q_proj",)),
-        lora_alpha=16,
-        device="cpu",
-        ranks=2,
-        tokens="/d",
-        samples="/s",
-        evaluation_tokens=None,
-        evaluation_samples=None,
-        packing=False,
-        arguments={"output_dir": "/o"},
-    )
-    write_record(job, tmp_path / "job.json")
-    assert read_job(tmp_path / "job.json") == job
-    result = TrainingResult(finished=True, step=3, losses=((1, 2.0),), evaluations=(), whole=True)
-    write_record(result, tmp_path / "result.json")
-    assert read_result(tmp_path / "result.json") == result
-    assert read_result(tmp_path / "none.json") is None
+def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"model": 1}')
     with pytest.raises(ConfigFileError, match="not a training's job"):
         read_job(tmp_path / "job.json")
@@ -435,7 +411,7 @@ def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
 
 
 def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the fastest; one that cannot run says why."""
+    """It replaces the fastest; an error names why one cannot run."""
     assert "ZeRO-3." in ask("--dry --rung zero3")[1]
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: "no reason")
     assert "zero3 cannot run here: no reason" in ask("--dry --rung zero3")[2]

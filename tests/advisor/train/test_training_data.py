@@ -89,12 +89,12 @@ def test_every_shape_is_recognised_in_every_kind_of_file(
     tmp_path: Path, tokenizer: Any, shape: str, suffix: str
 ) -> None:
     data = prepare(write(tmp_path / f"data{suffix}", [ROWS[shape]] * 3), tokenizer, tmp_path / "tokens")
-    wanted = prepare(write(tmp_path / "same.jsonl", [ROWS[shape]] * 3), tokenizer, tmp_path / "same")
+    expected = prepare(write(tmp_path / "same.jsonl", [ROWS[shape]] * 3), tokenizer, tmp_path / "same")
     assert (data.shape, data.rows) == (shape, 3)
     assert 0 < data.trained_tokens <= data.tokens
     if (shape, suffix) != ("text-label", ".csv"):  # a CSV cell is text, so its JSON is the label as it stands there
-        assert data.opened().ids.tolist() == wanted.opened().ids.tolist()
-        assert data.opened().is_trained.tolist() == wanted.opened().is_trained.tolist()
+        assert data.opened().ids.tolist() == expected.opened().ids.tolist()
+        assert data.opened().is_trained.tolist() == expected.opened().is_trained.tolist()
 
 
 def test_json_files_of_the_other_kinds(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_text_file_is_one_text(tmp_path: Path, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_the_header_tells_what_separates_fields(tmp_path: Path, separator: str) -> None:
+def test_the_separator_follows_from_the_header(tmp_path: Path, separator: str) -> None:
     (tmp_path / "a.csv").write_text(f'instruction{separator}output\n"5, or 6"{separator}x\n')
     [row] = read_rows(tmp_path / "a.csv")
     assert row.fields == {"instruction": "5, or 6", "output": "x"}
@@ -329,7 +329,7 @@ def test_plain_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
     assert Renderer(beginning).parts(PlainText(parts=(TextPart("x", True),)), "")[0] == TextPart("<|endoftext|>", False)
 
 
-def test_the_shape_can_be_said(tmp_path: Path, tokenizer: Any) -> None:
+def test_the_shape_can_be_chosen(tmp_path: Path, tokenizer: Any) -> None:
     file = write(tmp_path / "data.jsonl", [NER])
     assert prepare(file, tokenizer, tmp_path / "a").shape == "text-label"
     data = prepare(file, tokenizer, tmp_path / "b", shape="text")
@@ -444,10 +444,10 @@ def test_rows_are_taken_in_batches_without_losing_any(
 ) -> None:
     rows = [{"prompt": f"{number}", "completion": "."} for number in range(2001)]
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
-    said: list[str] = []
-    data = prepare(write(tmp_path / "data.jsonl", rows), tokenizer, tmp_path / "tokens", say=said.append)
+    printed: list[str] = []
+    data = prepare(write(tmp_path / "data.jsonl", rows), tokenizer, tmp_path / "tokens", say=printed.append)
     assert data.rows == 2001
-    assert said == [f"data.jsonl: {done} rows ..." for done in ("1,000", "2,000", "2,001")]
+    assert printed == [f"data.jsonl: {done} rows ..." for done in ("1,000", "2,000", "2,001")]
     tokens = data.opened()
     for number in (0, 999, 1000, 2000):
         assert tokenizer.decode(tokens.ids[tokens.starts[number] : tokens.starts[number + 1]]) == f"{number}.<|im_end|>"

@@ -18,11 +18,12 @@ from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.past_results import PastProbes, keep_probe
 from ds_advise.advisor.verification.verify import run_series, runnable
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
-from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
+from ds_advise.probes.real_run.result import ProbeResult, StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
 from tests import helpers
+from tests.helpers import failed_probe
 
 MODEL = {
     "model_type": "qwen2",
@@ -67,18 +68,6 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
     return helpers.ran(step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8)
 
 
-def failed(kind: Any) -> ProbeResult:
-    return ProbeResult(
-        world_size=2,
-        device="cpu",
-        solo=False,
-        tokens_per_step=0,
-        ranks=(),
-        versions={},
-        failure=RankFailure(kind=kind, rank=0, phase="step 1", message="no"),
-    )
-
-
 def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:
     """As a series of probes keeps it."""
     question = answer.question
@@ -106,7 +95,7 @@ def test_a_plan_that_ran_has_its_speed_and_corrects_the_others(model: str) -> No
 def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> None:
     before = ask(model)
     out = first(before)
-    keep(before, out, failed("out_of_memory"))
+    keep(before, out, failed_probe("out_of_memory"))
     after = ask(model)
     assert first(after).estimate.plan != out.estimate.plan
     for candidate in after.candidates:
@@ -119,9 +108,9 @@ def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "timeout", "killed", "stopped"])
-def test_other_failures_say_nothing_of_the_plan(model: str, kind: str) -> None:
+def test_other_failures_do_not_count(model: str, kind: str) -> None:
     before = ask(model)
-    keep(before, first(before), failed(kind))
+    keep(before, first(before), failed_probe(kind))
     assert ask(model).past_probes == () and first(ask(model)) == first(before)
 
 
@@ -147,7 +136,7 @@ def test_a_limit_answers_for_the_limits_that_it_decides(model: str) -> None:
     keep(before, first(before), ran(first(before)))
     assert ask(model, limit=2 * LIMIT).past_probes
     Store().forget("all")
-    keep(before, first(before), failed("out_of_memory"))
+    keep(before, first(before), failed_probe("out_of_memory"))
     # A limit that leaves the plan's buckets as they are: with others it is another plan.
     assert ask(model, limit=9 * LIMIT // 10).past_probes and not ask(model, limit=2 * LIMIT).past_probes
 
@@ -206,7 +195,7 @@ WORDS = "--device cpu --ranks 2 --memory 2GB --seq-len 128 --global-batch 4 --of
 QUESTION = [*WORDS.split(), "--no-deepspeed-estimate"]
 
 
-def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_names_its_probes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = ask(model)
     keep(before, first(before), ran(first(before), slower=2.0))
     assert run([model, *QUESTION]) == 0
@@ -218,7 +207,7 @@ def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> N
     assert [trial["result"]["failure"] for trial in answer["earlier_probes"]] == [None]
 
 
-def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_about_the_cpu_counts_in_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([model, *QUESTION, "--details"]) == run([model, *QUESTION[:5], "10MB", *QUESTION[6:]]) - 1 == 0
     text = capsys.readouterr().out
     assert "per rank" in text and "2 ranks on the CPU" in text and "x the limit" in text

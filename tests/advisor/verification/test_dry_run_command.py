@@ -79,9 +79,9 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
 
 def test_both_settings_of_the_allocator_are_answered(folder: Path) -> None:
     peak = json.loads((folder / "answer.json").read_text())["peak"]
-    asked, other = peak["with_expandable_segments"], peak["without_expandable_segments"]
-    assert asked == {name: peak[name] for name in ("reserved_bytes_per_gpu", "required_bytes_per_gpu")}
-    for held in (asked, other):
+    chosen, other = peak["with_expandable_segments"], peak["without_expandable_segments"]
+    assert chosen == {name: peak[name] for name in ("reserved_bytes_per_gpu", "required_bytes_per_gpu")}
+    for held in (chosen, other):
         assert peak["allocated_bytes_per_gpu"] <= held["required_bytes_per_gpu"] <= held["reserved_bytes_per_gpu"]
 
 
@@ -89,7 +89,7 @@ def test_the_report_has_the_figures_of_json(folder: Path) -> None:
     text, answer = (folder / "report.html").read_text(), json.loads((folder / "answer.json").read_text())
     page = Page(text)
     assert len(text) <= MOST_BYTES
-    assert page.data | {name: answer[name] for name in TOLD_OF_THE_RUN} == answer
+    assert page.data | {name: answer[name] for name in OF_EACH_RUN} == answer
     assert {"memory", "peak", "time", "lanes", "phases", "configuration", "evidence"} == set(page.sections)
     phases = [row for row in page.sections["phases"] if row]
     assert [row[1][1] for row in phases] == [phase["gpu_peak_bytes"] for phase in answer["phases"]]
@@ -102,7 +102,7 @@ def test_the_report_has_the_figures_of_json(folder: Path) -> None:
     assert "<svg" in (folder / "memory.svg").read_text()
 
 
-TOLD_OF_THE_RUN = ("seconds", "age_s")
+OF_EACH_RUN = ("seconds", "age_s")
 """What differs between the two commands."""
 
 
@@ -142,7 +142,7 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
         (["--rank", "2"], "there is no rank 2"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_runs(
+def test_impossible_options_are_refused_before_anything_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -219,9 +219,9 @@ def test_a_model_that_needs_values_is_probed_without_a_dry_run(
     adam = {"type": "Adam", "params": {"lr": 0.001, "torch_adam": True}}
     Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": adam}))
     Path("choosy.py").write_text(CHOOSY)
-    asked = ["--model", "choosy.py:Choosy", "--input-shape", "8"]
-    assert run(["dry-run", "ds.json", *asked, "--gpus", "2x24GB"]) == 2
+    options = ["--model", "choosy.py:Choosy", "--input-shape", "8"]
+    assert run(["dry-run", "ds.json", *options, "--gpus", "2x24GB"]) == 2
     assert "ds-advise probe" in capsys.readouterr().err
-    assert run(["probe", "ds.json", *asked, "--device", "cpu", "--ranks", "2"]) == 0
+    assert run(["probe", "ds.json", *options, "--device", "cpu", "--ranks", "2"]) == 0
     printed = capsys.readouterr()
     assert "no dry run for comparison" in printed.err and "memory per rank" in printed.out

@@ -16,12 +16,12 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, Peak, PhaseMemory
 from ds_advise.probes.machine import this_machine
-from ds_advise.probes.real_run.result import ProbeResult, RankFailure
+from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.recording.result import Reserved
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store, model_key
 
-from tests.helpers import h100s
+from tests.helpers import failed_probe, h100s
 
 RUN = Run(config={"zero_optimization": {"stage": 2}}, model={"model_type": "llama"}, cluster=h100s(2))
 
@@ -116,15 +116,7 @@ def test_a_module_of_the_users_own_is_run_each_time(ran: list[Run]) -> None:
     assert len(ran) == 2 and not Store().find(kind="dry-run")
 
 
-FAILED = ProbeResult(
-    world_size=2,
-    device="cpu",
-    solo=False,
-    tokens_per_step=0,
-    ranks=(),
-    versions={},
-    failure=RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"),
-)
+FAILED = failed_probe("out_of_memory")
 PROBED = replace(
     RUN,
     model={},
@@ -171,9 +163,3 @@ def test_a_local_model_is_kept_without_its_path(tmp_path: Path) -> None:
     (record,) = Store().find()
     assert (record.model, record.model_name) == ("", "my-model")
     assert str(tmp_path) not in json.dumps(to_json(record))
-
-
-def test_an_unusable_store_costs_one_line(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own_store.mkdir(parents=True)
-    assert _keep(FAILED) is None
-    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -20,7 +20,7 @@ from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, StepTime
 from rich.console import Console
 
-from tests.helpers import ran
+from tests.helpers import failed_probe, ran
 
 MEMORY = 79 * 2**30
 
@@ -123,17 +123,7 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
     outcome, plan = machine.outcome(candidate), candidate.estimate.plan
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * 4 * 2048
     if outcome.tokens_per_s is None:
-        failure = RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="CUDA out of memory")
-        return ProbeResult(
-            world_size=4,
-            device="cuda",
-            solo=False,
-            tokens_per_step=tokens,
-            ranks=(),
-            failure=failure,
-            versions={},
-            seconds=0.01,
-        )
+        return failed_probe("out_of_memory", world_size=4, device="cuda")
     step = StepTime(total_s=tokens / outcome.tokens_per_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     memory = candidate.estimate.memory
     allocated = round(memory.allocated_bytes_per_gpu * (outcome.need_bytes or 0) / candidate.device_bytes)
@@ -164,10 +154,7 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
 
 
 def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> None:
-    failure = RankFailure(kind="crash", rank=0, phase="import", message="no such library")
-    broken = ProbeResult(
-        world_size=4, device="cuda", solo=False, tokens_per_step=0, ranks=(), failure=failure, versions={}
-    )
+    broken = failed_probe("crash", "no such library", world_size=4, device="cuda")
     series, order = run_series(answer, lambda *_: broken, budget_s=1e6)
     assert series.best is None and after_series(answer, series, order).recommended is None
     seen = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in series.probes}

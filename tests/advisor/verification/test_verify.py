@@ -63,7 +63,7 @@ def test_a_dry_run_that_fails_is_one_line_of_what_why_and_fix(
 
 
 @pytest.mark.slow
-def test_a_configuration_that_deepspeed_rejects_is_told(folder: Path) -> None:
+def test_a_configuration_that_deepspeed_rejects_is_one_error(folder: Path) -> None:
     (folder / "bad.json").write_text(
         json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "no_such_key": 1}})
     )

@@ -14,21 +14,12 @@ from ds_advise.estimators.workload import Software, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.estimators.small_models import sizes, small
+
 H, F, L, A, K, D, V = 4096, 14336, 32, 32, 8, 128, 128_256
 """Llama 3 8B."""
 
-LLAMA = shape_from_config(
-    {
-        "model_type": "llama",
-        "hidden_size": H,
-        "intermediate_size": F,
-        "num_hidden_layers": L,
-        "num_attention_heads": A,
-        "num_key_value_heads": K,
-        "vocab_size": V,
-    },
-    name="llama",
-)
+LLAMA = shape_from_config(small("llama", sizes(H, F, L, A, K, V)), name="llama")
 GPT2 = shape_from_config(
     {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024},
     name="gpt2",
@@ -101,22 +92,8 @@ def test_adapted_experts_are_kept_whole() -> None:
     """peft computes W + B A: 16-bit copies of gate, up and down and of the router, kept in every layer, and while a
     checkpointed one is recomputed."""
     experts, hidden, inner, layers = 16, 256, 192, 3
-    model = shape_from_config(
-        {
-            "model_type": "qwen3_moe",
-            "hidden_size": hidden,
-            "intermediate_size": 704,
-            "moe_intermediate_size": inner,
-            "num_experts": experts,
-            "num_experts_per_tok": 4,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "vocab_size": 64,
-        },
-        name="moe",
-    )
+    fields = {"moe_intermediate_size": inner, "num_experts": experts, "num_experts_per_tok": 4, "head_dim": 64}
+    model = shape_from_config(small("qwen3_moe", sizes(hidden, 704, layers, 8, 2, 64), **fields), name="moe")
     copies = 2 * (3 * experts * hidden * inner + experts * hidden)
     attention = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -23,20 +23,12 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 
-from tests.estimators.small_models import Config, small
+from tests.estimators.small_models import Config, sizes, small
 
 
-def qwen2(hidden: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, *, tied: bool) -> Config:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 32768,
-    }
-    return small("qwen2", sizes, architectures=["Qwen2ForCausalLM"], tie_word_embeddings=tied)
+def qwen2(*dimensions: int, tied: bool) -> Config:
+    base = sizes(*dimensions, max_position_embeddings=32768)
+    return small("qwen2", base, architectures=["Qwen2ForCausalLM"], tie_word_embeddings=tied)
 
 
 MODELS = {

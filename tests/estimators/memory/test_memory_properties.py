@@ -25,22 +25,14 @@ from ds_advise.estimators.workload import Workload
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.estimators.small_models import small
+from tests.estimators.small_models import sizes, small
 
 GPU = find_gpu("A100-80GB")
 
 
 def llama(*, hidden: int = 512, layers: int = 4, tied: bool = False, vocab: int = 4000) -> ModelShape:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": vocab,
-        "max_position_embeddings": 8192,
-    }
-    config = small("llama", sizes, architectures=["LlamaForCausalLM"], tie_word_embeddings=tied)
+    base = sizes(hidden, 3 * hidden, layers, 8, 4, vocab, max_position_embeddings=8192)
+    config = small("llama", base, architectures=["LlamaForCausalLM"], tie_word_embeddings=tied)
     return shape_from_config(config, name="small")
 
 
@@ -99,9 +91,8 @@ def total(terms: Iterable[MemoryTerm]) -> int:
 
 
 def every_term(estimate: MemoryEstimate) -> list[MemoryTerm]:
-    terms = [term for phase in estimate.phases for term in phase.terms]
     return [
-        *terms,
+        *(term for phase in estimate.phases for term in phase.terms),
         *estimate.reserved_terms,
         *estimate.device_terms,
         *estimate.host_pinned_terms,
@@ -162,12 +153,12 @@ def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: W
 
     tensors = tensor_set(model, workload)
     padding = 32 * (2 * machines.world_size + len(tensors.trainable) + len(tensors.frozen))
-    sizes = [at(stage) for stage in range(4)]
-    assert sizes[1] <= sizes[0] + padding
-    assert sizes[2] == sizes[1]
-    assert sizes[3] <= sizes[2] + padding
+    held = [at(stage) for stage in range(4)]
+    assert held[1] <= held[0] + padding
+    assert held[2] == held[1]
+    assert held[3] <= held[2] + padding
     for stage in (1, 2, 3):
-        assert at(stage, replace(machines, nodes=2 * machines.nodes)) <= sizes[stage] + padding
+        assert at(stage, replace(machines, nodes=2 * machines.nodes)) <= held[stage] + padding
 
 
 @quick
@@ -175,13 +166,13 @@ def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: W
 def test_one_rank_equals_unsharded(model: ModelShape, workload: Workload) -> None:
     """On one GPU every stage holds all weights, masters and states; stage 3 gathers nothing; there is no NCCL."""
     assume(workload.optimizer not in ("muon", "lamb") and workload.method != "qlora" and workload.precision != "fp32")
-    sizes = []
+    held = []
     for stage in range(4):
         estimate = estimate_memory(model, workload, cluster(), Plan(zero_stage=stage, micro_batch_size=1))
-        sizes.append(states(estimate))
+        held.append(states(estimate))
         names = {term.name for term in every_term(estimate)}
         assert not names & {"gathered_parameters", "persistent_parameters", "nccl_buffers"}
-    assert max(sizes) - min(sizes) <= 32
+    assert max(held) - min(held) <= 32
 
 
 @quick

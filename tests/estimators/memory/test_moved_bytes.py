@@ -17,8 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 BATCH, SEQ_LEN = 1, 256
 WIDTH = {"vocab_size": 64, "num_attention_heads": 8, "max_position_embeddings": 512}
-LLAMA: dict[str, Any] = {
-    **WIDTH,
+LLAMA: dict[str, Any] = WIDTH | {
     "hidden_size": 128,
     "intermediate_size": 320,
     "num_key_value_heads": 4,

@@ -27,31 +27,9 @@ values = st.one_of(
         max_leaves=5,
     ),
 )
-OPTIONAL = [
-    "architectures",
-    "layer_types",
-    "sliding_window",
-    "num_labels",
-    "id2label",
-    "head_dim",
-    "attention_bias",
-    "tie_word_embeddings",
-    "mlp_only_layers",
-    "text_config",
-    "vision_config",
-    "use_qk_norm",
-    "qk_layernorm",
-    "attention_types",
-    "conv_kernel_size",
-    "pos_att_type",
-    "attention_dropout",
-    "num_kv_heads",
-    "add_cross_attention",
-    "legacy",
-    "use_sliding_window",
-    "q_lora_rank",
-    "attn_logit_softcapping",
-]
+OPTIONAL = """architectures layer_types sliding_window num_labels id2label head_dim attention_bias tie_word_embeddings
+    mlp_only_layers text_config vision_config use_qk_norm qk_layernorm attention_types conv_kernel_size pos_att_type
+    attention_dropout num_kv_heads add_cross_attention legacy use_sliding_window q_lora_rank attn_logit_softcapping"""
 
 
 @settings(max_examples=600)
@@ -64,7 +42,7 @@ def test_no_value_in_any_field_brings_another_error(data: st.DataObject) -> None
         target = config
         if inner is not None and isinstance(config[inner], dict):
             target = config[inner] = dict(config[inner])
-        name = data.draw(st.sampled_from(sorted(set(target) | set(OPTIONAL))))
+        name = data.draw(st.sampled_from(sorted({*target, *OPTIONAL.split()})))
         if data.draw(st.booleans()):
             target[name] = data.draw(values)
         else:
@@ -121,23 +99,21 @@ def test_the_error_names_the_field(change: dict[str, Any], message: str) -> None
     assert caught.value.what == message
 
 
+STATED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
 @pytest.mark.parametrize(
-    "field", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+    ("config", "message"),
+    [
+        # A dimension that every file states is not guessed.
+        *(({name: LLAMA[name] for name in LLAMA if name != field}, f"{field} is missing") for field in STATED),
+        (CONFIGS["mixtral"] | {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
+        (CONFIGS["gemma2"] | {"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries for 26 layers"),
+    ],
 )
-def test_a_dimension_that_every_file_states_is_not_guessed(field: str) -> None:
-    config = {name: value for name, value in LLAMA.items() if name != field}
-    with pytest.raises(ModelConfigError, match=f"{field} is missing"):
+def test_what_is_missing_or_contradicts_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
         shape_from_config(config, name="model")
-
-
-def test_more_experts_chosen_than_there_are_is_a_contradiction() -> None:
-    with pytest.raises(ModelConfigError, match="num_experts_per_tok 9 is more than the 8 experts"):
-        shape_from_config(CONFIGS["mixtral"] | {"num_experts_per_tok": 9}, name="model")
-
-
-def test_layer_types_must_be_one_for_each_layer() -> None:
-    with pytest.raises(ModelConfigError, match="layer_types has 2 entries for 26 layers"):
-        shape_from_config(CONFIGS["gemma2"] | {"layer_types": ["full_attention"] * 2}, name="model")
 
 
 def test_an_unknown_multimodal_model_points_at_its_language_model() -> None:

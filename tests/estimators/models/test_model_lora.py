@@ -14,7 +14,7 @@ from ds_advise.estimators.models.lora import adapters, quantized, trained_copies
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.workload import Workload
 
-from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, small
+from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, on_meta, small
 
 PADDED = TEXT | {"num_hidden_layers": 3, "pad_token_id": 0}
 V3 = small("deepseek_v3", DEEPSEEK | PADDED | {"num_key_value_heads": 4})
@@ -59,17 +59,6 @@ def relative(name: str, prefixes: list[str]) -> str:
     return name
 
 
-def on_meta(config: dict[str, Any], shape: ModelShape) -> Any:
-    import torch
-    import transformers
-
-    rest = {name: value for name, value in config.items() if name != "model_type"}
-    with torch.device("meta"):
-        return getattr(transformers, shape.architecture)(
-            transformers.AutoConfig.for_model(config["model_type"], **rest)
-        )
-
-
 @pytest.mark.parametrize(
     ("config", "targets"), CASES, ids=lambda value: str(value["model_type"] if isinstance(value, dict) else value)
 )
@@ -78,7 +67,7 @@ def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] |
     import peft
 
     shape = shape_from_config(config, name="model")
-    model = on_meta(config, shape)
+    model = on_meta(config, shape.architecture)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets or "all-linear"))
     theirs = {name: tuple(parameter.shape) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
 
@@ -104,7 +93,7 @@ def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str,
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     shape = shape_from_config(config, name="model")
-    model = on_meta(config, shape)
+    model = on_meta(config, shape.architecture)
     kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
     theirs = sum(
         module.weight.numel()
@@ -137,38 +126,37 @@ def test_rank_eight_on_all_linear_layers_of_qwen2_5_14b() -> None:
     assert lora_parameters(catalogue.find("Qwen2.5-14B"), 8, None) == 8 * 48 * widths
 
 
-def test_an_unknown_target_is_refused_with_the_known_names() -> None:
-    with pytest.raises(WorkloadError, match="no linear layer named 'query_key_value'") as caught:
-        lora_parameters(catalogue.find("Qwen2.5-14B"), 8, ["q_proj", "query_key_value"])
-    assert caught.value.why == ("it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head")
+@pytest.mark.parametrize(
+    ("model", "rank", "targets", "what", "hint"),
+    [
+        (
+            "Qwen2.5-14B",
+            8,
+            ["q_proj", "query_key_value"],
+            "no linear layer named 'query_key_value'",
+            "it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head",
+        ),
+        # peft itself fails on routers with two results.
+        ("Llama-4-Scout", 8, None, "cannot adapt the routers", "--lora-targets q_proj,k_proj,v_proj,o_proj"),
+        # Fused experts by their new name, norms, embeddings and parts of names get no adapter.
+        *(
+            ("Mixtral-8x7B", 8, [target], "no linear layer", "")
+            for target in ("experts.gate_up_proj", "proj", "", "norm", "embed_tokens")
+        ),
+        # peft adapts gate and up together or not at all.
+        ("Mixtral-8x7B", 8, ["w1"], "lack w3", ""),
+        ("gpt2", 0, None, "rank", ""),
+        ("gpt2", -8, None, "rank", ""),
+    ],
+)
+def test_what_peft_cannot_adapt_is_refused(model: str, rank: int, targets: Any, what: str, hint: str) -> None:
+    with pytest.raises(WorkloadError, match=what) as caught:
+        lora_parameters(catalogue.find(model), rank, targets)
+    assert hint in f"{caught.value.why} {caught.value.fix}"
 
 
-def test_routers_with_two_results_are_refused() -> None:
-    """As peft itself fails on Llama 4's, which are linear layers; the others may be named."""
-    scout = catalogue.find("Llama-4-Scout")
-    with pytest.raises(WorkloadError, match="cannot adapt the routers") as caught:
-        lora_parameters(scout, 8, None)
-    assert "--lora-targets q_proj,k_proj,v_proj,o_proj" in str(caught.value.fix)
-    assert lora_parameters(scout, 8, ["q_proj"]) > 0
-
-
-@pytest.mark.parametrize("target", ["experts.gate_up_proj", "proj", "", "norm", "embed_tokens"])
-def test_what_is_no_linear_layer_is_no_target(target: str) -> None:
-    """Fused experts by their new name, norms, embeddings and parts of names get no adapter."""
-    with pytest.raises(WorkloadError, match="no linear layer"):
-        lora_tensors(catalogue.find("Mixtral-8x7B"), 8, [target])
-
-
-def test_half_of_a_fused_projection_is_refused() -> None:
-    """peft adapts gate and up together or not at all."""
-    with pytest.raises(WorkloadError, match="lack w3"):
-        lora_tensors(catalogue.find("Mixtral-8x7B"), 8, ["w1"])
-
-
-@pytest.mark.parametrize("rank", [0, -8])
-def test_a_rank_below_one_is_refused(rank: int) -> None:
-    with pytest.raises(WorkloadError, match="rank"):
-        lora_parameters(catalogue.find("gpt2"), rank, None)
+def test_layers_beside_routers_may_be_adapted() -> None:
+    assert lora_parameters(catalogue.find("Llama-4-Scout"), 8, ["q_proj"]) > 0
 
 
 def test_dropout_is_refused_where_experts_are_folded() -> None:
@@ -177,7 +165,7 @@ def test_dropout_is_refused_where_experts_are_folded() -> None:
     peft = pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora_dropout"):
         peft.get_peft_model(
-            on_meta(MIXTRAL, shape), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1)
+            on_meta(MIXTRAL, shape.architecture), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1)
         )
     with pytest.raises(WorkloadError, match="without dropout"):
         adapters(shape, Workload(method="lora", lora_dropout=0.1))
@@ -203,7 +191,8 @@ def test_copies_of_modules_are_those_of_peft(saved: tuple[str, ...], tied: bool)
     shape = shape_from_config(config, name="x")
     workload = Workload(method="lora", lora_rank=4, modules_to_save=saved)
     model = peft.get_peft_model(
-        on_meta(config, shape), peft.LoraConfig(r=4, target_modules="all-linear", modules_to_save=list(saved))
+        on_meta(config, shape.architecture),
+        peft.LoraConfig(r=4, target_modules="all-linear", modules_to_save=list(saved)),
     )
     trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
     tensors = tensor_set(shape, workload)

@@ -12,19 +12,11 @@ from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 
-from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, small
+from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, on_meta, small
 
 # Families without a class in transformers: their remote code is never run, so only their counts are tested.
 REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm", "qwen"}
-DEPTH_FIELDS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-)
+DEPTH_FIELDS = "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers decoder_layers"
 
 FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 OPT = FALCON | {"ffn_dim": 96, "max_position_embeddings": 32, "pad_token_id": 0}
@@ -214,7 +206,7 @@ def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
     """A catalogue model at full width with few layers (four: enough for a mixture of dense and sparse ones)."""
     if config.get("model_type") == "gpt_neo":
         config = {**config, "attention_types": [[["global", "local"], 2]]}
-    cut = {name: min(value, 4) if name in DEPTH_FIELDS else value for name, value in config.items()}
+    cut = {name: min(value, 4) if name in DEPTH_FIELDS.split() else value for name, value in config.items()}
     return {name: shallow(value) if isinstance(value, Mapping) else value for name, value in cut.items()}
 
 
@@ -235,22 +227,12 @@ def expand(shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
             layers[block.prefix] += 1
 
 
-def build(config: Mapping[str, Any], architecture: str) -> Any:
-    """transformers' own model, without memory for its weights."""
-    import torch
-    import transformers
-
-    rest = {name: value for name, value in config.items() if name != "model_type"}
-    with torch.device("meta"):
-        return getattr(transformers, architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
-
-
 def compare(config: Mapping[str, Any]) -> tuple[ModelShape, Any]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
     shape = shape_from_config(config, name="model")
-    model = build(config, shape.architecture)
+    model = on_meta(dict(config), shape.architecture)
     ours = list(expand(shape))
     assert len(ours) == len(dict(ours)), "a name occurs twice"
     # A tied tensor has several names, of which any will do.

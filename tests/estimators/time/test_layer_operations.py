@@ -16,19 +16,15 @@ from ds_advise.estimators.workload import Workload
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
+from tests.estimators.small_models import TEXT
+
+SIZES = TEXT | {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
-    "vocab_size": 128,
     "num_local_experts": 4,
     "num_experts": 4,
     "num_experts_per_tok": 2,
-    "first_k_dense_replace": 0,
 }
 
 

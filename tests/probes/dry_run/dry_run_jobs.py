@@ -1,8 +1,8 @@
 """Run requests dry, and for real on the CPU counted by the same ledger, many to a process.
 
-    python dry_run_jobs.py JOBS.json
+    python dry_run_jobs.py JOBS
 
-JOBS.json: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer":
+JOBS, pickled: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer":
     file}]}.
 "gloo" really trains all ranks and answers for `real["rank"]`; "alone" really trains that rank of a job whose other
 ranks do not exist (torch's fake process group).
@@ -17,6 +17,7 @@ import faulthandler
 import gc
 import json
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -46,12 +47,10 @@ from ds_advise.probes.recording.ledger import Ledger
 from ds_advise.probes.recording.mode import RecordingMode
 from ds_advise.probes.recording.phases import PhaseRecorder
 from ds_advise.probes.recording.schedule import ScheduleRecorder
-from ds_advise.probes.run import Request
 from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels
 from ds_advise.probes.simulated_gpu import kernels as aio
 from ds_advise.probes.simulated_gpu import patches as unknown_values
 from ds_advise.probes.simulated_gpu.accelerator import SimulatedAccelerator
-from pydantic import TypeAdapter
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -198,21 +197,22 @@ def train(request, rank, meeting, seconds):
     those that stay gathered.
     """
     alone = meeting is None
+    world_size = request.run.cluster.world_size
     if alone:
-        collectives.join(rank, request.world_size, request.world_size)
+        collectives.join(rank, world_size, world_size)
     else:
         distributed_c10d.ProcessGroupGloo = OneThreadGloo
         os.environ.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(request.world_size),
-            LOCAL_SIZE=str(request.world_size + 1),
+            WORLD_SIZE=str(world_size),
+            LOCAL_SIZE=str(world_size + 1),
         )  # unequal: no shared-memory collectives
         torch.distributed.init_process_group(
             "gloo",
-            store=torch.distributed.FileStore(meeting, request.world_size),
+            store=torch.distributed.FileStore(meeting, world_size),
             rank=rank,
-            world_size=request.world_size,
+            world_size=world_size,
             timeout=timedelta(seconds=seconds),
         )
     classifier = AllocationClassifier()
@@ -220,7 +220,7 @@ def train(request, rank, meeting, seconds):
     schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
     aio.CountingHandle = FileHandle
     kernels.op_builder = accelerator.op_builder = op_builder
-    set_accelerator(RealAccelerator(ledger, schedule, device_count=request.world_size, memory_bytes=80 << 30))
+    set_accelerator(RealAccelerator(ledger, schedule, device_count=world_size, memory_bytes=80 << 30))
     kernels.install(ledger, schedule)
     deepspeed.init_distributed("gloo")
     if alone:
@@ -264,11 +264,10 @@ def in_a_fork(function, answer_file, seconds):
 
 def run(job, seconds):
     """All processes of a job at once; where one fails, the others are ended."""
-    file = Path(job["answer"])
-    dry, real = (TypeAdapter(Request).validate_python(job[name]) for name in ("dry", "real"))
+    file, dry, real = job["answer"], job["dry"], job["real"]
     meeting = str(file.with_suffix(".ranks")) if job["how"] == "gloo" else None
     tasks = {"dry": lambda: worker.answer_to(dry)}
-    for rank in range(real.world_size) if meeting else [real.rank]:
+    for rank in range(real.run.cluster.world_size) if meeting else [real.rank]:
         tasks[f"rank {rank}"] = lambda rank=rank: train(real, rank, meeting, seconds)
     answers = {name: file.with_suffix("." + name) for name in tasks}
     children = {in_a_fork(task, answers[name], seconds): name for name, task in tasks.items()}
@@ -292,7 +291,7 @@ def run(job, seconds):
 
 if __name__ == "__main__":
     assert transformers.__version__
-    asked = json.loads(Path(sys.argv[1]).read_text())
+    asked = pickle.loads(Path(sys.argv[1]).read_bytes())
     gc.freeze()  # what is imported never dies; looking through it would cost each child most of a second
     for job in asked["jobs"]:
-        Path(job["answer"]).write_text(json.dumps(run(job, asked["seconds"])))
+        job["answer"].write_text(json.dumps(run(job, asked["seconds"])))

@@ -1,5 +1,7 @@
 """What a dry run answers, and how it fails."""
 
+import json
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -8,45 +10,32 @@ from typing import Any
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
-from ds_advise.probes.dry_run.ask import ask_each
-from ds_advise.probes.dry_run.run import request_for
-from ds_advise.probes.recording.result import from_json
+from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.run import Run
 
-from tests.helpers import h100s
+from tests.helpers import WIDE_LLAMA, h100s, zero_config
 
-MODEL: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 4000,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 1024,
-}
+MODEL = WIDE_LLAMA
 PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
 
 
+AUTO = dict.fromkeys(
+    ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
+)
+
+
 def config(stage: int, **zero: Any) -> dict[str, Any]:
-    return {
+    """The Trainer's configuration, with `auto` values."""
+    return zero_config(stage, **AUTO, **zero) | {
         "bf16": {"enabled": "auto"},
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
-        "zero_optimization": {
-            "stage": stage,
-            "reduce_bucket_size": "auto",
-            "stage3_prefetch_bucket_size": "auto",
-            "stage3_param_persistence_threshold": "auto",
-            **zero,
-        },
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
     }
 
@@ -115,23 +104,11 @@ def test_states_appear_with_the_first_step_and_then_stay(offloaded: DryRunResult
 
 
 def test_the_answer_survives_json(offloaded: DryRunResult) -> None:
-    """What is written reads back equal, and has the documented keys."""
-    written = offloaded.to_json()
-    assert {"phases", "peak", "parameters", "world_size", "versions"} <= set(written)
-    assert {
-        "allocated_bytes_per_gpu",
-        "reserved_bytes_per_gpu",
-        "device_bytes_per_gpu",
-        "host_bytes_per_node",
-        "by_category",
-    } <= set(written["peak"])
-    assert from_json(written) == offloaded
+    assert from_json(DryRunResult, json.loads(json.dumps(offloaded.to_json()))) == offloaded
 
 
 def test_the_callers_process_imports_no_torch() -> None:
     """torch and DeepSpeed are imported in the subprocess only."""
-    import subprocess
-
     code = "import sys, ds_advise.probes.dry_run; sys.exit(any(name in sys.modules for name in ('torch', 'deepspeed')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path.home(), check=False).returncode == 0
 
@@ -143,15 +120,8 @@ TUTORIAL = {
     "gradient_accumulation_steps": 1,
     "fp16": {"enabled": True, "loss_scale": 0},
     "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
-    "zero_optimization": {
-        "stage": 2,
-        "allgather_partitions": True,
-        "allgather_bucket_size": 200_000_000,
-        "overlap_comm": True,
-        "reduce_scatter": True,
-        "reduce_bucket_size": 200_000_000,
-        "contiguous_gradients": True,
-    },
+    "zero_optimization": {"stage": 2, "overlap_comm": True}
+    | dict.fromkeys(("allgather_bucket_size", "reduce_bucket_size"), 200_000_000),
 }
 """The configuration of DeepSpeed's CIFAR-10 tutorial."""
 PICKY = """
@@ -172,12 +142,7 @@ PLAIN = {
     "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000},
 }
 FP32 = Workload(precision="fp32", framework="deepspeed")
-LOOP = {
-    "bf16": {"enabled": True},
-    "train_micro_batch_size_per_gpu": 4,
-    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "overlap_comm": False},
-    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
-}
+LOOP = {"reduce_bucket_size": 1_000_000, "overlap_comm": False}
 LOOPED = Workload(seq_len=1024, framework="deepspeed")
 
 
@@ -211,8 +176,7 @@ def runs(folder: Path) -> dict[str, Any]:
             input_shape=(4,),
             cluster=h100s(2),
         ),
-        "loop": Run(config=LOOP, model=MODEL, workload=LOOPED, micro_batch_size=4, cluster=h100s(2)),
-        "misspelt": Run(config=config(2, reduce_bucket_sise=1), model=MODEL, cluster=h100s(2)),
+        "loop": Run(config=zero_config(1, 4, **LOOP), model=MODEL, workload=LOOPED, cluster=h100s(2)),
         "from the hub": Run(config=config(2), model=hub, cluster=h100s(2)),
     }
     requests = [request_for(job, rank=None, iterations=2) for job in jobs.values()]
@@ -260,7 +224,7 @@ def test_a_loop_of_ones_own_holds_the_models_output(runs: dict[str, Any]) -> Non
     assert result.phase("step").gpu_live_bytes - weights_and_states == pytest.approx(logits, rel=0.02)
     assert result.peak.by_category["logits"] >= logits
     shape = shape_from_config(MODEL, name="tiny")
-    plan = Plan(zero_stage=1, micro_batch_size=4, reduce_bucket_size=1_000_000, overlap_comm=False)
+    plan = Plan(zero_stage=1, micro_batch_size=4, **LOOP)
     closed = estimate_memory(shape, LOOPED, h100s(2), plan).peak
     tensors = closed.allocated_bytes - next(t.size_bytes for t in closed.terms if t.name == "library_workspace")
     assert max(phase.gpu_peak_bytes for phase in result.phases) == pytest.approx(tensors, rel=0.001)
@@ -274,13 +238,6 @@ def test_a_module_that_needs_values_is_told_the_line(runs: dict[str, Any], folde
     assert f"{folder / 'picky.py'}:{line}" in error.what
     assert "ds-advise probe" in error.fix and "--device cpu" in error.fix and "--no-check" in error.fix
     assert error.phase == "forward of iteration 1"
-
-
-def test_a_configuration_that_deepspeed_rejects_is_reported_in_its_words(runs: dict[str, Any]) -> None:
-    """The misspelt key, DeepSpeed's message and the phase."""
-    error = runs["misspelt"]
-    assert isinstance(error, DryRunError)
-    assert "reduce_bucket_sise" in error.what and "initialize" in error.what
 
 
 def test_a_model_that_needs_code_from_the_hub_is_refused(runs: dict[str, Any]) -> None:

@@ -1,86 +1,82 @@
 """The replay of PyTorch's caching allocator, against its published rules."""
 
-from ds_advise.probes.recording.allocator import Allocate, CachingAllocator, EmptyCache, Event, Free, most_held
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ds_advise.probes.recording.allocator import CachingAllocator
 from hypothesis import given
 from hypothesis import strategies as st
 
 KIB, MIB = 1 << 10, 1 << 20
+EMPTY = "empty"
 
 
-def reserved(*events: Event, expandable: bool = False, capacity: int | None = None) -> int:
-    allocator = CachingAllocator(expandable_segments=expandable, capacity_bytes=capacity)
-    for event in events:
-        allocator.apply(event)
+def reserved(*steps: Any, **settings: Any) -> int:
+    """Steps: (key, bytes[, stream]) allocates, a key frees, EMPTY empties the cache."""
+    allocator = CachingAllocator(**settings)
+    for step in steps:
+        if step == EMPTY:
+            allocator.empty_cache()
+        elif isinstance(step, tuple):
+            allocator.allocate(*step)
+        else:
+            allocator.free(step)
     return allocator.reserved_bytes
 
 
-def test_a_small_request_takes_a_segment_of_two_mebibytes() -> None:
-    """One byte reserves 2 MiB, and the next small requests share it."""
-    assert reserved(Allocate(0, 1)) == 2 * MIB
-    assert reserved(*(Allocate(key, 512 * KIB) for key in range(4))) == 2 * MIB
-    assert reserved(*(Allocate(key, 512 * KIB) for key in range(5))) == 4 * MIB
+def small(count: int) -> list[tuple[int, int]]:
+    return [(key, 512 * KIB) for key in range(count)]
 
 
-def test_medium_requests_share_twenty_mebibytes_and_large_ones_are_rounded_to_two() -> None:
-    """Between 1 and 10 MiB a segment has 20 MiB; from 10 MiB on it has the request's size, rounded up to 2 MiB."""
-    assert reserved(Allocate(0, 3 * MIB)) == 20 * MIB
-    assert reserved(Allocate(0, 3 * MIB), Allocate(1, 9 * MIB)) == 20 * MIB
-    assert reserved(Allocate(0, 11 * MIB)) == 12 * MIB
+THREE = [(0, 4 * MIB), (1, 8 * MIB), (2, 8 * MIB)]
+FREED = [(0, 12 * MIB), 0]
+REPLACED = [(0, 60 * MIB), 0, (1, 80 * MIB)]
 
 
-def test_small_and_large_requests_and_streams_never_share_a_segment() -> None:
-    """Each stream has its own small and its own large segments."""
-    assert reserved(Allocate(0, 512), Allocate(1, 2 * MIB)) == 22 * MIB
-    assert reserved(Allocate(0, 512), Allocate(1, 512, stream=1)) == 4 * MIB
-
-
-def test_a_freed_block_is_reused_and_stays_reserved() -> None:
-    """Freeing gives nothing back to the driver; a request of the same size takes the freed block."""
-    assert reserved(Allocate(0, 100 * MIB), Free(0)) == 100 * MIB
-    assert reserved(Allocate(0, 100 * MIB), Free(0), Allocate(1, 100 * MIB)) == 100 * MIB
-
-
-def test_free_neighbours_join() -> None:
-    """Two freed halves of a segment serve one request for the whole; a block in use between them prevents it."""
-    parts = [Allocate(0, 4 * MIB), Allocate(1, 8 * MIB), Allocate(2, 8 * MIB)]
-    assert reserved(*parts, Free(1), Free(2), Allocate(3, 16 * MIB)) == 20 * MIB
-    assert reserved(*parts, Free(0), Free(2), Allocate(3, 12 * MIB)) == 32 * MIB
-
-
-def test_the_rest_of_a_large_block_is_split_off_only_above_one_mebibyte() -> None:
-    """A 12 MiB block that serves 11 MiB keeps its last MiB; one that serves 10 MiB gives 2 MiB to the next request."""
-    freed = [Allocate(0, 12 * MIB), Free(0)]
-    assert reserved(*freed, Allocate(1, 11 * MIB), Allocate(2, MIB + 1)) == 32 * MIB
-    assert reserved(*freed, Allocate(1, 10 * MIB), Allocate(2, MIB + 1)) == 12 * MIB
-
-
-def test_emptying_the_cache_returns_only_wholly_free_segments() -> None:
-    """A segment with one live block stays."""
-    assert reserved(Allocate(0, 30 * MIB), Free(0), EmptyCache()) == 0
-    assert reserved(Allocate(0, 4 * MIB), Allocate(1, 4 * MIB), Free(0), EmptyCache()) == 20 * MIB
+@pytest.mark.parametrize(
+    ("steps", "mebibytes"),
+    [
+        # A small request takes a segment of 2 MiB, which the next small ones share.
+        ([(0, 1)], 2),
+        (small(4), 2),
+        (small(5), 4),
+        # Between 1 and 10 MiB a segment has 20 MiB; from 10 MiB on the request's size, rounded up to 2 MiB.
+        ([(0, 3 * MIB)], 20),
+        ([(0, 3 * MIB), (1, 9 * MIB)], 20),
+        ([(0, 11 * MIB)], 12),
+        # Each stream has its own small and its own large segments.
+        ([(0, 512), (1, 2 * MIB)], 22),
+        ([(0, 512), (1, 512, 1)], 4),
+        # A freed block stays reserved and serves the next request of its size.
+        ([(0, 100 * MIB), 0], 100),
+        ([(0, 100 * MIB), 0, (1, 100 * MIB)], 100),
+        # Free neighbours join; a block in use between them prevents it.
+        ([*THREE, 1, 2, (3, 16 * MIB)], 20),
+        ([*THREE, 0, 2, (3, 12 * MIB)], 32),
+        # The rest of a large block is split off above 1 MiB only.
+        ([*FREED, (1, 11 * MIB), (2, MIB + 1)], 32),
+        ([*FREED, (1, 10 * MIB), (2, MIB + 1)], 12),
+        # Emptying the cache returns only segments without a live block.
+        ([(0, 30 * MIB), 0, EMPTY], 0),
+        ([(0, 4 * MIB), (1, 4 * MIB), 0, EMPTY], 20),
+        (REPLACED, 140),
+    ],
+)
+def test_the_rules_of_fixed_segments(steps: list[Any], mebibytes: int) -> None:
+    assert reserved(*steps) == mebibytes * MIB
 
 
 def test_a_full_device_empties_the_cache_before_it_grows() -> None:
-    """With 100 MiB, a freed 60 MiB segment goes back when 80 MiB are asked for."""
-    events = [Allocate(0, 60 * MIB), Free(0), Allocate(1, 80 * MIB)]
-    assert reserved(*events) == 140 * MIB
-    assert reserved(*events, capacity=100 * MIB) == 80 * MIB
+    assert reserved(*REPLACED, capacity_bytes=100 * MIB) == 80 * MIB
 
 
 def test_expandable_segments_grow_a_free_end_instead_of_fragmenting() -> None:
     """Sizes that creep up by 2 MiB fragment fixed segments; an expandable one only grows by the difference."""
-    creeping: list[Event] = []
-    for key in range(10):
-        creeping += [Allocate(key, (100 + 2 * key) * MIB), Free(key)]
+    creeping = [step for key in range(10) for step in ((key, (100 + 2 * key) * MIB), key)]
     assert reserved(*creeping) == sum((100 + 2 * key) * MIB for key in range(10))
-    assert reserved(*creeping, expandable=True) == 120 * MIB
-
-
-def test_what_was_held_before_training_does_not_count() -> None:
-    """The most is that of the events from the given one on."""
-    events = [Allocate(0, 100 * MIB), Free(0), EmptyCache(), Allocate(1, 20 * MIB)]
-    assert most_held(events, 3).reserved_bytes == 20 * MIB
-    assert most_held(events, 2).reserved_bytes == 100 * MIB
+    assert reserved(*creeping, expandable_segments=True) == 120 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 1), st.integers(0, 5)), max_size=60), st.booleans())
@@ -112,11 +108,11 @@ def test_expandable_segments_keep_only_the_pages_that_live_blocks_touch() -> Non
     """Of 100 MiB with the middle freed, 20-MiB pages inside the hole can go; a page that a neighbour touches stays."""
     allocator = CachingAllocator(expandable_segments=True)
     for key, size in enumerate((30 * MIB, 50 * MIB, 20 * MIB)):
-        allocator.allocate(key, size, 0)
+        allocator.allocate(key, size)
     assert allocator.touched_bytes == allocator.reserved_bytes == 100 * MIB
     allocator.free(1)
     assert (allocator.reserved_bytes, allocator.touched_bytes) == (100 * MIB, 60 * MIB)
-    allocator.allocate(3, 10 * MIB, 0)
+    allocator.allocate(3, 10 * MIB)
     assert allocator.touched_bytes == 60 * MIB
     for key in (0, 2, 3):
         allocator.free(key)

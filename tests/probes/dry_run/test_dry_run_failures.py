@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
-from ds_advise.probes.dry_run.ask import ask_each
-from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.run import Run
 
 from tests.helpers import h100s

@@ -1,6 +1,7 @@
 """Which rank a dry run is, when the question names none: no other one peaks noticeably higher."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,31 +9,14 @@ from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.run import fullest_rank, request_for
 from ds_advise.probes.run import Run
 
-from tests.helpers import ask_forks, h100s
+from tests.helpers import SMALL_LLAMA, ask_forks, h100s, zero_config
 
 RANKS = 8
-MODEL: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 2048,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 512,
-}
+MODEL = SMALL_LLAMA | {"intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 2048}
 
 
 def config(stage: int, offload: str = "none", accumulation: int = 1) -> dict[str, Any]:
-    return {
-        "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": accumulation,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 65_536, "offload_optimizer": {"device": offload}},
-    }
+    return zero_config(stage, 1, accumulation, reduce_bucket_size=65_536, offload_optimizer={"device": offload})
 
 
 def too_low(cases: Sequence[tuple[dict[str, Any], Method]]) -> list[str]:
@@ -42,7 +26,7 @@ def too_low(cases: Sequence[tuple[dict[str, Any], Method]]) -> list[str]:
         Run(config=asked, model=MODEL, workload=Workload(seq_len=32, method=method), cluster=h100s(RANKS))
         for asked, method in cases
     ]
-    chosen = [fullest_rank(run.config, MODEL, run.workload, RANKS) for run in runs]
+    chosen = [fullest_rank(run) for run in runs]
     sample = [sorted({0, best, RANKS // 2, RANKS - 1}) for best in chosen]
     requests = [
         request_for(run, rank=rank, iterations=2) for run, ranks in zip(runs, sample, strict=True) for rank in ranks
@@ -70,15 +54,22 @@ def test_no_other_rank_peaks_higher() -> None:
 def test_the_piece_decides() -> None:
     """The embedding alone fills the first rank's piece; the second's touches its rest and a layer; the last has the
     head."""
-    assert fullest_rank(config(2), MODEL, Workload(), RANKS) == 1
-    assert fullest_rank(config(2, "cpu"), MODEL, Workload(), RANKS) == RANKS - 1
-    assert request_for(Run(config=config(2), model=MODEL, cluster=h100s(RANKS)), rank=None).rank == 1
+    in_memory = Run(config=config(2), model=MODEL, cluster=h100s(RANKS))
+    offloaded = replace(in_memory, config=config(2, "cpu"))
+    assert fullest_rank(in_memory) == request_for(in_memory, rank=None).rank == 1
+    assert fullest_rank(offloaded) == RANKS - 1
 
 
 @pytest.mark.parametrize(
     ("asked", "model"),
-    [(config(0), MODEL), (config(3), MODEL), (config(2), None), (config(2), {"model_type": "unheard-of"}), ({}, MODEL)],
+    [
+        (config(0), MODEL),
+        (config(3), MODEL),
+        (config(2), "own.py:model"),
+        (config(2), {"model_type": "unheard-of"}),
+        ({}, MODEL),
+    ],
 )
-def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: dict[str, Any] | None) -> None:
+def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: Any) -> None:
     """Stages that treat all alike, and models whose tensors nobody knows before they are built."""
-    assert fullest_rank(asked, model, Workload(), RANKS) == 0
+    assert fullest_rank(Run(config=asked, model=model, cluster=h100s(RANKS))) == 0

@@ -29,41 +29,23 @@ from ds_advise.probes.recording.schedule import _computed, _of_groups
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import ask_forks
+from tests.helpers import WIDE_LLAMA, ask_forks, zero_config
 
 CLUSTER = parse_cluster("4xA100-80GB")
-MODEL: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 4000,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 1024,
-}
+MODEL = WIDE_LLAMA
 WORKLOAD = Workload(seq_len=256)
 MICRO_BATCHES = 2
 
 
-def recording(config: dict[str, Any], *, iterations: int) -> DryRunResult:
+def recording(config: dict[str, Any], *, iterations: int, workload: Workload = WORKLOAD) -> DryRunResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ds_advise.probes.dry_run.run.ask", ask_forks)
-        return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=iterations)
+        return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=workload), iterations=iterations)
 
 
 @pytest.fixture(scope="module")
 def recorded() -> DryRunResult:
-    config = {
-        "bf16": {"enabled": True},
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": MICRO_BATCHES,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-    }
-    return recording(config, iterations=2)
+    return recording(zero_config(2, 2, MICRO_BATCHES, offload_optimizer={"device": "cpu"}), iterations=2)
 
 
 def ran(schedule: Schedule) -> Counter[tuple[str, RecordedOperation]]:
@@ -82,11 +64,13 @@ def schedule_of(result: DryRunResult) -> Schedule:
     return result.schedule
 
 
-def host_calls(schedule: Schedule) -> Counter[str]:
-    """What keeps the host busy in a step, by kind."""
-    found = Counter[str]()
+def host_calls(schedule: Schedule, only: str = "") -> Counter[str]:
+    """Host calls of a step, or of one phase, by kind."""
+    phase, found = "", Counter[str]()
     for code, first, second in schedule.entries:
-        if code == Code.CALL:
+        if code == Code.PHASE:
+            phase = schedule.phases[first]
+        elif code == Code.CALL and only in ("", phase):
             found[schedule.calls[first]] += second
     return found
 
@@ -137,13 +121,7 @@ def test_the_recording_shows_where_the_step_runs(recorded: DryRunResult) -> None
 def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     """The all-gathers of prefetched weights, the reductions of gradients and the computation wait for each other by
     events, and every module's hooks are heard of on the way there and back."""
-    config = {
-        "bf16": {"enabled": True},
-        "train_micro_batch_size_per_gpu": 2,
-        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "overlap_comm": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-    }
-    result = recording(config, iterations=3)
+    result = recording(zero_config(3, 2, stage3_param_persistence_threshold=0, overlap_comm=True), iterations=3)
     schedule = schedule_of(result)
     streams: dict[str, set[int]] = {}
     for code, first, second in schedule.entries:
@@ -171,13 +149,7 @@ def test_what_zero3_puts_together_is_what_travels_together() -> None:
     def put_together_bytes(prefetch: int) -> tuple[int, float]:
         """Read and written in a forward pass: recorded, and by the closed form."""
         settings = {"stage3_prefetch_bucket_size": prefetch, "stage3_param_persistence_threshold": 1000}
-        config = {
-            "bf16": {"enabled": True},
-            "train_micro_batch_size_per_gpu": 2,
-            "zero_optimization": {"stage": 3, **settings},
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        }
-        counted = ran(schedule_of(recording(config, iterations=3)))
+        counted = ran(schedule_of(recording(zero_config(3, 2, **settings), iterations=3)))
         cats = ((operation, n) for (at, operation), n in counted.items() if at == "forward")
         recorded_bytes = sum(n * operation.size_bytes for operation, n in cats if operation.name == "aten::cat")
         tensors = tensor_set(shape_from_config(MODEL, name="small"), WORKLOAD.of_weights())
@@ -228,19 +200,9 @@ def test_a_result_without_a_schedule_has_no_time(recorded: DryRunResult) -> None
 
 def test_heads_are_exchanged_for_tokens_over_the_links() -> None:
     """Ulysses: queries, keys, values and results of every layer, forward, again in the backward pass and back."""
-    config = {
-        "bf16": {"enabled": True},
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        "sequence_parallel_size": 2,
-        "seq_parallel_communication_data_type": "bf16",
-    }
+    shared = {"sequence_parallel_size": 2, "seq_parallel_communication_data_type": "bf16"}
     workload = replace(WORKLOAD, seq_len=512, attention="sdpa")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ds_advise.probes.dry_run.run.ask", ask_forks)
-        run = Run(config=config, model=MODEL, cluster=CLUSTER, workload=workload)
-        result = dry_run(run, iterations=2)
+    result = recording(zero_config(2) | shared, iterations=2, workload=workload)
     exchanged = Counter[str]()
     for (phase, operation), count in ran(schedule_of(result)).items():
         if operation.name == "c10d::alltoall_base_":
@@ -282,11 +244,6 @@ def test_large_tensors_are_new_where_an_operation_makes_them() -> None:
 
 def test_the_closed_form_counts_the_operations_of_a_forward_pass(recorded: DryRunResult) -> None:
     """Layers, embedding, mask, rotary table, last norm, head and loss."""
-    schedule, phase, found = schedule_of(recorded), "", 0
-    for code, first, second in schedule.entries:
-        if code == Code.PHASE:
-            phase = schedule.phases[first]
-        elif code == Code.CALL and phase == "forward" and schedule.calls[first] == "operation":
-            found += second
+    found = host_calls(schedule_of(recorded), "forward")["operation"]
     work = host_work(shape_from_config(MODEL, name="llama"), WORKLOAD, 0)
     assert found / MICRO_BATCHES == pytest.approx(work.operations, abs=1)

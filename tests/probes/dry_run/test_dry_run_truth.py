@@ -11,6 +11,7 @@ mask.
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,32 +22,17 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.run import Request
+from ds_advise.probes.run import Request, Run
+
+from tests.helpers import SMALL_LLAMA, h100s
 
 JOBS = Path(__file__).with_name("dry_run_jobs.py")
 
-QWEN2: dict[str, Any] = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 2048,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 512,
-}
+LLAMA = SMALL_LLAMA | {"intermediate_size": 704, "num_hidden_layers": 3, "vocab_size": 2048}
 MODELS = {
-    "qwen2": QWEN2,
-    "llama": {**QWEN2, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
-    "narrow": {  # four tiles of its feed-forward, and of its loss
-        **QWEN2,
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "tie_word_embeddings": False,
-    },
+    "qwen2": LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "llama": LLAMA,
+    "narrow": LLAMA | {"hidden_size": 32},  # four tiles of its feed-forward, and of its loss
     "gpt2": {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -258,37 +244,28 @@ def request(case: Case, folder: Path) -> Request:
         config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": states}
     if case.precision == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": 4}  # from the usual 16 the first real steps overflow
-    factory = None
-    if case.model == "convnet":
-        factory = f"{Path(__file__).with_name('convnet.py')}:ConvNet"
-    return Request(
+    workload = Workload(
+        method=case.method,
+        lora_rank=8,
+        modules_to_save=case.modules_to_save,
+        seq_len=128,
+        precision=case.precision,
+        attention="eager" if case.sequence_parallel_size == 1 else "sdpa",
+        mlp="tiled" if case.tiled else "whole",
+        loss="tiled" if case.tiled else "standard",
+    )
+    run = Run(
         config=config,
-        model=MODELS.get(case.model),
-        factory=factory,
-        input_shape=None,
-        world_size=case.world_size,
-        gpus_per_node=case.world_size,
-        rank=case.rank,
-        workload=Workload(
-            method=case.method,
-            lora_rank=8,
-            modules_to_save=case.modules_to_save,
-            seq_len=128,
-            precision=case.precision,
-            optimizer="adamw",
-            attention="eager" if case.sequence_parallel_size == 1 else "sdpa",
-            mlp="tiled" if case.tiled else "whole",
-            loss="tiled" if case.tiled else "standard",
-        ),
+        model=MODELS.get(case.model, f"{Path(__file__).with_name('convnet.py')}:ConvNet"),
+        workload=workload,
+        cluster=h100s(case.world_size),
         micro_batch_size=32 if case.model == "convnet" else 2,
         gradient_accumulation_steps=case.accumulation,
         gradient_checkpointing=case.checkpointing,
         cpu_checkpointing=case.cpu_checkpointing,
-        compute_capability=90,
-        gpu_memory_bytes=80 << 30,
-        iterations=3 if stage == 3 else 2,  # ZeRO-3 prefetches from the third on
-        expandable_segments=False,
     )
+    iterations = 3 if stage == 3 else 2  # ZeRO-3 prefetches from the third on
+    return Request(run=run, rank=case.rank, iterations=iterations, expandable_segments=False)
 
 
 def answers(
@@ -301,14 +278,14 @@ def answers(
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     if deepspeed:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (deepspeed, os.environ.get("PYTHONPATH"))))
-    jobs = [
-        {"dry": asdict(dry), "real": asdict(real), "how": how, "answer": str(folder / f"{index}.json")}
+    jobs: list[dict[str, Any]] = [
+        {"dry": dry, "real": real, "how": how, "answer": folder / f"{index}.json"}
         for index, (dry, real, how) in enumerate(asked)
     ]
-    (folder / "jobs.json").write_text(json.dumps({"seconds": seconds, "jobs": jobs}))
+    (folder / "jobs").write_bytes(pickle.dumps({"seconds": seconds, "jobs": jobs}))
     with (folder / "complaints").open("w") as complaints:
         process = subprocess.Popen(
-            [sys.executable, str(JOBS), str(folder / "jobs.json")],
+            [sys.executable, str(JOBS), str(folder / "jobs")],
             cwd=folder,
             stdout=complaints,
             stderr=complaints,
@@ -324,7 +301,7 @@ def answers(
     last_words = (folder / "complaints").read_text()[-3000:]
     found = [
         json.loads(file.read_text()) if file.exists() else {"error": "no answer"}
-        for file in (Path(str(job["answer"])) for job in jobs)
+        for file in (job["answer"] for job in jobs)
     ]
     return [{"error": f"{answer['error']}\n{last_words}"} if "error" in answer else answer for answer in found]
 
@@ -368,10 +345,11 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The answers for SMOKE, and for CHANGED with another sequence length in the real run."""
     folder = tmp_path_factory.mktemp("smoke")
     dry = request(CHANGED, folder)
+    longer = replace(dry, run=replace(dry.run, workload=replace(dry.run.workload, seq_len=160)))
     return answers(
         [
             *(both(case, folder) for case in SMOKE),
-            (dry, replace(dry, workload=replace(dry.workload, seq_len=160)), "alone"),
+            (dry, longer, "alone"),
         ],
         folder,
     )
@@ -434,7 +412,8 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     hung.mkdir()
     sleeper = hung / "sleeper.py"
     sleeper.write_text("import time\n\ndef model():\n    time.sleep(1000)\n")
-    asked = replace(request(case, tmp_path), factory=f"{sleeper}:model")
+    asked = request(case, tmp_path)
+    asked = replace(asked, run=replace(asked.run, model=f"{sleeper}:model"))
     stuck, fine = answers([(asked, asked, "gloo"), both(case, tmp_path)], tmp_path, seconds=20)
     assert "died" in stuck["error"] and 'sleeper.py", line 4 in model' in stuck["error"]
     assert not differences(case, fine)

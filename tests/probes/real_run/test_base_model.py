@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import models
-from ds_advise.probes.dry_run.run import request_for
-from ds_advise.probes.real_run import base_model
-from ds_advise.probes.run import Request, Run
+from ds_advise.probes.real_run import training as base_model
+from ds_advise.probes.run import Run
 
 from tests.helpers import h100s
 
 
 def prepare(model: torch.nn.Module, **workload: Any) -> None:
-    base_model.prepare(model, Workload(**workload), torch.bfloat16, "cpu", has_weights=False)
+    base_model.prepare_base(model, Workload(**workload), torch.bfloat16, "cpu", has_weights=False)
 
 
 def test_weights_without_values_get_some() -> None:
@@ -36,7 +34,7 @@ def test_weights_without_values_get_some() -> None:
 def test_values_that_were_loaded_stay() -> None:
     layer = torch.nn.Linear(8, 8)
     before = layer.weight.clone()
-    base_model.prepare(layer, Workload(), torch.float32, "cpu", has_weights=True)
+    base_model.prepare_base(layer, Workload(), torch.float32, "cpu", has_weights=True)
     assert torch.equal(layer.weight, before)
 
 
@@ -69,6 +67,5 @@ def test_a_dry_run_refuses_kernels_that_it_does_not_know(workload: Workload) -> 
         "vocab_size": 8,
     }
     run = Run(config={}, model=description, cluster=h100s(1), workload=workload)
-    request = Request(**asdict(request_for(run)) | {"workload": workload})
     with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
-        models.from_config(request, models.transformers_config(request.model or {}), torch.bfloat16, "cpu")
+        models.from_config(run, models.transformers_config(run.description or {}), torch.bfloat16, "cpu")

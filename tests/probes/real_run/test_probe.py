@@ -21,10 +21,11 @@ from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.real_run.result import ProbeResult, from_json
+from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
@@ -144,7 +145,7 @@ def test_two_ranks_train_and_report() -> None:
     assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
     assert len(set(phases)) == len(phases), "no phase is told twice"
     assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
-    assert from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert from_json(ProbeResult, json.loads(json.dumps(result.to_json()))) == result
 
 
 @pytest.mark.slow
@@ -171,26 +172,16 @@ def test_one_rank_of_many_runs_alone() -> None:
     assert result.tokens_per_step == 16 * 2 * 2 * 32 and result.ranks[0].steps[0].waiting_s is None
 
 
-def signalled(number: int, at: str = "step 2") -> Callable[[str], None]:
-    """A progress function that sends a signal to one rank when it comes to a phase."""
-    sent: list[float] = []
-
-    def on_progress(phase: str) -> None:
-        if phase == at and not sent:
-            sent.append(time.monotonic())
-            os.kill(ranks_alive()[-1].pid, number)
-
-    return on_progress
-
-
-SLOW_STEP = "time.sleep(0.5)"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number, kind", [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "stopped")])
 def test_a_lost_rank_is_named_and_ends_the_job(number: int, kind: str, tmp_path: Path) -> None:
     """The others would wait for it for ever."""
-    result = run_module(tmp_path, SLOW_STEP, on_progress=signalled(number))
+
+    def signal_a_rank(phase: str) -> None:
+        if phase == "step 2":
+            os.kill(ranks_alive()[-1].pid, number)
+
+    result = run_module(tmp_path, "time.sleep(0.5)", on_progress=signal_a_rank)
     assert result.failure is not None and result.failure.kind == kind
     assert result.ranks == ()
 
@@ -198,12 +189,11 @@ def test_a_lost_rank_is_named_and_ends_the_job(number: int, kind: str, tmp_path:
 @pytest.mark.slow
 def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0 then fails because its peer is gone, which is not what happened."""
-    result = run_module(
-        tmp_path, "assert not (os.environ['RANK'] == '1' and self.calls == 2), 'the reactor is leaking'"
-    )
-    assert result.failure is not None and result.failure.kind == "crash"
-    assert result.failure.rank == 1 and result.failure.phase == "step 2"
-    assert result.failure.message == "the reactor is leaking" and "own.py" in result.failure.details
+    body = "assert not (os.environ['RANK'] == '1' and self.calls == 2), 'the reactor is leaking'"
+    failure = run_module(tmp_path, body).failure
+    assert failure is not None and "own.py" in failure.details
+    assert (failure.kind, failure.rank, failure.phase) == ("crash", 1, "step 2")
+    assert failure.message == "the reactor is leaking"
 
 
 @pytest.mark.slow
@@ -238,33 +228,6 @@ def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path) -> None:
-    """The model's folder is removed between two steps: the weights are in memory, and the probe comes to its end."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder = tmp_path / "model"
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY), dtype=torch.bfloat16).save_pretrained(folder)
-
-    def remove(phase: str) -> None:
-        if phase.startswith("step") and folder.exists():
-            shutil.rmtree(folder)
-
-    result = probe(
-        Run(config=PLAIN, model=TINY, cluster=cluster(1), workload=WORKLOAD),
-        device="cpu",
-        checkpoint=str(folder),
-        steps=20,
-        on_progress=remove,
-    )
-    assert not folder.exists() and result.failure is None
-    assert all(
-        len(report.losses) == 20 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
-        for report in result.ranks
-    )
-
-
-@pytest.mark.slow
 def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
     """They meet in a file there, in place of a port, and cannot even say so."""
 
@@ -281,18 +244,6 @@ def test_the_whole_is_bounded(tmp_path: Path) -> None:
     """The budget counts, whatever the ranks do."""
     failure = run_module(tmp_path, "time.sleep(3600)", ranks=1, timeout_s=20).failure
     assert failure is not None and failure.kind == "timeout"
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
-    """Ctrl-C reaches the caller; the fixture sees that nothing is left."""
-
-    def interrupt(phase: str) -> None:
-        if phase == "step 1":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_module(tmp_path, SLOW_STEP, on_progress=interrupt)
 
 
 @pytest.mark.slow
