@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..gpu import chapter
-from . import memory, memory_spread, peer_runs, questions, spread, time, whole_runs
+from . import memory, memory_spread, peer_runs, peers, questions, spread, time, whole_runs
 from .predicted_memory import results
 from .report import Section, document
 from .timed_runs import read_runs
@@ -36,6 +36,7 @@ def table() -> str:
     """docs/how-true.md as it ought to be."""
     rows = {
         **memory.table_rows(),
+        "| other estimators |": peers.table_row(),
         "| step time |": time.table_row(),
         "| duration of a job |": whole_runs.table_row(),
         "- Not judged:": time.limit(),

@@ -16,7 +16,7 @@ from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import STATES
 
-from . import memory_spread, peer_runs, questions
+from . import memory_spread, peer_runs, peers, questions
 from .between_sources import Error, by_source, mean_of_sources
 from .predicted_memory import Kind, Result, error_of, predict, results
 from .report import Section, Table, percent
@@ -187,6 +187,9 @@ def section() -> Section:
             memory_spread.verdict_table(results()),
             _fit_table(),
             _rivals(exact),
+            peers.peaks(),
+            peers.fits(fit_probabilities()),
+            peer_runs.table(),
             _cached("device", "Device memory as nvidia-smi shows it"),
             _cached("reserved", "Reserved memory"),
             _sources(),
@@ -413,6 +416,7 @@ def _notes() -> tuple[str, ...]:
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
         "and "
         "logits and count every weight as trained: too high for adapters, too low for full training.",
+        peers.NOT_ASKED,
         "Each source once: a run's weight is 1 / the runs of its source in the subset, and a source is a repository or "
         "a page.",
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "

@@ -24,7 +24,6 @@ from functools import cache
 from statistics import mean
 from typing import NamedTuple
 
-from .between_sources import origin_of
 from .predicted_memory import Result, error_of, result_of
 from .report import Table
 from .rows import DATA, run_of
@@ -62,14 +61,32 @@ def results() -> tuple[Result, ...]:
     return tuple(run.result for run in peer_runs())
 
 
+def mean_errors() -> list[tuple[str, int, float, float]]:
+    """Peer, number of its runs, and the mean errors of the peak: theirs and ours."""
+    by_peer: dict[str, list[PeerRun]] = {}
+    for run in peer_runs():
+        by_peer.setdefault(_peer(run), []).append(run)
+    return [
+        (
+            name,
+            len(found),
+            mean(abs(error_of(run.theirs, run.result.run) or 0.0) for run in found),
+            mean(abs(run.result.error or 0.0) for run in found),
+        )
+        for name, found in by_peer.items()
+    ]
+
+
+def _peer(run: PeerRun) -> str:
+    return run.result.run.origin.rpartition("/")[2]
+
+
 def table() -> Table:
     """Their runs: their printed errors beside ours."""
     groups: dict[tuple[str, str, str], list[PeerRun]] = {}
     for run in peer_runs():
-        run_of_it = run.result.run
-        name = origin_of(run_of_it.source).rpartition("/")[2]
-        kind = f"{run_of_it.workload.method}, {run_of_it.workload.attention}"
-        groups.setdefault((name, kind, run.role), []).append(run)
+        workload = run.result.run.workload
+        groups.setdefault((_peer(run), f"{workload.method}, {workload.attention}", run.role), []).append(run)
 
     def sizes(found: list[PeerRun], of: Callable[[PeerRun], float]) -> tuple[str, str]:
         errors = [of(run) for run in found]

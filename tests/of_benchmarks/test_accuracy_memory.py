@@ -19,7 +19,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
 
-from benchmarks.accuracy import between_sources, memory_spread, peer_runs, questions, spread, whole_runs
+from benchmarks.accuracy import between_sources, memory_spread, peer_runs, peers, questions, spread, whole_runs
 from benchmarks.accuracy.__main__ import DOCUMENT, README, TABLE, all_questions, readme, sections, table
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
@@ -95,6 +95,13 @@ def test_runs_of_peers_are_public_questions_and_met() -> None:
     assert [each.run.label for each in runs_of_peers if not questions.is_public(each.run.asked)] == []
     sizes = [between_sources.Error(each.run.origin, abs(each.error or 0)) for each in runs_of_peers]
     assert all(sum(values) / len(values) < 0.05 for values in between_sources.by_source(sizes).values())
+
+
+def test_peers_answered_for_the_runs_that_they_claim() -> None:
+    """Each row of the file is of the run that has its number now."""
+    with peers.FILE.open(newline="", encoding="utf-8") as file:
+        found = [(row["peer"], int(row["row"]), row["run"].replace("; ", ", ")) for row in csv.DictReader(file)]
+    assert found and found == [(peer, run.row, run.label) for run in runs() for peer in peers.claims(run)]
 
 
 def test_the_allocators_shares_are_those_of_the_runs() -> None:
