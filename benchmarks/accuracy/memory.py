@@ -33,10 +33,7 @@ _GIB = 2**30
 def fit_probabilities() -> dict[int, float]:
     """By row: how probable it is that the run fits, by what the runs of the other sources tell."""
     found = results()
-    return {
-        result.run.row: each
-        for result, each in zip(found, memory_spread.probabilities(found, peer_runs.results()), strict=True)
-    }
+    return {result.run.row: each for result, each in zip(found, memory_spread.probabilities(found), strict=True)}
 
 
 def false_fits() -> list[Result]:
@@ -183,7 +180,7 @@ def section() -> Section:
         title="Memory",
         summary=(
             _summary(exact),
-            memory_spread.table([*results(), *peer_runs.results()]),
+            memory_spread.table(results()),
             memory_spread.verdict_table(results()),
             _fit_table(),
             _rivals(exact),

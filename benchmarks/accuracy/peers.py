@@ -45,8 +45,8 @@ CLAIMS = {
     "`estimate_training_usage` is given four bytes a parameter",
     "fitcheck-llm": "weights, adapters, states, gradients, activations and overheads of LoRA, QLoRA (NF4) "
     "and full training on one GPU, Llama-like models; no fused loss, no GPTQ",
-    "llm-analysis": "a lower bound of weights, states, gradients and activations of full training, plain, under ZeRO or "
-    "FSDP; no adapters, no offload, no fused loss",
+    "llm-analysis": "a lower bound of weights, states, gradients and activations of full training, plain, under ZeRO "
+    "or FSDP; no adapters, no offload, no fused loss",
 }
 """What each peer counts, and for which runs."""
 
@@ -66,14 +66,16 @@ class Answer(NamedTuple):
 
 
 def claims(run: Run) -> list[str]:
-    """The peers, DeepSpeed's estimators apart, that say that they answer for this run."""
+    """The peers, DeepSpeed's estimators apart, that say that they answer for this run. What fitcheck-llm says of its
+    own runs is in `peer_runs`."""
     dense = run.model.model_type in LLAMA_LIKE and run.workload.loss == "standard"
     one, full = run.cluster.world_size == 1, run.workload.method == "full"
+    foreign = not run.source.startswith("fitcheck-llm")
     stays = not run.plan.offloads
     gptq = run.workload.method == "qlora" and run.workload.quantization != "nf4"
     return [
         *["accelerate"] * (full and one and stays),
-        *["fitcheck-llm"] * (dense and one and stays and not gptq),
+        *["fitcheck-llm"] * (dense and one and stays and foreign and not gptq),
         *["llm-analysis"] * (dense and full and stays),
     ]
 
@@ -97,7 +99,9 @@ def question(run: Run) -> dict[str, Any]:
         "method": workload.method,
         "lora_rank": workload.lora_rank,
         "lora_targets": list(workload.lora_targets or ALL_LINEAR),
-        "precision": workload.precision,
+        # A row with fp32 between 4-bit layers computes in 16 bits in them, which is what fitcheck-llm asks for.
+        "precision": "bf16" if workload.method == "qlora" else workload.precision,
+        "optimizer": workload.optimizer,
         "attention": workload.attention,
         "seq_len": workload.seq_len,
         "micro_batch": plan.micro_batch_size,
@@ -216,10 +220,10 @@ def _fit(peer: str, given: dict[int, Answer], probabilities: Mapping[int, float]
 
     return (
         peer,
-        count(True, lambda run: True),
+        str(sum(run.fitted for run in found)),
         count(True, lambda run: not theirs(run)),
         count(True, lambda run: verdict_of(probabilities[run.row]) == "does not fit"),
-        count(False, lambda run: True),
+        str(sum(not run.fitted for run in found)),
         count(False, theirs),
         count(False, lambda run: verdict_of(probabilities[run.row]) == "fits"),
     )

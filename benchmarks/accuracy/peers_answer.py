@@ -42,6 +42,7 @@ def fitcheck_llm(question: dict[str, Any]) -> tuple[int, int]:
         precision=question["precision"],
         quantization="nf4" if question["method"] == "qlora" else "none",
         double_quant=question["method"] == "qlora",
+        optimizer="adam8bit" if question["optimizer"] == "adamw_8bit" else "adamw",
         optimizer_dtype="fp32" if question["precision"] == "fp32" or question["method"] != "full" else "bf16",
         batch_size=question["micro_batch"],
         seq_len=question["seq_len"],
