@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..gpu import chapter
-from . import memory, memory_spread, peer_runs, questions, spread, time, whole_runs
+from . import memory, memory_spread, peers, questions, spread, time, whole_runs
 from .predicted_memory import results
 from .report import Section, document
 from .timed_runs import read_runs
@@ -36,6 +36,7 @@ def table() -> str:
     """docs/how-true.md as it ought to be."""
     rows = {
         **memory.table_rows(),
+        "| other estimators |": peers.table_row(),
         "| step time |": time.table_row(),
         "| duration of a job |": whole_runs.table_row(),
         "- Not judged:": time.limit(),
@@ -72,7 +73,7 @@ def main() -> int:
         spread.write(spread.errors([run for run in read_runs() if run.counted]))
     found = sections()
     if asked.write:
-        memory_spread.write(results(), peer_runs.results())
+        memory_spread.write(results())
         DOCUMENT.write_text(document(found), encoding="utf-8")
         TABLE.write_text(table(), encoding="utf-8")
         README.write_text(readme(), encoding="utf-8")

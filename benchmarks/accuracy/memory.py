@@ -16,7 +16,7 @@ from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import STATES
 
-from . import memory_spread, peer_runs, questions
+from . import memory_spread, peer_runs, peers, questions
 from .between_sources import Error, by_source, mean_of_sources
 from .predicted_memory import Kind, Result, error_of, predict, results
 from .report import Section, Table, percent
@@ -33,10 +33,7 @@ _GIB = 2**30
 def fit_probabilities() -> dict[int, float]:
     """By row: how probable it is that the run fits, by what the runs of the other sources tell."""
     found = results()
-    return {
-        result.run.row: each
-        for result, each in zip(found, memory_spread.probabilities(found, peer_runs.results()), strict=True)
-    }
+    return {result.run.row: each for result, each in zip(found, memory_spread.probabilities(found), strict=True)}
 
 
 def false_fits() -> list[Result]:
@@ -183,10 +180,13 @@ def section() -> Section:
         title="Memory",
         summary=(
             _summary(exact),
-            memory_spread.table([*results(), *peer_runs.results()]),
+            memory_spread.table(results()),
             memory_spread.verdict_table(results()),
             _fit_table(),
             _rivals(exact),
+            peers.peaks(),
+            peers.fits(fit_probabilities()),
+            peer_runs.table(),
             _cached("device", "Device memory as nvidia-smi shows it"),
             _cached("reserved", "Reserved memory"),
             _sources(),
@@ -413,6 +413,7 @@ def _notes() -> tuple[str, ...]:
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
         "and "
         "logits and count every weight as trained: too high for adapters, too low for full training.",
+        peers.NOT_ASKED,
         "Each source once: a run's weight is 1 / the runs of its source in the subset, and a source is a repository or "
         "a page.",
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "

@@ -21,7 +21,6 @@ from statistics import mean
 from ds_advise.advisor.search.candidate import Verdict, verdict_of
 from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, SourceSpread, fit_probability
 
-from . import peer_runs
 from .between_sources import SHARE, Error, by_source, coverage, interval, left_out, spread_of
 from .predicted_memory import Result
 from .report import Table
@@ -98,26 +97,26 @@ def _states_and_transient(result: Result) -> tuple[int, int]:
     return states, max(1, result.memory.allocated_bytes_per_gpu - states)
 
 
-def probabilities(found: Sequence[Result], others: Sequence[Result] = ()) -> list[float]:
-    """The probability that each run fits: E is that of the runs of other sources, `others` too."""
+def probabilities(found: Sequence[Result]) -> list[float]:
+    """The probability that each run fits: E is that of the runs of other sources."""
 
     @cache
     def spread(without: str) -> SourceSpread:
-        return spread_of([error for error in errors([*found, *others]) if error.source != without])
+        return spread_of([error for error in errors(found) if error.source != without])
 
     return [fit_probability(each.memory, each.run.cluster, spread(each.run.origin)) for each in found]
 
 
-def csv_text(found: Sequence[Result], others: Sequence[Result] = ()) -> str:
+def csv_text(found: Sequence[Result]) -> str:
     """`DATA` as it ought to be."""
-    spread = spread_of(errors([*found, *others]))
+    spread = spread_of(errors(found))
     lines = [f"location,{spread.location:.4f},1", f"scale,{spread.scale:.4f},1", f"sources,{spread.sources},1"]
     lines += [f"{WASTE},{share:.4f},{probability:.4f}" for share, probability in wasted_shares(found)]
     return "\n".join(["name,value,share", *lines]) + "\n"
 
 
-def write(found: Sequence[Result], others: Sequence[Result] = ()) -> None:
-    DATA.write_text(csv_text(found, others), encoding="utf-8")
+def write(found: Sequence[Result]) -> None:
+    DATA.write_text(csv_text(found), encoding="utf-8")
 
 
 def table(found: Sequence[Result]) -> Table:
@@ -127,7 +126,7 @@ def table(found: Sequence[Result]) -> Table:
     return Table(
         title=f"The interval that is to hold {SHARE:.0%} of the true peaks, as a factor of the predicted one",
         header=(
-            "runs of published_memory.csv and peer_memory.csv",
+            " exact runs",
             " low",
             " high",
             " sources",
@@ -143,7 +142,7 @@ def verdict_table(found: Sequence[Result]) -> Table:
     by_verdict: dict[Verdict, list[tuple[float, bool]]] = {
         verdict: [] for verdict in ("fits", "likely fits", "unlikely", "does not fit")
     }
-    for result, probability in zip(found, probabilities(found, peer_runs.results()), strict=True):
+    for result, probability in zip(found, probabilities(found), strict=True):
         by_verdict[verdict_of(probability)].append((probability, result.run.fitted))
     return Table(
         title="What became of the runs with each verdict (by the spread of the other sources' runs)",

@@ -1,19 +1,17 @@
-"""The measured memory runs that two other estimators publish, with what those print of them.
+"""The memory runs that two other estimators measured and publish with what they predict of them.
 
-`benchmarks/data/peer_memory.csv` has the columns of `published_memory.csv`, and
+`benchmarks/data/peer_memory.csv` has their 90 runs, repetitions too; the first columns name a row of
+`published_memory.csv`, which has the settings.
 
-    theirs:         bytes that the other tool predicts for the tensors, which is what allocated memory counts
-    theirs_total:   bytes that it prints as the need, with its overheads and margins
-    measured_total: what it holds them against: reserved memory with the CUDA context (fitcheck), reserved (the other)
-    role:           "calibration" for a run that its constants were fitted on, "repeat", "holdout", "excluded" from its
-                    own statistics, or "" where it does not say
+    role:                "calibration" for a run that their constants were fitted on, "repeat", "holdout", "excluded"
+                         from their own statistics, or "" where they do not say
+    measured_bytes:      peak of allocated memory
+    theirs_bytes:        their prediction of the tensors, without overheads and margins
+    theirs_need_bytes:   what they print as the need
+    measured_need_bytes: what they hold that against: reserved memory and the CUDA context (fitcheck), reserved memory
 
-Anassbzdd/fitcheck data/measurements (79 runs of a Tesla T4, in the sdist of fitcheck-llm 0.3.1) and
-DaoyuanLi2816/can-i-finetune-this benchmarks/results@053ce9e (docs/rtx4080_baselines.md, 12 runs of an RTX 4080). Both
-call the model in a bare loop without autocast and keep its output. peft's `prepare_model_for_kbit_training` then leaves
-every tensor between 4-bit layers in fp32, hence `precision` fp32 of the rows with QLoRA. fitcheck's rows of "sdpa" run
-the memory-efficient kernel, which holds no scores, as "flash" does; their 4-bit weights are quantized once, not twice,
-which the options do not say: 0.37 bits a weight more.
+fitcheck-llm's 79 runs of a Tesla T4 are in its sdist (data/measurements); can-i-finetune-this has 11 of an RTX 4080
+(docs/rtx4080_baselines.md@053ce9e) and a smoke test. Nothing of ds-advise is fitted to them.
 """
 
 from __future__ import annotations
@@ -24,52 +22,69 @@ from functools import cache
 from statistics import mean
 from typing import NamedTuple
 
-from .between_sources import origin_of
-from .predicted_memory import Result, error_of, result_of
+from .predicted_memory import Result, results
 from .report import Table
-from .rows import DATA, run_of
+from .rows import DATA, Run
 
 FILE = DATA / "peer_memory.csv"
+KEY = ("source", "model", "method", "attention", "seq_len", "micro_batch", "lora_rank", "checkpointing")
 
 
 class PeerRun(NamedTuple):
-    result: Result
-    theirs: int
-    theirs_total: int
-    measured_total: int
+    peer: str
     role: str
+    result: Result
+    theirs: float
+    """Error of their prediction of the peak."""
+    theirs_need: float
+    ours: float
+    """Error of the peak, of ds-advise."""
 
 
 @cache
 def peer_runs() -> tuple[PeerRun, ...]:
-    """Every row but the smoke test, whose model of two layers the catalogue lacks."""
+    """Every row, with the published run of its settings."""
+    published = {_key(result.run): result for result in results()}
     with FILE.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in enumerate(csv.DictReader(file), start=2) if "tiny-gpt2" not in row[1]["model"]]
-    return tuple(
-        PeerRun(
-            result_of(run_of(number, row)),
-            int(row["theirs"]),
-            int(row["theirs_total"]),
-            int(row["measured_total"]),
-            row["role"],
-        )
-        for number, row in rows
+        return tuple(_read(row, published[tuple(row[name] for name in KEY)]) for row in csv.DictReader(file))
+
+
+def _key(run: Run) -> tuple[str, ...]:
+    workload, plan = run.workload, run.plan
+    sizes = (str(workload.seq_len), str(plan.micro_batch_size), str(workload.lora_rank))
+    checkpointing = "yes" if plan.gradient_checkpointing else "no"
+    return (run.source, run.model.name, workload.method, workload.attention, *sizes, checkpointing)
+
+
+def _read(row: dict[str, str], result: Result) -> PeerRun:
+    measured = int(row["measured_bytes"])
+    return PeerRun(
+        row["source"].split()[0].rpartition("/")[2],
+        row["role"],
+        result,
+        int(row["theirs_bytes"]) / measured - 1,
+        int(row["theirs_need_bytes"]) / int(row["measured_need_bytes"]) - 1,
+        result.memory.allocated_bytes_per_gpu / measured - 1,
     )
 
 
-@cache
-def results() -> tuple[Result, ...]:
-    return tuple(run.result for run in peer_runs())
+def mean_errors() -> list[tuple[str, int, float, float]]:
+    """Peer, number of its runs, and the mean errors of the peak: theirs and ours."""
+    by_peer: dict[str, list[PeerRun]] = {}
+    for run in peer_runs():
+        by_peer.setdefault(run.peer, []).append(run)
+    return [
+        (name, len(found), mean(abs(run.theirs) for run in found), mean(abs(run.ours) for run in found))
+        for name, found in by_peer.items()
+    ]
 
 
 def table() -> Table:
     """Their runs: their printed errors beside ours."""
     groups: dict[tuple[str, str, str], list[PeerRun]] = {}
     for run in peer_runs():
-        run_of_it = run.result.run
-        name = origin_of(run_of_it.source).rpartition("/")[2]
-        kind = f"{run_of_it.workload.method}, {run_of_it.workload.attention}"
-        groups.setdefault((name, kind, run.role), []).append(run)
+        workload = run.result.run.workload
+        groups.setdefault((run.peer, f"{workload.method}, {workload.attention}", run.role), []).append(run)
 
     def sizes(found: list[PeerRun], of: Callable[[PeerRun], float]) -> tuple[str, str]:
         errors = [of(run) for run in found]
@@ -80,7 +95,7 @@ def table() -> Table:
         header=(
             "peer",
             "method, attention",
-            "role",
+            "role there",
             " n",
             " theirs, mean",
             " worst",
@@ -93,9 +108,9 @@ def table() -> Table:
             (
                 *key,
                 str(len(found)),
-                *sizes(found, lambda run: error_of(run.theirs, run.result.run) or 0.0),
-                *sizes(found, lambda run: run.theirs_total / run.measured_total - 1),
-                *sizes(found, lambda run: run.result.error or 0.0),
+                *sizes(found, lambda run: run.theirs),
+                *sizes(found, lambda run: run.theirs_need),
+                *sizes(found, lambda run: run.ours),
             )
             for key, found in sorted(groups.items())
         ),
