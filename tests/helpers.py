@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ds_advise.advisor.launch.request import LaunchRequest, Script
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.training_script import training_arguments
@@ -75,6 +76,15 @@ def zero_config(stage: int, micro_batch_size: int = 1, accumulation: int = 1, **
 def h100s(count: int) -> Cluster:
     """H100s in one node."""
     return Cluster(nodes=1, gpus_per_node=count, gpu=find_gpu("H100-80GB-SXM"))
+
+
+def processes_of(folder: Path | str) -> list[psutil.Process]:
+    """Processes with a file of the folder among their arguments: ranks, and what they started."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in part for part in process.info["cmdline"] or ())
+    ]
 
 
 def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> LaunchRequest:

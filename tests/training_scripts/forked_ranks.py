@@ -92,7 +92,7 @@ def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, 
     return run_to_the_end([partial(start, rank) for rank in range(ranks)], folder)
 
 
-def run_to_the_end(starts: Sequence[Callable[[Path], Process]], folder: Path) -> list[Path]:
+def run_to_the_end(starts: Sequence[Callable[[Path], Process]], folder: Path, limit_s: float = LIMIT_S) -> list[Path]:
     """Run processes side by side, each in a session of its own and with a log. All must succeed, in time, and leave
     nothing running."""
     logs = [folder / f"log{number}" for number in range(len(starts))]
@@ -100,7 +100,7 @@ def run_to_the_end(starts: Sequence[Callable[[Path], Process]], folder: Path) ->
     try:
         for start, log in zip(starts, logs, strict=True):
             processes.append(start(log))
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             if any(process.poll() for process in processes):
                 break  # the others would wait for the one that failed

@@ -1,26 +1,19 @@
-"""Run requests dry, and for real on the CPU counted by the same ledger, many to a process.
+"""One process of a comparison: a request run dry, or one rank of it run for real, counted by the same ledger.
 
-    python dry_run_jobs.py JOBS
+    python dry_run_jobs.py TASK
 
-JOBS, pickled: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer":
-    file}]}.
-"gloo" really trains all ranks and answers for `real["rank"]`; "alone" really trains that rank of a job whose other
-ranks do not exist (torch's fake process group).
+TASK, pickled: {"dry": whether it is run dry, "request", "meeting": the file in which the real ranks meet, None for a
+    rank whose peers do not exist (torch's fake process group), "seconds": its limit, "answer": its file}.
 
-Importing torch, DeepSpeed and transformers takes longer than a tiny run, so every rank is a fork of this process, which
-has one thread and has computed nothing. Ranks meet in a file, not at a port that another process could take in between.
-Nothing is compiled: what DeepSpeed's extensions do for Adam and NVMe is done here in torch and Python.
+Ranks meet in a file, not at a port that another process could take in between. Nothing is compiled: what DeepSpeed's
+extensions do for Adam and NVMe is done here in torch and Python.
 """
 
-import contextlib
 import faulthandler
-import gc
 import json
 import os
 import pickle
-import signal
 import sys
-import traceback
 import weakref
 from dataclasses import asdict
 from datetime import timedelta
@@ -34,8 +27,6 @@ os.environ |= {
 }
 
 import deepspeed
-import deepspeed.runtime.zero.muon.original_muon  # with torch's compiler: what every initialization imports
-import peft  # noqa: F401
 import torch
 import transformers
 from deepspeed.accelerator import set_accelerator
@@ -189,7 +180,7 @@ def with_finite_weights(build, parameters):
     return built
 
 
-def train(request, rank, meeting, seconds):
+def train(request, meeting, seconds):
     """Train for real, with the ranks that meet in the file `meeting`, or alone; answers the phases as the dry run does.
 
     `largest_shard_bytes`, `persistent_shard_bytes`: under ZeRO-3 this rank's largest shard of a parameter, and its
@@ -197,6 +188,7 @@ def train(request, rank, meeting, seconds):
     those that stay gathered.
     """
     alone = meeting is None
+    rank = request.rank
     world_size = request.run.cluster.world_size
     if alone:
         collectives.join(rank, world_size, world_size)
@@ -247,51 +239,18 @@ def train(request, rank, meeting, seconds):
     }
 
 
-def in_a_fork(function, answer_file, seconds):
-    """Start `function` in a child, whose id this answers; its answer or its traceback goes to the file."""
-    child = os.fork()
-    if child:
-        return child
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        answer = function()
-    except BaseException:
-        answer = {"error": traceback.format_exc()}
-    answer_file.write_text(json.dumps(answer))
+def main():
+    """Answer one task; a failure is printed, and the process ends with 1."""
+    task = pickle.loads(Path(sys.argv[1]).read_bytes())
+    faulthandler.dump_traceback_later(task["seconds"], exit=True)
+    request = task["request"]
+    answer = worker.answer_to(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
+    task["answer"].write_text(json.dumps(answer))
+    if "error" in answer:
+        print(answer["traceback"], file=sys.stderr)
     sys.stdout.flush()
     os._exit("error" in answer)
 
 
-def run(job, seconds):
-    """All processes of a job at once; where one fails, the others are ended."""
-    file, dry, real = job["answer"], job["dry"], job["real"]
-    meeting = str(file.with_suffix(".ranks")) if job["how"] == "gloo" else None
-    tasks = {"dry": lambda: worker.answer_to(dry)}
-    for rank in range(real.run.cluster.world_size) if meeting else [real.rank]:
-        tasks[f"rank {rank}"] = lambda rank=rank: train(real, rank, meeting, seconds)
-    answers = {name: file.with_suffix("." + name) for name in tasks}
-    children = {in_a_fork(task, answers[name], seconds): name for name, task in tasks.items()}
-    while children:
-        child, status = os.wait()
-        ended = children.pop(child)
-        if status:
-            if not answers[ended].exists():
-                answers[ended].write_text(json.dumps({"error": f"{ended} of {file.name} died: {status}"}))
-            for other in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGKILL)
-    found = {name: json.loads(answer.read_text()) for name, answer in answers.items() if answer.exists()}
-    errors = [
-        f"{name}: {answer.get('traceback', answer['error'])}" for name, answer in found.items() if "error" in answer
-    ]
-    return (
-        {"error": "\n".join(errors)} if errors else {"dry": found["dry"]["result"], "real": found[f"rank {real.rank}"]}
-    )
-
-
 if __name__ == "__main__":
-    assert transformers.__version__
-    asked = pickle.loads(Path(sys.argv[1]).read_bytes())
-    gc.freeze()  # what is imported never dies; looking through it would cost each child most of a second
-    for job in asked["jobs"]:
-        job["answer"].write_text(json.dumps(run(job, asked["seconds"])))
+    main()

@@ -11,7 +11,7 @@ from ds_advise.probes.dry_run import models
 from ds_advise.probes.real_run import training as base_model
 from ds_advise.probes.run import Run
 
-from tests.helpers import h100s
+from tests.helpers import SMALL_LLAMA, h100s
 
 
 def prepare(model: torch.nn.Module, **workload: Any) -> None:
@@ -58,14 +58,6 @@ def test_what_is_missing_for_a_method_is_named(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("workload", [Workload(method="qlora"), Workload(loss="fused")])
 def test_a_dry_run_refuses_kernels_that_it_does_not_know(workload: Workload) -> None:
     """It would show the memory of another training."""
-    description = {
-        "model_type": "llama",
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "vocab_size": 8,
-    }
-    run = Run(config={}, model=description, cluster=h100s(1), workload=workload)
+    run = Run(config={}, model=SMALL_LLAMA, cluster=h100s(1), workload=workload)
     with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
         models.from_config(run, models.transformers_config(run.description or {}), torch.bfloat16, "cpu")

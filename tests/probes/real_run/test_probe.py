@@ -29,7 +29,7 @@ from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
-from tests.helpers import TINY
+from tests.helpers import TINY, processes_of
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 WORKLOAD = Workload(seq_len=32, framework="hf")
@@ -100,13 +100,7 @@ def run_module(tmp_path: Path, body: str, *, ranks: int = 2, **settings: Any) ->
 
 
 def ranks_alive() -> list[psutil.Process]:
-    """Rank processes of this test, whose folder they are started with."""
-    here = os.environ["TMPDIR"]
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(part.startswith(here) for part in process.info["cmdline"] or ())
-    ]
+    return processes_of(os.environ["TMPDIR"])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,9 +1,14 @@
-"""Ranks as processes, here stand-ins that load no library: what they find, and how a failure is told."""
+"""Ranks as processes, here stand-ins that load no library: what they find, how a failure is told, and Ctrl-C at any
+moment, which leaves nothing."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +16,107 @@ import pytest
 from ds_advise.probes.real_run.result import RankFailure
 from ds_advise.probes.real_run.watch import watch
 
+from tests.helpers import processes_of
+
 RANK = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 folder, rank = sys.argv[1:3]
 log = open(f"{folder}/rank{rank}.jsonl", "a", buffering=1)
 def note(**values):
     log.write(json.dumps({"time": time.time(), **values}) + "\\n")
 """
+PHASES = ("import", "join", "load", "initialize", "step 1")
+SLOW = f"""
+compiler = subprocess.Popen(["sh", "-c", f"sleep 3600; : {{folder}}"])
+for phase in {PHASES!r}:
+    note(phase=phase)
+    time.sleep(0.15)
+time.sleep(3600)
+"""
+PROBE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
+from ds_advise.probes.real_run import run
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.probes.run import Run
+watch = run.watch
+run.watch = lambda numbers, folder, **settings: watch(numbers, folder, **{**settings, "worker": "stand_in"})
+config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": sys.argv[1]}}}
+cluster = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
+print("ready", flush=True)
+run.probe(Run(config=config, model={}, cluster=cluster), device="cpu")
+"""
 
 
-def watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 1, stall_s: float = 3600
-) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    (tmp_path / "stand_in.py").write_text(RANK + body + "\nos._exit(0)")
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes the module `stand_in`, a rank that runs this code."""
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    return watch(range(ranks), tmp_path, worker="stand_in", stall_s=stall_s, timeout_s=3600)
+
+    def write(body: str) -> None:
+        (tmp_path / "stand_in.py").write_text(f"{RANK}{body}\nos._exit(0)")
+
+    return write
 
 
-def test_ranks_find_the_ninja_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def watched(folder: Path, ranks: int = 1, stall_s: float = 3600) -> tuple[list[dict[str, Any]], RankFailure | None]:
+    return watch(range(ranks), folder, worker="stand_in", stall_s=stall_s, timeout_s=3600)
+
+
+def test_ranks_find_the_ninja_of_their_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None]
+) -> None:
     """As a training in the activated environment does: by two versions of ninja the extensions would be compiled in
     turns."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    reports, failure = watched(tmp_path, monkeypatch, 'note(phase="report", report=os.environ["PATH"])')
+    stand_in('note(phase="report", report=os.environ["PATH"])')
+    reports, failure = watched(tmp_path)
     assert failure is None
     assert reports[0]["report"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
 
 
-def test_a_phase_without_progress_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_without_progress_is_a_hang(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
     """It is reported with the rank and the phase, after the time that was stated."""
-    body = 'note(phase="step 1")\nif rank == "0": note(phase="step 2")\ntime.sleep(3600)'
-    _, failure = watched(tmp_path, monkeypatch, body, ranks=2, stall_s=8)
+    stand_in('note(phase="step 1")\nif rank == "0": note(phase="step 2")\ntime.sleep(3600)')
+    _, failure = watched(tmp_path, ranks=2, stall_s=8)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "8 s" in failure.message
 
 
-def test_a_rank_that_ends_without_a_word_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_without_a_word_is_told(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
     """It may have left without an error, as where its report could not be written; what it printed is kept."""
-    _, failure = watched(tmp_path, monkeypatch, 'note(phase="load")\nprint("so long", flush=True)')
+    stand_in('note(phase="load")\nprint("so long", flush=True)')
+    _, failure = watched(tmp_path)
     assert failure is not None and "exit code 0" in failure.message
     assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")
+
+
+@pytest.mark.parametrize("moment", ["at once", "a rank starts", *PHASES])
+def test_an_interrupt_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None], moment: str
+) -> None:
+    """From before the first rank starts to the middle of a step: no process, no file, no swap folder."""
+    temporary, disk = tmp_path / "temporary", tmp_path / "disk"
+    temporary.mkdir()
+    disk.mkdir()
+    stand_in(SLOW)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROBE, str(disk)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    while not has_come(moment, temporary):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == -signal.SIGINT and error.rstrip().endswith("KeyboardInterrupt")
+    assert not processes_of(temporary) and not list(temporary.iterdir()) and not list(disk.iterdir())
+
+
+def has_come(moment: str, temporary: Path) -> bool:
+    if moment in PHASES:
+        return any(f'"{moment}"' in log.read_text() for log in temporary.glob("*/rank*.jsonl"))
+    return moment == "at once" or bool(processes_of(temporary))
