@@ -8,11 +8,10 @@ from typing import Any
 
 from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
-from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import ask
-from ..question.model_source import parse_json_object
+from ..question.model_source import parse_json_object, shape_of
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.options import CpuOptions, Option, names_in, parse_count
 from ..question.question import Question
@@ -70,7 +69,7 @@ def model_of(state: State) -> ModelShape:
     Raises DsAdviseError where there is no such model, and for a text that is no model's configuration.
     """
     if state.get("config"):
-        return shape_from_config(pasted_object(state["config"]), name=PASTED, source="the pasted config.json")
+        return shape_of(pasted_object(state["config"]), name=PASTED, source="the pasted config.json")
     name = state.get("model", "").strip()
     if not name:
         raise UnknownModelError("no model is named", fix="choose one, or paste its config.json")

@@ -8,11 +8,10 @@ from typing import Any, Unpack
 
 from ...estimators.errors import ModelConfigError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.models.families import shape_from_config
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
-from .model_source import load_config
+from .model_source import load_config, shape_of
 from .options import QuestionOptions, with_defaults
 from .question import Question
 from .workload import configured_workload
@@ -69,7 +68,7 @@ def configured_run(
     shape = None
     if not isinstance(description, str):
         try:
-            shape = shape_from_config(description, name=model)
+            shape = shape_of(description, name=model)
         except ModelConfigError:
             shape = None  # without closed forms; it can run if transformers can build it
     checkpointing = given["gradient_checkpointing"]

@@ -248,7 +248,6 @@ RECORDED = {
         "apertus": {},
         "arcee": {},
         "diffllama": {},
-        "doge": {},
         "dots1": _ROUTED,
         "ernie4_5_moe": _ROUTED,
         "exaone4": {},

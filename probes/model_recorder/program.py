@@ -64,8 +64,8 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     instructions = tuple(
         _instruction(each, parts, index, shapes) for each in zip(*(part.steps for part in parts), strict=True)
     )
-    ends = (-1 if number is None else index.get(number, -1) for number in (first.input, first.output, first.embedding))
-    return Program(slots, *ends, instructions)
+    given, embedded = (-1 if number is None else index[number] for number in (first.input, first.embedding))
+    return Program(slots, given, index[first.output], embedded, instructions)
 
 
 def _numbers(part: Part) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import from_json, to_json
+from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
 
@@ -70,6 +71,17 @@ def _keep(file: Path, shape: ModelShape) -> None:
 def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     if not _version("transformers") or not _version("torch"):
         raise _cannot(name, "torch and transformers are not installed")
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        return _record_quietly({key: value for key, value in config.items() if key not in _IGNORED}, name)
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     import torch
 
     from ..dry_run.models import UnusableModelError, model_class, no_init_weights, transformers_config
@@ -81,9 +93,13 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
         chosen = model_class(built)
     except UnusableModelError as error:
         raise _cannot(name, str(error)) from None
+    except _FAILURES as error:
+        raise _cannot(name, f"transformers refuses the configuration: {_first_line(error)}") from error
     if chosen.main_input_name != "input_ids":
         raise _cannot(name, f"{chosen.__name__} takes other inputs than the tokens of one sequence")
     text = built.get_text_config()
+    if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
+        raise _cannot(name, f"it has {layers:,} layers")
     window = getattr(text, "sliding_window", None)
     if isinstance(window, int):
         text.sliding_window = _UNLIMITED
@@ -92,15 +108,23 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
             model = chosen._from_config(built, dtype=torch.bfloat16)
             model.tie_weights()
         model.train()
-        shape = recorded_shape(
-            model, partial(_batch, built.is_encoder_decoder), name=name, source="", windows=_windows(text, window)
-        )
+        batch = partial(_batch, built.is_encoder_decoder)
+        return recorded_shape(model, batch, name=name, source="", windows=_windows(text, window))
     except UnrecordableError as error:
         raise _cannot(name, f"{chosen.__name__}: {error}") from None
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise _cannot(name, f"{chosen.__name__} does not run without data: {lines[0][:200]}") from error
-    return shape
+    except _FAILURES as error:
+        raise _cannot(name, f"{chosen.__name__} does not run without data: {_first_line(error)}") from error
+
+
+_IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantization_config")
+"""Fields that name code or kernels from elsewhere, or change the types of weights, which `--method` says."""
+
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError, ArithmeticError)
+"""Raised by models' code for configurations and operations that it does not take."""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _batch(has_decoder: bool, batch: int, length: int) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def _layer_results(model: Any, batch: Mapping[str, Any], layers: Mapping[str, to
         for path, layer in layers.items()
     ]
     try:
-        with torch.no_grad(), WithoutData():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), WithoutData():
             model(**batch, use_cache=False)
     finally:
         for handle in handles:

@@ -191,7 +191,7 @@ class _Operations(WithoutData):  # type: ignore[no-untyped-call]
     """Records the operations that torch dispatches."""
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.trace = trace
         self.is_paused = False
 

@@ -141,12 +141,24 @@ def test_an_encoder_decoder_has_two_stacks() -> None:
             "relative positions",
         ),
         ({"num_attention_heads": 0}, "does not run without data"),
+        ({"num_hidden_layers": 10**6}, "1,000,000 layers"),
     ],
 )
 def test_what_cannot_be_recorded_says_why(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ModelConfigError, match="could not be recorded") as caught:
         recorded_model({**NEMOTRON, **changes}, name="a model", source="")
     assert re.search(why, caught.value.why)
+
+
+def test_kernels_and_code_from_elsewhere_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    elsewhere = {
+        "attn_implementation": "someone/kernels",
+        "auto_map": {"AutoModelForCausalLM": "evil.Model"},
+        "quantization_config": {"quant_method": "someone"},
+    }
+    shape = recorded_model({**NEMOTRON, **elsewhere}, name="nemotron", source="")
+    assert shape.blocks == recorded_model(NEMOTRON, name="nemotron", source="").blocks
 
 
 def test_a_name_and_a_source_are_those_of_the_question() -> None:
