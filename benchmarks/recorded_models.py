@@ -1,4 +1,4 @@
-"""Which model types of transformers are answered: by a row, by a recording, or not, each with its default configuration.
+"""Which model types of transformers are answered with their default configuration: by a row, by a recording, or not.
 
     python -m benchmarks.recorded_models [TYPE ...] [--answers FILE] [--write]
 
@@ -24,9 +24,8 @@ from typing import Any
 from ds_advise.estimators.errors import ModelConfigError
 from ds_advise.estimators.models.families import FAMILIES
 
-from .document import replaced
+from .document import put
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 PATIENCE_S = 180
 NOT_COUNTED = "transformers refuses its own default configuration"
 
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     text = table(known)
     print(text, end="")
     if options.write:
-        DOCUMENT.write_text(replaced(DOCUMENT.read_text(encoding="utf-8"), "types", text), encoding="utf-8")
+        put("models.md", "recorded_models", text)
     return 0
 
 

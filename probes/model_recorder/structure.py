@@ -14,10 +14,14 @@ from torch.utils._pytree import tree_map
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, attention_of
 from ...estimators.models.program import Around, Instruction, Program
 from .program import Part, Shapes, program, shapes_up_to
-from .trace import Trace, WithoutData, tensors_in, tracing
+from .trace import Trace, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
 """The inputs of a forward pass, by samples and tokens."""
+
+
+Kind = tuple[str, int | None, tuple[Any, ...]]
+"""The list that a layer is in, its window, and what it runs."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,16 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
     config = model.config
     text = config.get_text_config()
     every_layer = dict(_layers(model))
+    kinds = {
+        path: (path.rpartition(".")[0], windows.get(index), _fingerprint(layer))
+        for index, (path, layer) in enumerate(every_layer.items())
+    }
     shapes = shapes_up_to(_max_positions(config))
-    runs = [_run(model, make_batch(*shape), every_layer) for shape in shapes]
+    runs = [_run(model, make_batch(*shape), every_layer, kinds) for shape in shapes]
     layers = {path: layer for path, layer in every_layer.items() if path in runs[0].calls}
-    kinds: dict[Any, list[str]] = {}
-    for index, (path, layer) in enumerate(layers.items()):
-        key = path.rpartition(".")[0], windows.get(index), _fingerprint(layer)
-        kinds.setdefault(key, []).append(path)
+    members: dict[Kind, list[str]] = {}
+    for path in layers:
+        members.setdefault(kinds[path], []).append(path)
     blocks = tuple(
         _block(
             prefix,
@@ -72,7 +79,7 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
             window,
             model,
         )
-        for (prefix, window, _), paths in kinds.items()
+        for (prefix, window, _), paths in members.items()
     )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     modules = dict(model.named_modules())
@@ -148,29 +155,16 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     return ((path, modules[path]) for path in outermost)
 
 
-def _layer_results(model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
-    """What each layer returns for a small batch."""
-    results: dict[str, Any] = {}
-    handles = [
-        layer.register_forward_hook(lambda _, __, result, path=path: results.__setitem__(path, result))
-        for path, layer in layers.items()
-    ]
-    try:
-        with torch.no_grad(), WithoutData():
-            model(**batch, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return results
-
-
-def _run(model: Any, batch: Mapping[str, Any], every_layer: Mapping[str, torch.nn.Module]) -> _Run:
-    """A forward pass in which the layers do nothing."""
-    results = _layer_results(model, batch, every_layer)
-    layers = {path: every_layer[path] for path in results}
+def _run(
+    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], kinds: Mapping[str, Kind]
+) -> _Run:
+    """A forward pass in which one layer of each kind runs, unseen, and the others return tensors like its results."""
     trace = Trace(model)
     calls: dict[str, _Call] = {}
     sources: dict[int, int] = {}
+    results: dict[Kind, Any] = {}
+    embedded: list[int] = []
+    forwards = {path: layer.forward for path, layer in layers.items()}
     for tensor in (*batch.values(), *model.buffers()):
         trace.number(tensor)
 
@@ -179,11 +173,12 @@ def _run(model: Any, batch: Mapping[str, Any], every_layer: Mapping[str, torch.n
         for tensor in tensors_in((args, kwargs)):
             sources[id(tensor)] = trace.number(tensor)
             trace.keep(tensor)
-        result = unseen(tree_map, _like, results[path])
+        if kinds[path] not in results:
+            results[kinds[path]] = unseen(forwards[path], *args, **kwargs)
+        result = unseen(tree_map, _like, results[kinds[path]])
         trace.step("layer", path, call.hidden, result)
         return result
 
-    embedded: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, __, result: embedded.append(trace.number(result))
     )

@@ -228,6 +228,8 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.operations.is_paused:
+            return function(*args, **kwargs)
         if function is F.linear:
             name = self.trace.parameter_name(args[1] if len(args) > 1 else kwargs["weight"])
             if name is not None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, attention_of
-from ...models.program import ZERO, Derivative, Instruction, Program
-from .kernels import Kernel, attend
+from ...models.program import ZERO, Derivative, Instruction, Program, Size
+from . import kernels
+from .kernels import Kernel
 from .ops import Ops
 from .saved_tensors import Node, Storage, Value
 
@@ -96,6 +97,10 @@ class Replay:
             new = derivative.saves_new.at(self.seq_len)
             if any(new):
                 saved.append(Storage(max(new), instruction.name, ops.graph.part, not new.per_sample))
+        workspace = derivative.workspace.at(self.seq_len) if derivative else ZERO
+        if instruction.name == "_softmax":  # CUDA's derivative allocates what that of the meta device does not show
+            softmax = kernels.softmax_workspace(outputs[0], outputs[0].itemsize)
+            workspace = workspace.plus(Size(softmax, 0))
         if is_leaf:
             saved.append(outputs[0].storage)  # a leaf that requires a gradient lives as long as the graph
         ops.graph.nodes.append(
@@ -104,7 +109,7 @@ class Replay:
                 tuple(outputs),
                 tuple(dict.fromkeys(saved)),
                 passes=derivative is not None and derivative.passes,
-                workspace=derivative.workspace.at(self.seq_len) if derivative else ZERO,
+                workspace=workspace,
                 product=instruction.is_product,
                 trains=trains,
             )
@@ -125,7 +130,7 @@ class Replay:
         query, key, value = views
         attention = attention_of(instruction.details, self.window)
         kernel, mask = self.kernel_of(attention)
-        attended = attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask)
+        attended = kernels.attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask)
         if kernel == "flash" and dict(instruction.details)["head_major"]:
             return self.ops.new("attention output", (attended,))  # flash keeps the queries' layout
         return attended
