@@ -68,7 +68,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
         return phrase("{optimizer} does not run on the host", optimizer=workload.optimizer)
     if workload.method == "qlora" and plan.zero_stage == 3:
-        return phrase("quantized weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load")
+        # transformers 5.23 modeling_utils.py get_init_context: no zero.Init, and the GPU as device map
+        return phrase("every GPU holds the whole quantized model while it loads, before ZeRO-3 could shard it")
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None

@@ -15,10 +15,11 @@ class Software:
 
     transformers: tuple[int, int] = (5, 0)
     """Major and minor version. Before 4.48 the loss makes more copies of the logits (`memory.activations.loss`); before
-    5 every expert is a module of its own, which bitsandbytes quantizes, and GPT-2's eager attention masks its scores
-    twice."""
+    5 every expert is a module of its own, which bitsandbytes quantizes, which waits for the GPU, and which ZeRO-3
+    gathers by itself; and GPT-2's eager attention masks its scores twice."""
     deepspeed: tuple[int, int] = (0, 19)
-    """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.13 hpZ's second
+    """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
+    every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 hpZ's second
     copy does not serve what a recomputation gathers; before 0.6 stage 3 waits for the GPU at every fetch."""
     reentrant: bool = False
     """Reentrant checkpointing (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen weights hold

@@ -11,7 +11,7 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import untileable
-from ...estimators.models.families import supports
+from ...estimators.models.families import module_experts, supports
 from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
@@ -85,6 +85,7 @@ def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     back = "" if question.experts == "zero" else " --experts zero"
     for kind in (_methods, _losses, _states):
         yield ((flags + back, altered) for flags, altered in kind(without_autoep))
+    yield _fused_experts(question)
     yield _experts(question)
     yield _collectives(question, chosen)
     if question.cluster.gpu.is_cpu:  # there is no other machine
@@ -135,6 +136,13 @@ def _states(question: Question) -> Iterator[Asked]:
     possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
     if possible and question.optimizer_dtype == "fp32":
         yield "--optimizer-dtype bf16", replace(question, optimizer_dtype="bf16")
+
+
+def _fused_experts(question: Question) -> Iterator[Asked]:
+    """Experts as transformers 5 fuses them, where each is a module of its own."""
+    software = question.workload.software
+    if module_experts(question.model, software):
+        yield "--software transformers=5.0", _altered(question, software=replace(software, transformers=(5, 0)))
 
 
 def _experts(question: Question) -> Iterator[Asked]:

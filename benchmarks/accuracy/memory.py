@@ -13,17 +13,13 @@ from statistics import mean, median
 from typing import get_args
 
 from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
-from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
-from ds_advise.estimators.memory.fit_probability import STATES
+from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 
 from . import memory_spread, peer_runs, peers, questions
 from .between_sources import Error, by_source, mean_of_sources
-from .predicted_memory import Kind, Result, error_of, predict, results
+from .predicted_memory import Kind, Result, error_of, results
 from .report import Section, Table, percent
-from .rows import Quantity, excluded, runs
-
-FULL = 0.85
-"""Share of the GPU's memory from which on nvidia-smi says what the allocator could not do without."""
+from .rows import Quantity, excluded
 
 MEAN_TARGET, P90_TARGET = 0.05, 0.12
 _GIB = 2**30
@@ -59,25 +55,6 @@ def subsets(kind: Kind = "exact") -> dict[str, list[Result]]:
         if result.kind == kind and result.error is not None:
             found.setdefault(result.run.subset, []).append(result)
     return dict(sorted(found.items()))
-
-
-def fitted_slack(without: str = "") -> float:
-    """`device_overhead.HELD_SHARE`: the median over the runs that nearly filled their GPU, but for the source
-    `without`."""
-    return median(share for source, share in _wasted() if source != without)
-
-
-def _wasted() -> list[tuple[str, float]]:
-    """Source, and what the allocator held beyond the live tensors over what comes and goes, of nearly full GPUs."""
-    found = []
-    for run in runs():
-        if run.device_bytes and run.measured_bytes and run.device_bytes >= FULL * run.cluster.gpu.memory_bytes:
-            memory = predict(run)
-            outside = sum(term.size_bytes for term in memory.device_terms)
-            staying = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
-            wasted = run.device_bytes - outside - run.measured_bytes
-            found.append((run.source, wasted / (run.measured_bytes - staying)))
-    return found
 
 
 def asked() -> list[dict[str, str]]:
@@ -401,8 +378,6 @@ def _details() -> Table:
 
 
 def _notes() -> tuple[str, ...]:
-    wasted = _wasted()
-    left_out = ", ".join(f"{fitted_slack(source):.0%}" for source in sorted({source for source, _ in wasted}))
     return (
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
         "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
@@ -419,14 +394,12 @@ def _notes() -> tuple[str, ...]:
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "
         "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say so; "
         "no byte of a prediction is fitted to them.",
-        "**Without expandable segments**, as all these runs, the allocator holds a share of what comes and goes. "
-        f"{HELD_SHARE:.0%} is the median of {len(wasted)} nearly full GPUs (with one source left out at a time "
-        f"{left_out}), and predicts reserved memory and nvidia-smi. A run needs less, since the cache is given back "
-        f"before a request fails: what the runs that ended, and those that did not, allow has the median "
-        f"{FIXED_SEGMENTS_SHARE:.0%}, which is what the product says that a plan needs, and which with its spread "
-        "decides the verdicts. Plans set `expandable_segments:True` and use neither: their cache is derived from CUDA "
-        "streams and the loss, and held against the dry run's replay of the allocator (docs/closed-form.md). It is "
-        "used here, too, where it is larger than the share.",
+        "**Without expandable segments**, as all these runs, the allocator wastes a share of what comes and goes: what "
+        f"the runs that ended, and those that did not, allow has the median {FIXED_SEGMENTS_SHARE:.0%}, which is what "
+        "the product says that a plan needs, and which with its spread decides the verdicts. What it caches besides, "
+        "and returns before a request fails, is not fitted: every component keeps the segments of its own largest "
+        "moment, as far as the GPU has room. Plans set `expandable_segments:True`, where a CUDA stream keeps its pages "
+        "in that way; that is held against the dry run's replay of the allocator (docs/closed-form.md).",
     )
 
 

@@ -5,7 +5,7 @@ Most figures are published observations: expect errors of some hundred MiB until
 
 from __future__ import annotations
 
-from ..estimate import Formula, MemoryEstimate, Terms, total_bytes
+from ..estimate import Formula, MemoryEstimate, Terms
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
 
@@ -37,11 +37,6 @@ SEGMENT_BYTES = 20 * MIB
 FIXED_SEGMENTS_SHARE = 0.0781
 """The same share without expandable segments when a request fails: the median of the shares in data/memory_spread.csv,
 so that a plan which needs all of a GPU is as likely to fit as not."""
-
-HELD_SHARE = 0.28
-"""Share of transient bytes held while no request fails, the last one included, as nvidia-smi shows it. Fitted: the
-median of published runs that nearly filled their GPU and print both the peak of allocated memory and nvidia-smi
-(`benchmarks.accuracy.memory.fitted_slack`)."""
 
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
 """Resident memory of a rank on the CPU by ZeRO stage, without the model's tensors and the libraries loaded before: what
@@ -87,16 +82,6 @@ FIXED_SEGMENTS = Formula(
     "benchmarks/accuracy/memory_spread.py wasted_shares",
     {"segment": "bytes of a segment", **_TRANSIENT},
 )
-_CACHE = Formula(
-    "cache",
-    "share transient",
-    "benchmarks/accuracy/memory.py fitted_slack",
-    {
-        "share": "share of what comes and goes that the allocator holds, but would give back",
-        "transient": _TRANSIENT["transient"],
-    },
-    "GPUs with much room, where it grows further",
-)
 _OF_STREAMS = Formula(
     "cache",
     "sum of stream - kept",
@@ -107,6 +92,11 @@ _OF_STREAMS = Formula(
         "kept": "bytes at the peak and the pages that are only partly used",
     },
     "gaps between tensors of different sizes other than those of the logits",
+)
+_OF_COMPONENTS = _OF_STREAMS._replace(
+    text="sum of component - kept",
+    symbols={**_OF_STREAMS.symbols, "component": "most bytes of one component at any moment"},
+    not_covered="segments that another component can use, and blocks that wait for another stream",
 )
 _ROOM = Formula(
     "cache",
@@ -170,54 +160,38 @@ def fixed_segments_overhead(transient_bytes: int) -> Terms:
     return FIXED_SEGMENTS.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
 
 
-def fixed_segments_cache(transient_bytes: int) -> Terms:
-    """What it caches besides and returns before a request fails."""
-    share = HELD_SHARE - FIXED_SEGMENTS_SHARE
-    return _CACHE.term(share * transient_bytes, share=share, transient=transient_bytes)
-
-
 STREAM_OF = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offload_staging": "reduce"}
 """Components on a stream of their own where communication overlaps (deepspeed 0.19.8 runtime/zero/stage3.py and
 stage_1_and_2.py, torch FSDP's unshard stream); the others are on the default stream."""
 
 
-def cache(
-    memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, resident_bytes: int, gap_bytes: int, expandable: bool
-) -> Terms:
-    """What the caching allocator holds beyond a plan's need and returns before a request fails: the larger of what
-    streams keep and, without expandable segments, of the share that is observed; no more than the GPU has room.
+def cache(memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, gap_bytes: int, expandable: bool) -> Terms:
+    """What the caching allocator holds beyond a plan's need and returns before a request fails: every pool keeps the
+    memory of its own largest moment, though these moments are not the same; no more than the GPU has room.
 
-    resident_bytes: what no moment of a step is without; the rest comes and goes. gap_bytes: `loss.logits_gap_bytes`.
+    Without expandable segments each component is a pool, since a segment is as large as the request it was made for.
+    With them a CUDA stream is one, the loss leaves a gap of `gap_bytes` (`loss.logits_gap_bytes`), and at stages 1 and
+    2 the gradients that stay lie scattered in what the backward pass freed, so that the step's flat copies get pages of
+    their own.
     """
     if cluster.gpu.is_cpu:
         return ()
-    observed = () if expandable else fixed_segments_cache(max(0, memory.allocated_bytes_per_gpu - resident_bytes))
-    held = max(observed, _streams_cache(memory, plan, gap_bytes), key=total_bytes)
-    room = max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
-    if total_bytes(held) <= room:
-        return held
-    return _ROOM.term(room, memory=cluster.gpu.memory_bytes, needed=memory.device_bytes_per_gpu)
-
-
-def _streams_cache(memory: MemoryEstimate, plan: Plan, gap_bytes: int) -> Terms:
-    """Every stream keeps the pages of its own largest moment, though these moments are not the same. The loss leaves a
-    gap. At stages 1 and 2 the gradients that stay lie scattered in what the backward pass freed, so that the step's
-    flat copies get pages of their own."""
-    stream_of = STREAM_OF if plan.overlap_comm or plan.sharding == "fsdp" else {}
+    pools = STREAM_OF if plan.overlap_comm or plan.sharding == "fsdp" else {}
     if plan.zero_stage in (1, 2):
-        stream_of = {**stream_of, "step_temporaries": "step"}
+        pools = {**pools, "step_temporaries": "step"}
     most: dict[str, int] = {}
     for phase in memory.phases:
-        held: dict[str, int] = {}
-        if phase.name == "forward_backward_top":
-            held["default"] = gap_bytes
+        held = {"default": gap_bytes} if expandable and phase.name == "forward_backward_top" else {}
         for term in phase.terms:
-            stream = stream_of.get(term.name, "default")
-            held[stream] = held.get(stream, 0) + term.size_bytes
-        for stream, size in held.items():
-            most[stream] = max(most.get(stream, 0), size)
-    kept = memory.reserved_bytes_per_gpu
-    return _OF_STREAMS.term(max(0, sum(most.values()) - kept), kept=kept)
+            pool = pools.get(term.name, "default") if expandable else term.name
+            held[pool] = held.get(pool, 0) + term.size_bytes
+        for pool, size in held.items():
+            most[pool] = max(most.get(pool, 0), size)
+    kept, room = memory.reserved_bytes_per_gpu, max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
+    cached = max(0, sum(most.values()) - kept)
+    if cached > room:
+        return _ROOM.term(room, memory=cluster.gpu.memory_bytes, needed=memory.device_bytes_per_gpu)
+    return (_OF_STREAMS if expandable else _OF_COMPONENTS).term(cached, kept=kept)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:

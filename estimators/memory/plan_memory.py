@@ -102,7 +102,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
-        cache=partial(cache, plan=plan, cluster=cluster, resident_bytes=kept, gap_bytes=gap, expandable=expandable),
+        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, expandable=expandable),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),

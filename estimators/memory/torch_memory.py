@@ -83,7 +83,7 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
     return MemoryEstimate(
         phases=phases,
         reserved_terms=allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient),
-        cache=partial(cache, plan=plan, cluster=cluster, resident_bytes=resident, gap_bytes=gap, expandable=expandable),
+        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, expandable=expandable),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),

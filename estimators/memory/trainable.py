@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
-from ..models.families import layer_variant
+from ..models.families import layer_variant, module_experts
 from ..models.layer_variant import LayerVariant
 from ..models.lora import Adapters, adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
@@ -92,6 +92,16 @@ class TensorSet:
     def spread_numel(self) -> int:
         """Trained elements of a rank's experts under AutoEP."""
         return sum(compress(self.trainable, self.spread))
+
+    @cached_property
+    def split_experts(self) -> int:
+        """Tensors that all layers have more where experts are modules: three for each, instead of the fused ones that
+        the other fields list."""
+        experts = module_experts(self.model, self.workload.software)
+        if not experts:
+            return 0
+        fused = [(block.count, sum(tensor.role == "expert" for tensor in block.tensors)) for block in self.model.blocks]
+        return sum(count * (3 * experts - each) for count, each in fused if each)
 
     @property
     def tied(self) -> bool:
@@ -196,8 +206,8 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
 
 @lru_cache(maxsize=256)
 def larger_than(tensors: TensorSet, numel: int) -> int:
-    """Number of tensors with more elements."""
-    return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel)
+    """Number of tensors with more elements; an expert's own always have."""
+    return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel) + tensors.split_experts
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ..errors import ModelConfigError
+from ..workload import Software
 from . import dense_decoders as dense
 from . import encoders, vision_language
 from . import expert_decoders as experts
@@ -68,6 +69,8 @@ class FamilySpec(NamedTuple):
     """The fused tensors of experts and router by the names that their linear layers had before transformers 5, which
     peft still uses, in a list of targets and in "all-linear" (peft 0.21 utils/transformers_weight_conversion.py). In
     return it leaves out the linear layers of the same names: those of dense layers and of shared experts."""
+    module_experts: bool = False
+    """Before transformers 5 each expert is a module of three linear layers; the others' experts were always fused."""
     pair_router: bool = False
     """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
     loss_in_weight_type: bool = False
@@ -141,6 +144,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
         supports=("liger",),
         peft_experts=_SPLIT_EXPERTS,
+        module_experts=True,
     ),
     "deepseek_v3": FamilySpec(
         "DeepseekV3",
@@ -148,6 +152,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(router_fp32=True, routing_fp32=True),
         supports=("liger",),
         peft_experts=_SPLIT_EXPERTS,
+        module_experts=True,
     ),
     "ernie4_5": FamilySpec(
         "Ernie4_5",
@@ -250,6 +255,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         supports=("liger", "leaf_experts"),
         autoep_preset="mixtral",
         peft_experts=_MIXTRAL_EXPERTS,
+        module_experts=True,
     ),
     "mpt": FamilySpec("Mpt", dense.mpt, LayerVariant(norm="layer", kernels=frozenset(), boolean_mask=True)),
     "mt5": FamilySpec("MT5", encoders.mt5, _T5),
@@ -261,7 +267,9 @@ FAMILIES: Mapping[str, FamilySpec] = {
     ),
     "olmo2": FamilySpec("Olmo2", decoder(OLMO_2), _OLMO_2, supports=("ulysses", "tiles", "liger")),
     "olmo3": FamilySpec("Olmo3", decoder(OLMO_2, window=all_but_each(4)), _OLMO_2),
-    "olmoe": FamilySpec("Olmoe", experts.olmoe, supports=("ulysses",), peft_experts=_SPLIT_EXPERTS),
+    "olmoe": FamilySpec(
+        "Olmoe", experts.olmoe, supports=("ulysses",), peft_experts=_SPLIT_EXPERTS, module_experts=True
+    ),
     "opt": FamilySpec("OPT", dense.opt, LayerVariant(norm="layer", scaled_query=True, summed_input=True)),
     "phi": FamilySpec(
         "Phi", dense.phi, LayerVariant(norm="layer", qk_norm="layer", joined=True), supports=("ulysses",)
@@ -282,7 +290,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "qwen": FamilySpec("QWen", dense.qwen),
     "qwen2_5_vl": FamilySpec("Qwen2_5_VL", vision_language.qwen2_5_vl, tower=LayerVariant(rotary="fp32", joined=True)),
     "qwen2": FamilySpec("Qwen2", dense.qwen2, supports=("ulysses", "tiles", "liger", "autotp")),
-    "qwen2_moe": FamilySpec("Qwen2Moe", experts.qwen2_moe, supports=("ulysses", "leaf_experts")),
+    "qwen2_moe": FamilySpec("Qwen2Moe", experts.qwen2_moe, supports=("ulysses", "leaf_experts"), module_experts=True),
     "qwen3": FamilySpec(
         "Qwen3",
         decoder(Style(qk_norm="head", biases=BIASED), window=dense.late_layers, num_key_value_heads=32, head_dim=128),
@@ -298,8 +306,11 @@ FAMILIES: Mapping[str, FamilySpec] = {
         supports=("ulysses", "liger", "leaf_experts"),
         autoep_preset="qwen3_moe",
         peft_experts=_SPLIT_EXPERTS,
+        module_experts=True,
     ),
-    "qwen3_next": FamilySpec("Qwen3Next", experts.qwen3_next, _QWEN_3_5, peft_experts=_SPLIT_EXPERTS),
+    "qwen3_next": FamilySpec(
+        "Qwen3Next", experts.qwen3_next, _QWEN_3_5, peft_experts=_SPLIT_EXPERTS, module_experts=True
+    ),
     "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
     "seed_oss": FamilySpec(
         "SeedOss",
@@ -360,6 +371,18 @@ def family_of(model: ModelShape) -> FamilySpec:
 
 def supports(model: ModelShape, feature: Feature) -> bool:
     return feature in family_of(model).supports
+
+
+def module_experts(model: ModelShape, software: Software) -> int:
+    """Experts of a layer that are modules of their own; 0 where they are fused."""
+    if software.transformers >= (5, 0) or not family_of(model).module_experts:
+        return 0
+    return max(block.feed_forward.experts for block in model.blocks)
+
+
+def leaf_experts(model: ModelShape, software: Software) -> bool:
+    """A mixture is a leaf to ZeRO-3 by default: since DeepSpeed 0.18 (deepspeedai/DeepSpeed #7604)."""
+    return software.deepspeed >= (0, 18) and supports(model, "leaf_experts")
 
 
 def layer_variant(model: ModelShape, block: Block) -> LayerVariant:

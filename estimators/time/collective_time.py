@@ -349,6 +349,7 @@ def reduce_calls(tensors: TensorSet, plan: Plan) -> Calls:
     """Buckets of one pass of reducing the gradients. At stage 3 experts that ranks keep have buckets of their own, each
     reduced where the other kind begins; at stages 1 and 2 every bucket has both kinds."""
     numel, bucket, count = tensors.trainable_numel, plan.reduce_bucket_size, len(tensors.trainable)
+    count += tensors.split_experts if tensors.workload.method == "full" else 0
     if not tensors.spread:
         return Calls(_calls(numel, bucket, count))
     if plan.zero_stage < 3:

@@ -272,7 +272,7 @@ def _together(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) 
 
 def _serial(step: Step) -> float:
     """The share of the shorter of host and GPU time that does not hide behind the longer."""
-    if step.cluster.gpu.is_cpu:  # it computes what it launches itself
+    if step.cluster.gpu.is_cpu or step.host.synchronizes:  # a CPU computes what it launches itself
         return 1.0
     if not step.zero3:
         return FSDP_SERIAL if step.plan.zero_stage == 3 else 0.0

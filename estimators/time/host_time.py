@@ -11,6 +11,10 @@ those of transformers 5 under a dispatch mode, as torch sees them on a GPU:
     backward   operations  2 for each matrix, 1 where it is frozen; 1 for each bias; an adapter 5; 1.8 for any other
                views       6 for each matrix, 9 for an adapter, 29
 
+Where each expert is a module (`families.module_experts`), it has three matrices, 7 more operations, 5 more views and 5
+module calls (transformers 4.51 models/qwen3_moe/modeling_qwen3_moe.py `Qwen3MoeSparseMoeBlock.forward`): it finds its
+tokens (where), gathers them, weighs its result and adds it up. `where` waits for the GPU.
+
 Checked against the modules themselves: `benchmarks/probes/host_time.py`.
 """
 
@@ -20,7 +24,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..memory.trainable import larger_than, tensor_set
-from ..models.families import layer_variant, supports
+from ..models.families import layer_variant, leaf_experts, module_experts
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
 from ..models.program import Program
@@ -30,6 +34,9 @@ from .host_costs import HostCosts
 
 BACKWARD_OF_OTHERS = 1.8
 """Backward operations for each forward operation that is no product with a weight."""
+
+_EXPERT_OPERATIONS, _EXPERT_VIEWS, _EXPERT_CALLS = 7, 5, 5
+"""Of one expert that is a module, without its matrices."""
 
 _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
@@ -60,20 +67,22 @@ def layer_operations(
     """fused: norms, rotary embedding and gated activation are one kernel each."""
     if block.program is not None:
         return _recorded_operations(model, block, block.program, workload, chosen)
-    matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2)
+    experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
+    fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
+    matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
     adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
-    others = _others(model, block, workload, fused=fused)
+    others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
     cast = 2 if workload.software.fp32_adapters else 0
     full = workload.method == "full"
     biases = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
-    calls = _calls(block, adapted, folds)
+    calls = _calls(block, adapted, folds) + _expert_calls(experts)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
     # An int8 product casts, compares (four), quantizes, scales and casts back; its derivative scales what it unpacks.
     again = 7 if workload.quantization == "int8" else 0
     return LayerOperations(
         operations=matrices + others + (4 + cast) * adapted + (1 + again) * dequantized,
-        views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted,
+        views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted + _EXPERT_VIEWS * experts,
         backward_operations=(
             (2 if full else 1) * matrices
             + biases
@@ -83,7 +92,7 @@ def layer_operations(
         ),
         backward_views=6 * matrices + 29 + 9 * adapted,
         calls=calls,
-        hooked=calls - _unhooked(model, block, chosen, folds),
+        hooked=calls - _unhooked(model, block, workload, chosen, folds),
         adapted=adapted,
         folds=folds,
     )
@@ -117,7 +126,7 @@ def _recorded_operations(
         backward_operations=backward + 5 * adapted,
         backward_views=2 * views + 9 * adapted,
         calls=calls,
-        hooked=calls - _unhooked(model, block, chosen, folds),
+        hooked=calls - _unhooked(model, block, workload, chosen, folds),
         adapted=adapted,
         folds=folds,
     )
@@ -125,6 +134,11 @@ def _recorded_operations(
 
 _LINEAR_VIEWS = 3
 """Views of a linear layer's product (t, view, _unsafe_view)."""
+
+
+def _expert_calls(experts: int) -> int:
+    """More module calls where experts are modules: the list is not called, and activations are the experts' own."""
+    return _EXPERT_CALLS * experts - 2 if experts else 0
 
 
 def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
@@ -149,14 +163,15 @@ def _calls(block: Block, adapted: int, folds: int) -> int:
     return own + 4 * adapted + _FOLD_CALLS * folds
 
 
-def _unhooked(model: ModelShape, block: Block, chosen: Adapters, folds: int) -> int:
+def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapters, folds: int) -> int:
     """Calls without hooks: peft's around a folded tensor, which come after DeepSpeed's hooks, and a leaf's own modules
     and their activation."""
-    if not (block.feed_forward.experts and supports(model, "leaf_experts")):
+    if not (block.feed_forward.experts and leaf_experts(model, workload.software)):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
     adapted = sum(1 for tensor in inside if tensor.linear and chosen.rank_of(tensor))
-    return len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted + _FOLD_CALLS * folds
+    modules = len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted
+    return modules + _expert_calls(module_experts(model, workload.software)) + _FOLD_CALLS * folds
 
 
 FSDP_VISIT_S = 700e-6
@@ -213,6 +228,8 @@ class HostWork(NamedTuple):
     """Tensors that stage 3 keeps on every rank."""
     units: int
     """Units of FSDP: a layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
+    synchronizes: bool
+    """The host waits for the GPU all along."""
     outside: tuple[int, int, int]
     """Operations, views and calls outside the layers, which checkpointing does not repeat."""
 
@@ -322,9 +339,10 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         folds=layers.folds,
         backward_operations=_OUTSIDE_BACKWARD + round(BACKWARD_OF_OTHERS * norm) + layers.backward_operations,
         backward_views=2 * views + layers.backward_views,
-        parameters=len(tensors.trainable),
+        parameters=len(tensors.trainable) + (tensors.split_experts if workload.method == "full" else 0),
         gathered=gathered,
-        kept=len(tensors.trainable) + len(tensors.frozen) - gathered,
+        kept=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
         units=count + layers.adapted if fsdp else 0,
+        synchronizes=tensors.split_experts > 0,
         outside=(operations, views, calls),
     )

@@ -276,9 +276,9 @@ def speed_kind(world_size: int, plan: Plan) -> Kind:
 
 
 def speed_spread(cluster: Cluster, plan: Plan) -> Spread:
-    """80 % interval of a predicted speed. `data/speed_spread.csv` holds the tenth and ninetieth percentiles of measured
-    over predicted speed of runs whose origin no constant was fitted on (`python -m benchmarks.accuracy --write`,
-    docs/accuracy.md). Machines with measured speeds get the same interval."""
+    """80 % interval of a predicted speed. `data/speed_spread.csv` holds it as measured over predicted speed of a run of
+    an origin that was not seen, each origin of the published runs counted once (`python -m benchmarks.accuracy
+    --write`, docs/accuracy.md). Machines with measured speeds get the same interval."""
     return _spreads()[speed_kind(cluster.world_size, plan)]
 
 

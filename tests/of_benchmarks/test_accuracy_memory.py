@@ -13,7 +13,7 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import LIKELY, SURE
 from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations.activation_memory import activation_memory
-from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
+from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
@@ -27,7 +27,6 @@ from benchmarks.accuracy.memory import (
     false_fits,
     false_misses,
     fit_probabilities,
-    fitted_slack,
     percentile,
     subsets,
 )
@@ -105,8 +104,7 @@ def test_peers_answered_for_the_runs_that_they_claim() -> None:
 
 
 def test_the_allocators_shares_are_those_of_the_runs() -> None:
-    """What it holds is fitted; what it cannot give back is the median of what the verdicts are given by."""
-    assert round(fitted_slack(), 2) == HELD_SHARE
+    """What it cannot give back is the median of what the verdicts are given by."""
     (share, probability), *_ = fixed_segments_waste()
     assert share == FIXED_SEGMENTS_SHARE and probability > 0.5
 

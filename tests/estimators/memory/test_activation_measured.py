@@ -475,7 +475,7 @@ def test_a_recorded_model_saves_what_the_real_model_saves(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5"])
+@pytest.mark.parametrize("name", ["llama", "gemma", "gemma2", "bert", "t5"])
 def test_the_loss_peaks_as_the_real_loss_does(name: str, checkpointing: bool) -> None:
     """With a real vocabulary the loss is the peak: logits, their fp32 copy and the gradients, by the class's own
     variant."""

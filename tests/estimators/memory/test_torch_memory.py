@@ -52,19 +52,23 @@ def test_adafactor_keeps_rows_and_columns_of_what_nobody_flattened() -> None:
 
 
 def test_what_a_plan_does_not_need_is_cached() -> None:
-    """nvidia-smi shows a cache that is given back before a request fails: without expandable segments a share of what
-    comes and goes, with them the gap that the 16-bit logits leave among fp32 ones; never more than the GPU has."""
+    """nvidia-smi shows a cache that is given back before a request fails: without expandable segments every component's
+    own segments, with them the gap that the 16-bit logits leave among fp32 ones; never more than the GPU has."""
     long = {"method": "lora", "seq_len": 4096}
     fixed, expandable = (asked(software=f"expandable-segments={word}", **long) for word in ("no", "yes"))
-    assert fixed.cached_bytes_per_gpu > named(fixed, "allocator_overhead") > 20 * MIB
+    layer = next(phase for phase in fixed.phases if phase.name == "layer_backward")
+    apart = sum(
+        term.size_bytes for term in layer.terms if term.name in ("recomputed layer", "gradients of activations")
+    )
+    assert fixed.cached_bytes_per_gpu > apart - named(fixed, "allocator_overhead") > 0
     assert sum(fixed.components.values()) == fixed.device_bytes_per_gpu
     assert 0 < expandable.cached_bytes_per_gpu < fixed.cached_bytes_per_gpu
     gap = 2 * 4096 * 151_936
     assert expandable.cached_bytes_per_gpu == gap - named(expandable, "allocator_overhead")
-    tight = asked(gpus="1xRTX3080-10GB", software="expandable-segments=no", **long)
+    tight = asked(gpus="1xRTX2080Ti", software="expandable-segments=no", **long)
     assert 0 < tight.cached_bytes_per_gpu < fixed.cached_bytes_per_gpu
     memory = tight.device_bytes_per_gpu + tight.cached_bytes_per_gpu
-    assert memory == find_gpu("RTX3080-10GB").memory_bytes
+    assert memory == find_gpu("RTX2080Ti").memory_bytes
 
 
 def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:

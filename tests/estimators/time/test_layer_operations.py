@@ -12,9 +12,11 @@ from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.lora import adapters
 from ds_advise.estimators.time.host_time import layer_operations
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeMLP
 
 from tests.estimators.small_models import TEXT
 
@@ -48,3 +50,30 @@ def hooked_modules(config: dict[str, Any]) -> int:
         return 1 + (0 if z3_leaf_module(module) else sum(map(count, module.children())))
 
     return count(model)
+
+
+class ExpertModules(nn.Module):
+    """A mixture as transformers 4.51 has it: a list of experts, in a loop."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        width = config.moe_intermediate_size
+        self.experts = nn.ModuleList([Qwen3MoeMLP(config, intermediate_size=width) for _ in range(config.num_experts)])
+
+
+@pytest.mark.parametrize(("deepspeed", "leaf"), [((0, 16), False), ((0, 18), True)])
+def test_every_module_of_an_expert_is_hooked_unless_the_mixture_is_a_leaf(
+    monkeypatch: pytest.MonkeyPatch, deepspeed: tuple[int, int], *, leaf: bool
+) -> None:
+    """DeepSpeed makes it a leaf by its class since 0.18."""
+    mixture = modeling_qwen3_moe.Qwen3MoeSparseMoeBlock if leaf else None
+    named = type("Qwen3MoeSparseMoeBlock", (ExpertModules,), {"__module__": mixture.__module__ if mixture else "own"})
+    monkeypatch.setattr(modeling_qwen3_moe, "Qwen3MoeSparseMoeBlock", named)
+    config = {"model_type": "qwen3_moe", **SIZES, "decoder_sparse_step": 1}
+    more, fewer = (hooked_modules({**config, "num_hidden_layers": layers}) for layers in (3, 2))
+    shape = shape_from_config({**config, "num_hidden_layers": 3}, name="qwen3_moe")
+    workload = Workload(software=Software(transformers=(4, 51), deepspeed=deepspeed))
+    operations = layer_operations(shape, shape.blocks[0], workload, adapters(shape, workload))
+    # Of the list itself, which is never called, DeepSpeed's hooks do not run.
+    assert operations.hooked == more - fewer - (0 if leaf else 1)

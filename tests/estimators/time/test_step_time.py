@@ -189,6 +189,22 @@ def test_stage_3_hid_no_host_time_before_deepspeed_0_6() -> None:
     assert shown[1] == pytest.approx(1, abs=0.05)
 
 
+def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
+    """Before transformers 5 the host takes most of a step of Qwen3-30B-A3B under ZeRO-3, less where the mixture is a
+    leaf; other families had fused experts before."""
+    cluster = parse_cluster("2x8xA800-80GB", interconnect="1600Gb/s")
+    chosen = plan(zero_stage=3, micro_batch_size=1, stage3_prefetch_bucket_size=3774873, reduce_bucket_size=4194304)
+
+    def step_s(name: str, **versions: tuple[int, int]) -> float:
+        workload = Workload(seq_len=8192, software=Software(**versions))
+        return estimate_time(find(name), workload, cluster, chosen).step_s
+
+    modules = step_s("qwen3-30b-a3b", transformers=(4, 51), deepspeed=(0, 16))
+    leaf = step_s("qwen3-30b-a3b", transformers=(4, 51))
+    assert modules > 1.5 * leaf > 5 * step_s("qwen3-30b-a3b")
+    assert step_s("gpt-oss-20b", transformers=(4, 57)) == step_s("gpt-oss-20b")
+
+
 def test_gpt_2_masked_its_scores_twice_before_transformers_5() -> None:
     """Two bytes a pair read and two written, forward and backward, in every head and layer; the loss moved less."""
     gpt2, cluster, settings_ = find("gpt2"), parse_cluster("V100-32GB"), plan(zero_stage=0)
