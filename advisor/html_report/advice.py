@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
@@ -20,18 +17,8 @@ from .line_charts import draw_scatter
 from .plans import memory_bars, speed_against_memory, time_bars
 
 
-def write_advice_report(
-    answer: Recommendation, config_path: str, html: Path | None, plot: Path | None, say: Callable[[str], None]
-) -> None:
-    """Write the report and the chart of every plan's memory, as far as they have a path.
-
-    config_path: the path of the configuration in the commands.
-    """
-    doc.write_outputs(advice_report(answer, config_path), html, plot, say, lambda: draw_stacked_bars(_memory(answer)))
-
-
 def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
-    """The report."""
+    """The report, and the chart of every plan's memory. config_path: the path of the configuration in the commands."""
     view = view_of(answer, config_path=config_path, details=True)
     changes = [[change.flags, change.outcome] for change in view.change_rows]
     start = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
@@ -52,6 +39,7 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),
+        chart=lambda: draw_stacked_bars(_memory(answer)),
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ...estimators.json_form import to_json
@@ -24,15 +23,8 @@ _SIZES = {
 }
 
 
-def write_comparison_report(
-    comparison: Comparison, html: Path | None, plot: Path | None, say: Callable[[str], None]
-) -> None:
-    """Write the report, and the chart of both sides' memory where model and GPUs are known."""
-    doc.write_outputs(comparison_report(comparison), html, plot, say, lambda: draw_stacked_bars(_memory(comparison)))
-
-
 def comparison_report(comparison: Comparison) -> doc.Report:
-    """The report."""
+    """The report, and the chart of both sides' memory."""
     form, known = to_json(comparison.figures()), comparison.context
     subject = f"A: {comparison.first.name} · B: {comparison.second.name}"
     if known is not None:
@@ -48,6 +40,7 @@ def comparison_report(comparison: Comparison) -> doc.Report:
             doc.Section("differences", "What differs", _differences(comparison, form)),
         ),
         data=form,
+        chart=lambda: draw_stacked_bars(_memory(comparison)),
     )
 
 

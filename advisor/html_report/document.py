@@ -54,6 +54,8 @@ class Report:
     sections: Sequence[Section]
     data: Any
     """What `--json` prints; dataclasses become objects."""
+    chart: Callable[[], Markup] | None = None
+    """Draws the picture of `--plot`."""
 
 
 def html_of(report: Report) -> str:
@@ -79,22 +81,16 @@ def html_of(report: Report) -> str:
     )
 
 
-def write_outputs(
-    report: Report,
-    html: Path | None,
-    plot: Path | None,
-    say: Callable[[str], None],
-    chart: Callable[[], Markup] | None = None,
-) -> None:
-    """Write the report and the chart, as far as they have a path.
+def write_report(report: Report, html: Path | None, say: Callable[[str], None], *, plot: Path | None = None) -> None:
+    """Write the report and its chart, as far as they have a path.
 
-    Raises ConfigFileError where a file cannot be written after all.
+    Raises ConfigFileError if a file cannot be written.
     """
     if html is not None:
         write_file(html_of(report).encode(), html, "--html")
         say(f"wrote {html}")
-    if plot is not None and chart is not None:
-        write_picture(chart(), report.subject, plot)
+    if plot is not None and report.chart is not None:
+        write_picture(report.chart(), report.subject, plot)
         say(f"wrote {plot}")
 
 
@@ -215,9 +211,9 @@ def _cell(cell: Cell) -> Markup:
     return element("td", cell)
 
 
-def figures_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = ()) -> Markup:
+def figures_table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
     """The figures of a chart."""
-    return folded("Figures as a table", table(head, rows, classes=classes))
+    return folded("Figures as a table", table(head, rows))
 
 
 def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[[Any], Figure], what: str) -> Markup:

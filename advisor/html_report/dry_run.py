@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -22,19 +21,8 @@ _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
 
 
-def write_dry_run_report(
-    answer: DryRunAnswer, config_path: Path, html: Path | None, plot: Path | None, say: Callable[[str], None]
-) -> None:
-    """Write the report and the chart of memory over the run, as far as they have a path."""
-
-    def chart() -> Markup:
-        return draw_stacked_area(_over_time(answer)) if answer.result.timeline else draw_stacked_bars(_by_phase(answer))
-
-    doc.write_outputs(dry_run_report(answer, config_path), html, plot, say, chart)
-
-
 def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
-    """The report."""
+    """The report, and the chart of memory over the run."""
     result, run, timeline = answer.result, answer.run, Markup()
     if result.timeline:
         words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
@@ -60,6 +48,9 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
             doc.Section("evidence", "How it is known", doc.note(evidence)),
         ),
         data=answer.to_json(),
+        chart=lambda: (
+            draw_stacked_area(_over_time(answer)) if result.timeline else draw_stacked_bars(_by_phase(answer))
+        ),
     )
 
 

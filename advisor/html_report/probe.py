@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from ..render.runs import FAILURE_SENTENCES, probe_place, render_probe
+from ..render.runs import FAILURE_SENTENCES, UNITS, probe_place, render_probe
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc
@@ -15,11 +13,6 @@ from .canvas import Markup, joined
 
 _SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_run"}
 """Attributes of a `ProbeFigure` by their title."""
-
-
-def write_probe_report(answer: ProbeAnswer, config_path: Path, html: Path | None, say: Callable[[str], None]) -> None:
-    """Write the report where it has a path."""
-    doc.write_outputs(probe_report(answer, config_path), html, None, say)
 
 
 def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
@@ -82,17 +75,10 @@ def _figures(answer: ProbeAnswer) -> Markup:
             )
     chart = StackedBars(title="Memory, measured and predicted, in GiB", bars=tuple(bars))
     rows: list[list[doc.Cell]] = [
-        [found.name, *(doc.figure_of(getattr(found, attribute), _UNITS[found.unit]) for attribute in _SOURCES.values())]
+        [found.name, *(doc.figure_of(getattr(found, attribute), UNITS[found.unit]) for attribute in _SOURCES.values())]
         for found in answer.figures
     ]
     return joined(doc.figure(chart, draw_stacked_bars) if bars else None, doc.table(["", *_SOURCES], rows))
-
-
-_UNITS: Mapping[str, Callable[[Any], str]] = {
-    "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
-    "s": seconds,
-    "tokens/s": rate,
-}
 
 
 def _ranks(answer: ProbeAnswer) -> Markup:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -219,10 +220,16 @@ def probe_place(answer: ProbeAnswer) -> str:
     return place if answer.run.cluster.gpu.is_cpu else f"{counted_noun(result.world_size, 'rank')} on {place}"
 
 
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
+    "s": seconds,
+    "tokens/s": rate,
+}
+"""Format of a figure, by its unit."""
+
+
 def _value(figure: ProbeFigure, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return {"bytes": lambda size: f"{gib(int(size))} GiB", "s": seconds, "tokens/s": rate}[figure.unit](value)
+    return "-" if value is None else UNITS[figure.unit](value)
 
 
 def _predicted(figure: ProbeFigure, value: float | None, error: float | None) -> str:

@@ -76,11 +76,6 @@ def _breaks(text: str, first: int, following: int) -> list[int]:
     return breaks
 
 
-def styled(text: str, style: str) -> Text:
-    """A text translated, in a style."""
-    return Text(translate(text), style=style)
-
-
 def padded(text: str, width: int) -> str:
     """A table's cell, of which wide characters take two columns; width: negative for a text on the left."""
     space = " " * (abs(width) - cell_len(text))
