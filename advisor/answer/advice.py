@@ -299,7 +299,6 @@ def _probe(probe: ProbedPlan) -> ProbeFigures:
 
 
 def _plan(question: Question, candidate: Candidate) -> PlanFigures:
-    """A plan with its utilization and the question's job."""
     model, workload, cluster = question.model, question.workload, question.cluster
     duration = duration_of(question, candidate)
     return plan_figures(

@@ -83,7 +83,6 @@ def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device:
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:
-    """Why a plan does not fit."""
     memory, rung, fit = candidate.memory, candidate.rung, candidate.fit
     if fit.reason in (RAN_OUT, FAILED):
         return phrase("{rung} {failed} when it was probed on this machine.", rung=rung, failed=fit.reason)
@@ -188,7 +187,6 @@ def _feature(feature: _Feature, chosen: Candidate, candidates: Sequence[Candidat
 
 
 def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
-    """Why the layers' inputs are on the host."""
     needs = [
         each.device_bytes
         for each in candidates
@@ -203,7 +201,6 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: st
 
 
 def _kept_states(chosen: Candidate) -> str:
-    """Why a part of an offloaded optimizer is on the GPU."""
     if chosen.plan.offload_optimizer_ratio == 1:
         return ""
     return phrase(

@@ -84,7 +84,6 @@ def _first_failure(answer: Recommendation) -> str | None:
 
 
 def _speed(question: Question, chosen: Candidate) -> Phrase:
-    """Tokens per second, the interval, and what else is known of the speed."""
     cluster, between = question.cluster, chosen.time.tokens_per_s_range
     ranks, length = cluster.world_size, question.model.fixed_len
     text = phrase("{figure} tokens/s", figure=rate(chosen.tokens_per_s))
@@ -104,7 +103,6 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
 
 
 def _batch(question: Question, chosen: Candidate) -> Phrase:
-    """The micro batch, the global batch that it makes, and checkpointing."""
     plan, cluster = chosen.plan, question.cluster
     steps, device = plan.gradient_accumulation_steps, device_label(cluster)
     text = phrase("Micro batch {size}", size=plan.micro_batch_size)
@@ -125,7 +123,6 @@ def _batch(question: Question, chosen: Candidate) -> Phrase:
 
 
 def _need(question: Question, chosen: Candidate) -> Phrase:
-    """Memory of the GPU and of the host against what there is, and NVMe."""
     memory, cluster = chosen.memory, question.cluster
     have, host = cluster.host_memory_bytes_per_node, gib(memory.host_bytes_per_node)
     text = phrase(

@@ -172,7 +172,6 @@ def step_time(chosen: Candidate, least_share: float) -> Phrase:
 
 
 def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
-    """Speed, memory, batch, step and job."""
     plan, memory, cluster = chosen.plan, chosen.memory, question.cluster
     ranks, device, have = cluster.world_size, device_label(cluster), cluster.host_memory_bytes_per_node
     between = chosen.time.tokens_per_s_range
@@ -277,7 +276,6 @@ def _row(candidate: Candidate, *, is_chosen: bool) -> LadderRow:
 
 
 def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
-    """What the columns and words of the ladder mean."""
     cluster, length = question.cluster, question.model.fixed_len
     if length:
         yield phrase("tokens/s: every sample is {tokens} tokens", tokens=length)
@@ -299,7 +297,6 @@ def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
 
 
 def _pytorch_baseline(answer: Recommendation) -> str:
-    """What plain PyTorch's row is, and how it compares."""
     plain, chosen = answer.pytorch_baseline, answer.recommended
     if plain is None:
         return ""
@@ -340,7 +337,6 @@ def _job_parts(question: Question, chosen: Candidate) -> Iterator[str]:
 
 
 def _utilization(question: Question, chosen: Candidate) -> str:
-    """MFU, and the speed of one GPU against the card's peak."""
     model, workload, cluster = question.model, question.workload, question.cluster
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
     peak = peak_flops_per_s(cluster.gpu, workload.precision)
@@ -361,7 +357,6 @@ def _utilization(question: Question, chosen: Candidate) -> str:
 
 
 def _dry_run(run: Verification) -> Phrase:
-    """What a dry run found, against the prediction."""
     peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
     versions = run.dry_run.result.versions
     text = phrase(
@@ -429,7 +424,6 @@ def _probe_row(probe: ProbedPlan) -> ProbeRow:
 
 
 def _evidence(answer: Recommendation) -> Iterator[str]:
-    """How the answer is known, and what would settle it."""
     cluster, series, chosen = answer.question.cluster, answer.probe_series, answer.recommended
     own = next((probe for probe in answer.past_probes if probe.candidate is chosen and probe.age_s is not None), None)
     if series is not None and series.best is None and chosen is not None:

@@ -49,37 +49,26 @@ def _plans(answer: Recommendation) -> dict[str, Candidate]:
 
 
 def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBars:
-    """Memory of every rung's best plan against the GPU."""
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
     return memory_bars(_plans(answer), limit, chosen=answer.recommended, device=device, with_sources=with_sources)
 
 
 def _charts(answer: Recommendation) -> list[doc.Section]:
-    """Memory, time, and speed against memory."""
     plans = _plans(answer)
     if not plans:
         return []
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
-    memory_parts = [(name, plan.memory.components) for name, plan in plans.items()]
-    time_parts = [(name, plan.time.components) for name, plan in plans.items()]
+    memory_table, time_table = doc.plan_tables(plans)
     memory = joined(
         doc.note(
             "The best plan of every rung; the dashed line is the card's memory. Bars that leave the picture are cut. "
             "Rest on a part for its bytes, formula and source."
         ),
-        doc.figure(
-            _memory(answer, with_sources=True),
-            draw_stacked_bars,
-            doc.parts_table(memory_parts, doc.size, "GiB"),
-        ),
+        doc.figure(_memory(answer, with_sources=True), draw_stacked_bars, memory_table),
     )
     time = joined(
         doc.note("For every 1,000 tokens, so that plans of different batches compare."),
-        doc.figure(
-            time_bars(plans, chosen=answer.recommended, with_sources=True),
-            draw_stacked_bars,
-            doc.parts_table(time_parts, doc.duration, "of one step"),
-        ),
+        doc.figure(time_bars(plans, chosen=answer.recommended, with_sources=True), draw_stacked_bars, time_table),
     )
     every = view_of(answer, all_candidates=True)
     speeds = joined(
@@ -101,7 +90,6 @@ def _charts(answer: Recommendation) -> list[doc.Section]:
 
 
 def _ladder(view: AnswerView) -> Markup:
-    """The rungs in their order, and plain PyTorch's plan."""
     return joined(
         doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
         _plans_table(view),
@@ -118,7 +106,6 @@ def _plans_table(view: AnswerView) -> Markup:
 
 
 def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
-    """A cell's text, with the exact figure of a plan."""
     plan = row.candidate
     if column not in ("gpu_gib", "ram_gib", "nvme_gib", "tokens_per_s"):
         return text
@@ -134,7 +121,6 @@ def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
 
 
 def _terms(answer: Recommendation) -> Markup:
-    """Formula, numbers and source of every part of the shown plan."""
     shown = answer.recommended or closest(answer.ladder)
     if shown is None:
         return Markup()
@@ -154,7 +140,6 @@ def _terms(answer: Recommendation) -> Markup:
 
 
 def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
-    """The sources of the answer, the assumptions, and the answer as it is printed."""
     return joined(
         *(doc.note(line) for line in view.evidence),
         joined(element("h3", "Assumed"), doc.bullets(view.assumptions)) if view.assumptions else None,

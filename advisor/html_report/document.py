@@ -20,6 +20,7 @@ from ...ds_configs.write import config_text
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.json_form import to_json
 from ..answer.explanation import in_words, with_numbers
+from ..search.candidate import Candidate
 from ..text.labels import component_title
 from ..text.lines import glued
 from ..text.units import gib, rate, seconds
@@ -229,6 +230,13 @@ def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[
     return figures_table([what, *(label for label, _ in bars)], rows)
 
 
+def plan_tables(plans: Mapping[str, Candidate]) -> tuple[Markup, Markup]:
+    """(bytes by component, seconds of a step by component) of every plan."""
+    memory = [(name, plan.memory.components) for name, plan in plans.items()]
+    time = [(name, plan.time.components) for name, plan in plans.items()]
+    return parts_table(memory, size, "GiB"), parts_table(time, duration, "of one step")
+
+
 def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
     """Terms with formula, numbers and source, the largest first."""
     figures = [
@@ -242,7 +250,6 @@ def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
 
 
 def _how(term: MemoryTerm | TimeTerm) -> Markup:
-    """Formula, numbers and source, one under the other."""
     numbers = with_numbers(term)
     return joined(
         in_words(term),

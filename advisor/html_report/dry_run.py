@@ -1,4 +1,4 @@
-"""The report of a dry run: memory over the run, its parts, and the lanes of one step."""
+"""The report of a dry run: memory over the run, its parts, and the time of one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..render.runs import dry_run_summary, dry_run_verdict
 from ..text.labels import cluster_title
 from ..text.units import gib, rate, seconds
 from . import document as doc
-from .bar_charts import Bar, Lane, Lanes, LaneSpan, Part, StackedBars, draw_lanes, draw_stacked_bars
+from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
 from .canvas import Markup, joined, time_unit
 from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
 from .palette import memory_family, time_family
@@ -42,7 +42,6 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
             doc.Section("memory", "Memory over the run", timeline),
             doc.Section("peak", "What memory consists of", _peak(answer)),
             doc.Section("time", "Time of a step", _time(answer)),
-            doc.Section("lanes", "What runs when", _lanes(answer)),
             doc.Section("phases", "Phase by phase", _phases(answer)),
             doc.configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
             doc.Section("evidence", "How it is known", doc.note(evidence)),
@@ -92,7 +91,6 @@ def _over_time(answer: DryRunAnswer) -> StackedArea:
 
 
 def _by_phase(answer: DryRunAnswer) -> StackedBars:
-    """The parts of forward, backward and step when each is highest."""
     by_phase, offer = answer.result.peak_by_phase, answer.run.cluster.gpu.memory_bytes
     bars = tuple(
         Bar(
@@ -115,7 +113,6 @@ def _by_phase(answer: DryRunAnswer) -> StackedBars:
 
 
 def _peak(answer: DryRunAnswer) -> Markup:
-    """Categories by phase, then the largest modules and tensors at the peak."""
     result, peak = answer.result, answer.result.peak
     phases = [(phase, result.peak_by_phase[phase]) for phase in _PHASES if phase in result.peak_by_phase]
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
@@ -137,7 +134,6 @@ def _peak(answer: DryRunAnswer) -> Markup:
 
 
 def _time(answer: DryRunAnswer) -> Markup:
-    """The parts of the critical path, by phase."""
     if answer.step is None:
         return Markup()
     by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -163,36 +159,6 @@ def _time(answer: DryRunAnswer) -> Markup:
     parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
     rows: list[list[doc.Cell]] = [[name, doc.duration(taken)] for name, taken in parts]
     return doc.figure(chart, draw_stacked_bars, doc.figures_table(["what", "time"], rows))
-
-
-def _lanes(answer: DryRunAnswer) -> Markup:
-    """The host, and every stream with what it keeps busy."""
-    step = answer.step
-    if step is None:
-        return Markup()
-    lanes: dict[str, list[LaneSpan]] = defaultdict(list)
-    for stretch in step.host:
-        if stretch.name:
-            lanes["host"].append(
-                LaneSpan(name=stretch.name, ink="launch", begins=stretch.begins_s, ends=stretch.ends_s)
-            )
-    for span in step.spans:
-        name = step.names[span.operation]
-        lanes[f"stream {span.stream}: {span.lane}"].append(
-            LaneSpan(name=name, ink=time_family(name), begins=span.begins_s, ends=span.ends_s)
-        )
-    drawn = tuple(Lane(name=name, spans=tuple(spans)) for name, spans in lanes.items())
-    chart = Lanes(
-        title="The lanes of one step",
-        lanes=drawn,
-        ends_at=max((span.ends for lane in drawn for span in lane.spans), default=1.0),
-        write=lambda taken_s: seconds(taken_s) if taken_s else "0",
-    )
-    rows: list[list[doc.Cell]] = [[lane.name, doc.duration(lane.busy)] for lane in drawn]
-    return joined(
-        doc.note("The recorded schedule as it plays out; each pixel has the colour of what ran the longest in it."),
-        doc.figure(chart, draw_lanes, doc.figures_table(["lane", "busy"], rows)),
-    )
 
 
 _PHASE_COLUMNS = {

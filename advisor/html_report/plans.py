@@ -116,7 +116,6 @@ def _parts(
     figure: Callable[[float], str],
     terms: Iterable[MemoryTerm | TimeTerm],
 ) -> tuple[Part, ...]:
-    """Parts with the value of their component times the factor."""
     sources: dict[str, list[str]] = {}
     for term in terms:
         sources.setdefault(key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))

@@ -53,7 +53,6 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
 
 
 def _figures(answer: ProbeAnswer) -> Markup:
-    """Memory as bars, and every figure as a table."""
     bars = []
     for found in answer.figures:
         if found.unit != "bytes" or not found.measured:
@@ -82,7 +81,6 @@ def _figures(answer: ProbeAnswer) -> Markup:
 
 
 def _ranks(answer: ProbeAnswer) -> Markup:
-    """Mean time of each rank's steps by the engine's calls."""
     names = ("forward_s", "backward_s", "optimizer_s", "total_s")
     rows: list[list[doc.Cell]] = [
         [

@@ -97,7 +97,6 @@ def answer(request: str) -> Iterator[str]:
 
 
 def _shown(answer: Recommendation) -> dict[str, Any]:
-    """The answer without pictures and changes."""
     view, chosen = view_of(answer, config_path=CONFIG_FILE, details=True), answer.recommended
     used = {"seq-len": str(answer.question.workload.seq_len)}  # options that may be left to the advice
     if chosen is not None:
@@ -134,7 +133,6 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
 
 
 def _start(answer: Recommendation) -> dict[str, Any] | None:
-    """The configuration, the script's lines and the commands; None where nothing fits."""
     chosen, question = answer.recommended, answer.question
     if chosen is None:
         return None

@@ -201,7 +201,6 @@ def _described(gpus: str) -> Cluster:
 
 
 def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
-    """The GPU, and the assumptions about it."""
     size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE)
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))

@@ -136,7 +136,6 @@ def _print_probes(view: AnswerView, console: Console) -> None:
 
 
 def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None:
-    """What else was tried, and its result; without `details` the first few."""
     _paragraph(console, view.changes)
     shown = view.change_rows if details else view.change_rows[:_FEW_CHANGES]
     width = max((len(change.flags) for change in shown), default=0)

@@ -98,7 +98,6 @@ def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
 
 
 def _step_sentences(answer: DryRunAnswer, *, shares: bool) -> Iterator[str]:
-    """How long a step takes, what its time consists of, and how busy the GPU is."""
     step, analytic = answer.step, answer.analytic_time
     if step is None:
         return
@@ -155,7 +154,6 @@ def _print_phases(answer: DryRunAnswer, console: Console) -> None:
 
 
 def _print_timeline(answer: DryRunAnswer, console: Console) -> None:
-    """The GPU's memory over the whole run in one line, and the phases below it."""
     if answer.result.timeline:
         sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
         drawn, marks = sparkline(answer.result.timeline, max(NARROWEST, console.width) - 4, sparks)
@@ -205,7 +203,6 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
 
 
 def _print_failure(failure: RankFailure, console: Console) -> None:
-    """The kind of failure, the rank and phase, the error."""
     sentence(console, FAILURE_SENTENCES[failure.kind], style="bold red")
     sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
     for line in failure.details.strip().splitlines()[-12:]:

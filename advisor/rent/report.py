@@ -41,7 +41,6 @@ def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) ->
 
 
 def _verdict(advice: RentAdvice) -> list[str | Text]:
-    """The machine to rent, for how long and for how much, and its plan."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
         return _nothing(advice)
@@ -100,7 +99,6 @@ def _interruptions(offer: Offer, sign: str) -> list[str]:
 
 
 def _ram(offer: Offer) -> str:
-    """What is known of the machine's RAM."""
     have = offer.question.cluster.host_memory_bytes_per_node
     per_node = " per machine" if offer.figures.nodes > 1 else ""
     return (
