@@ -60,11 +60,11 @@ def test_the_wrapper_runs_a_script_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "train.py").write_text(PRINTS)
     printed, notes = as_rank(
-        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", "below/train.py", "--x", "--set"
+        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", *["below/train.py", "--", "--x", "--set"]
     )
     assert "to stderr" in printed
     assert json.loads(printed[printed.index("[") :]) == [
-        ["below/train.py", "--local_rank=0", "--x", "--set"],
+        ["below/train.py", "--local_rank=0", "--", "--x", "--set"],
         str(tmp_path / "below"),
         "__main__",
         "below/train.py",
