@@ -108,7 +108,7 @@ def _machine(facts: MachineFacts) -> Iterator[str]:
     if facts.graphics:
         yield f"driver: {facts.graphics.driver or 'none'} (CUDA {facts.graphics.driver_cuda or '-'})"
         for gpu in facts.graphics.gpus:
-            link = f", PCIe x{gpu.pcie_lanes[0]}" if gpu.pcie_lanes else ""
+            link = f", PCIe x{gpu.pcie_lanes}" if gpu.pcie_lanes else ""
             nvlink = f", {gpu.nvlinks} NVLinks" if gpu.nvlinks else ""
             memory = f"{gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB free"
             yield f"GPU {gpu.index}: {gpu.name}, {memory}{link}{nvlink}"

@@ -29,7 +29,7 @@ GPUS = tuple(
         free_bytes=79 * GIB,
         capability=(8, 0),
         nvlinks=12,
-        pcie_lanes=(16, 16),
+        pcie_lanes=16,
     )
     for index in range(2)
 )
@@ -83,7 +83,6 @@ SOUND = MachineFacts(
     host=Host(
         system="Debian",
         kernel="6.1",
-        open_files=65536,
         interfaces=("eth0", "lo"),
         own_name_resolves=True,
         port_in_use=False,
@@ -177,23 +176,9 @@ BROKEN: dict[str, tuple[tuple[MachineFacts, str, str], ...]] = {
             "CUDA 12",
         ),
     ),
-    "torch-libraries": (
-        (
-            facts(software={"wrong_libraries": (("nvidia-nccl-cu12", "2.27.3", "2.19.3"),)}),
-            "warning",
-            "pip install nvidia-nccl-cu12==2.27.3",
-        ),
-    ),
     "deepspeed": (
         (facts(software={"packages": WITHOUT_PACKAGE["deepspeed"]}), "problem", "pip install deepspeed"),
         (facts(software={"packages": {**PACKAGES, "deepspeed": "0.14.4"}}), "note", "0.14.4"),
-    ),
-    "experts": (
-        (
-            facts(software={"packages": {**WITHOUT_PACKAGE["ninja"], "transformers": "5.23.0"}}),
-            "note",
-            "transformers 5.23.0 and AutoEP",
-        ),
     ),
     "trainer": ((facts(software={"packages": WITHOUT_PACKAGE["accelerate"]}), "problem", "accelerate"),),
     "prebuilt-ops": ((facts(software={"prebuilt_with_torch": "2.4"}), "problem", "2.4"),),
@@ -254,9 +239,6 @@ BROKEN: dict[str, tuple[tuple[MachineFacts, str, str], ...]] = {
         (gpu(free_bytes=50 * GIB), "warning", "no visible process"),
     ),
     "mig": ((gpu(mig=True), "warning", "GPU 1"),),
-    "bf16": ((gpu(capability=(7, 5)), "note", "fp16"),),
-    "pcie": ((gpu(pcie_lanes=(4, 16)), "warning", "x4 of x16"),),
-    "nvlink": ((gpu(nvlinks=0), "warning", "GPU 1"),),
     "peer-to-peer": (
         (facts(graphics={"peer_access": (False,)}), "note", "/dev/shm"),
         (facts(graphics={"peer_access": (False, True)}), "warning", "1 of 2"),
@@ -313,12 +295,7 @@ BROKEN: dict[str, tuple[tuple[MachineFacts, str, str], ...]] = {
         (environment(GLOO_SOCKET_IFNAME="lo"), "problem", "loopback"),
     ),
     "architectures": ((environment(TORCH_CUDA_ARCH_LIST="7.0;9.0"), "problem", "8.0"),),
-    "libraries": (
-        (environment(LD_LIBRARY_PATH="/usr/local/cuda/lib64/stubs"), "problem", "stub"),
-        (environment(LD_LIBRARY_PATH="/usr/local/cuda-11.8/lib64"), "warning", "CUDA 11"),
-    ),
     "allocator": ((environment(PYTORCH_CUDA_ALLOC_CONF=""), "note", "expandable_segments"),),
-    "open-files": ((facts(host={"open_files": 1024}), "note", "1024"),),
     "own-name": ((facts(host={"own_name_resolves": False}), "warning", "/etc/hosts"),),
     "port": ((facts(host={"port_in_use": True}), "warning", "--master_port 29501"),),
     "names": (
