@@ -13,8 +13,7 @@ from ..question.question import Largest, Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
-from ..text.units import count, gib, rate, rough_rate
-from .reasons import gain_of_risk
+from ..text.units import count, gib, rate, rough_rate, times
 from .recommendation import Recommendation, closest
 
 Tone = Literal["good", "unsure", "bad"]
@@ -41,7 +40,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
     """The verdict on the recommended plan, or on the closest."""
     question, chosen, risky = answer.question, answer.recommended, answer.try_first
     largest = _largest_found(question.largest, chosen, question)
-    risk = () if risky is None else (gain_of_risk(question, risky, chosen),)
+    risk = () if risky is None else (_gain_of_risk(question, risky, chosen),)
     tone: Tone = "bad"
     notes: tuple[str, ...] = ()
     if chosen is not None:
@@ -72,6 +71,28 @@ def verdict_of(answer: Recommendation) -> Verdict:
         sentences=sentences,
         notes=notes,
         try_first=risk[0] if risk else "",
+    )
+
+
+def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> Phrase:
+    """What a plan that is only likely to fit would gain over the recommended one."""
+    fields = {
+        "rung": risky.rung,
+        "size": risky.plan.micro_batch_size,
+        "need": gib(risky.device_bytes),
+        "have": gib(question.cluster.gpu.memory_bytes),
+        "chance": chance(risky.fit.probability),
+    }
+    if chosen is None:
+        return phrase(
+            "{rung}, micro batch {size}, probably fits ({need} of {have} GiB, {chance}): try it, and watch its memory.",
+            **fields,
+        )
+    return phrase(
+        "{rung}, micro batch {size}, probably fits too ({need} of {have} GiB, {chance}) and would be {ratio} as fast: "
+        "try it first.",
+        ratio=times(risky.tokens_per_s / chosen.tokens_per_s),
+        **fields,
     )
 
 

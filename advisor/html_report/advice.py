@@ -6,10 +6,9 @@ from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
 from ..answer.view import AnswerView, LadderRow, view_of
-from ..render.answer import print_answer
+from ..render.answer import print_answer, section_title
 from ..search.candidate import Candidate
-from ..text.labels import device_label, phase_title
-from ..text.units import seconds
+from ..text.labels import device_label
 from . import document as doc
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
@@ -124,18 +123,11 @@ def _terms(answer: Recommendation) -> Markup:
     shown = answer.recommended or closest(answer.ladder)
     if shown is None:
         return Markup()
-    titles = {
-        "gpu_memory": f"Memory per {device_label(answer.question.cluster)} at the peak "
-        f"({phase_title(shown.memory.peak.name)})",
-        "gpu_cache": "Cached in addition until a request would fail, as nvidia-smi shows it",
-        "host_memory": "Host RAM per node",
-        "nvme": "NVMe per node",
-        "time": "One optimizer step",
-    }
-    parts = []
-    for section in explain_plan(shown).sections:
-        total = seconds(section.total) if section.name == "time" else f"{doc.size(int(section.total)).text} GiB"
-        parts.append(doc.folded(f"{titles[section.name]}: {total}", doc.terms_table(section.terms)))
+    explanation = explain_plan(shown)
+    parts = [
+        doc.folded(section_title(explanation, section), doc.terms_table(section.terms))
+        for section in explanation.sections
+    ]
     return joined(doc.note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..answer.recommendation import DryRunAnswer
 from ..render.runs import dry_run_summary, dry_run_verdict
-from ..text.labels import cluster_title
+from ..text.labels import cluster_title, versions_label
 from ..text.units import gib, rate, seconds
 from . import document as doc
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
@@ -27,7 +27,7 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
     if result.timeline:
         words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
         timeline = joined(doc.note(words), doc.figure(_over_time(answer), draw_stacked_area))
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    versions = versions_label(result.versions)
     evidence = (
         f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
         f"{seconds(result.seconds)}: every tensor is fake, the code is real."

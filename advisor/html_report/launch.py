@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import WorkloadError
+from ...estimators.json_form import from_json
 from ...probes.store import Record
-from ..launch.request import LaunchOutcome, LaunchStatus, Peaks, TrainingFailure
+from ..launch.request import LaunchOutcome, LaunchStatus
 from ..launch.session import Session
 from ..render.history import history_of, machine_title, render_history
 from ..render.launch import (
@@ -20,6 +21,7 @@ from ..render.launch import (
     measured_and_predicted,
     render_session,
 )
+from ..text.labels import versions_label
 from ..text.units import gib, rate, seconds
 from . import document as doc
 from .canvas import Markup, element, joined
@@ -74,7 +76,7 @@ def record_report(record: Record) -> doc.Report:
             fix="name one; ds-advise history lists them",
         )
     outcome = _outcome(record.result)
-    libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    libraries = versions_label(record.versions)
     made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {libraries}"
     text = doc.as_printed(
         lambda console: render_history([record], console, path=Path("results.sqlite"), more=False),
@@ -97,18 +99,9 @@ def record_report(record: Record) -> doc.Report:
 
 def _outcome(result: Mapping[str, Any]) -> LaunchOutcome:
     """The end of a training by its record."""
-    failure = result.get("failure")
-    return LaunchOutcome(
-        status=result["status"],
-        failure=None if failure is None else TrainingFailure(**{**failure, "evidence": tuple(failure["evidence"])}),
-        last_step=result["steps"],
-        peaks=Peaks(**result["peaks"]),
-        seconds=result["seconds"],
-        folder=Path(),
-        step_s=result.get("step_s"),
-        tokens_per_step=result.get("tokens_per_step"),
-        tokens_per_s=result.get("tokens_per_s"),
-    )
+    names = ("status", "failure", "peaks", "seconds", "step_s", "tokens_per_step", "tokens_per_s")
+    known = {name: result[name] for name in names if name in result}
+    return from_json(LaunchOutcome, {**known, "last_step": result["steps"], "folder": Path()})
 
 
 def _kept_figures(outcome: LaunchOutcome, predicted: Mapping[str, Any]) -> list[MeasuredAndPredicted]:

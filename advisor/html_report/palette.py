@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from ..text.labels import component_key
+
 
 class Ink(NamedTuple):
     """What is drawn in one colour."""
@@ -73,19 +75,14 @@ _TIME: Final[Mapping[str, str]] = _by_name(
 """Family of a component of time; every other component is memory-bound work, or NVMe by its name."""
 
 
-def key(name: str) -> str:
-    """A component's name as JSON spells it: `gradient of logits` -> `gradient_of_logits`."""
-    return name.lower().replace(" ", "_").replace("-", "_")
-
-
 def memory_family(name: str) -> str:
     """The ink of a component of memory."""
-    return _MEMORY.get(key(name), "activations")
+    return _MEMORY.get(component_key(name), "activations")
 
 
 def time_family(name: str) -> str:
     """The ink of a component of time."""
-    return "nvme" if "nvme" in key(name) else _TIME.get(key(name), "memory")
+    return "nvme" if "nvme" in component_key(name) else _TIME.get(component_key(name), "memory")
 
 
 def dark_rules() -> str:

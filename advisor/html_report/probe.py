@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..render.runs import FAILURE_SENTENCES, UNITS, probe_place, render_probe
+from ..text.labels import versions_label
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc
@@ -18,7 +19,7 @@ _SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_r
 def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
     """The report."""
     result, failure = answer.result, answer.result.failure
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    versions = versions_label(result.versions)
     lead, tiles, figures = f"{probe_place(answer)}; random weights and tokens unless a checkpoint was given.", [], []
     if failure is not None:
         lead = f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}"

@@ -160,7 +160,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     probability = f"the probability that it fits is {chance(candidate.fit.probability)}"
     sentence(console, f"Evidence: {candidate.estimate.evidence}; {probability}.", style="dim")
     for section in explanation.sections:
-        _paragraph(console, _section_title(explanation, section), style="bold")
+        _paragraph(console, section_title(explanation, section), style="bold")
         for term in sorted(section.terms, key=_size, reverse=True):
             _print_term(term, console)
     if any(section.name == "gpu_memory" for section in explanation.sections):
@@ -169,7 +169,8 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
             cells(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}")
 
 
-def _section_title(explanation: Explanation, section: Section) -> str:
+def section_title(explanation: Explanation, section: Section) -> str:
+    """The total of a section and what it is."""
     memory = explanation.candidate.memory
     if section.name == "time":
         return f"{seconds(section.total)} for one optimizer step"

@@ -13,7 +13,7 @@ from ...probes.real_run.result import ProbeResult, RankFailure
 from ..answer.reasons import time_shares
 from ..answer.recommendation import DryRunAnswer
 from ..search.candidate import Fit, chance
-from ..text.labels import cluster_title, component_title
+from ..text.labels import cluster_title, component_title, versions_label
 from ..text.lines import NARROWEST, bar, blank, can_encode, cells, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
@@ -56,12 +56,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         sentence(console, "Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
     for feature in unmodeled_features(answer.run.config):
         sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
-    evidence = f"Evidence: dry run of the real engine ({_versions(result.versions)}) in {seconds(result.seconds)}."
+    evidence = f"Evidence: dry run of the real engine ({versions_label(result.versions)}) in {seconds(result.seconds)}."
     sentence(console, evidence, style="dim")
-
-
-def _versions(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def dry_run_verdict(fit: Fit) -> Text:
@@ -198,7 +194,7 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     blank(console)
     sentence(console, _step_parts(result))
     blank(console)
-    evidence = f"Evidence: probe ({_versions(result.versions)}) in {seconds(result.seconds)}"
+    evidence = f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}"
     sentence(console, f"{evidence}; random weights and tokens unless a checkpoint was given.", style="dim")
 
 

@@ -297,11 +297,6 @@ def test_the_script_arguments_are_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain
 
 
-def test_an_unknown_model_names_its_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_here(["Qwen2.5-15B", "--gpus", "2x32GB", *FAST]) == 2
-    assert "Qwen2.5-14B" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["advise", "--help"]])
 def test_help_is_the_main_commands_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert run_here(arguments) == 0
