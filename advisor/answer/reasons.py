@@ -248,7 +248,7 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
         return ""
 
     def settings(plan: Plan) -> tuple[bool, bool, bool, int, int]:
-        """What decides a pass besides the micro batch."""
+        """What decides a pass apart from the micro batch."""
         groups = plan.ranks_per_sample, plan.zero_hpz_partition_size
         return plan.gradient_checkpointing, plan.cpu_checkpointing, plan.quantizes_collectives, *groups
 

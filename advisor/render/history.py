@@ -14,7 +14,7 @@ from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ...probes.machine import Machine
 from ...probes.store import Record
-from ..text.lines import WIDTH, blank, cells, sentence
+from ..text.lines import WIDTH, blank, cells, padded, sentence
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
 from ..text.units import seconds as duration
 
@@ -86,10 +86,7 @@ def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Consol
 
 
 def _cells(texts: Sequence[str]) -> str:
-    return " " + " ".join(
-        f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
-        for text, width in zip(texts, _COLUMNS.values(), strict=False)
-    )
+    return " " + " ".join(padded(text, width) for text, width in zip(texts, _COLUMNS.values(), strict=False))
 
 
 def _line(record: Record) -> str:

@@ -134,8 +134,8 @@ def _print_phases(answer: DryRunAnswer, console: Console) -> None:
         own = [phase for phase in phases if phase.iteration == iteration]
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
-            later = ", and so would all later ones be" if iteration == last < answer.result.iterations else ""
-            cells(console, f"  {iteration:>4} as {iteration - 1}{later}", style="dim")
+            later = "; later iterations repeat it" if iteration == last < answer.result.iterations else ""
+            cells(console, f"  {iteration:>4} same as {iteration - 1}{later}", style="dim")
             continue
         previous = key
         for phase in own:

@@ -17,7 +17,7 @@ from ..text.units import counted_noun, gib, rate
 from .rent import WAIT_S, Offer, RentAdvice
 
 _TITLE_WIDTH = 30
-"""The space in 80 columns beside the figures and the longest rung. Longer titles are cut."""
+"""Columns that the figures and the longest rung leave of 80. Longer titles are cut."""
 
 
 def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:

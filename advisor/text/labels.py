@@ -85,7 +85,7 @@ def device_label(cluster: Cluster) -> Phrase:
 
 
 def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
-    """The machines; with `speed`, the GPU whose speed is assumed where none is named.
+    """The machines. speed: names the GPU from which an assumed speed is taken.
 
     `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
     `2 ranks on the CPU (AMD EPYC 7742)`."""

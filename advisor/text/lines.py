@@ -77,7 +77,7 @@ def _breaks(text: str, first: int, following: int) -> list[int]:
 
 
 def padded(text: str, width: int) -> str:
-    """A table's cell, of which wide characters take two columns; width: negative for a text on the left."""
+    """A table's cell. A wide character takes two columns; a negative width aligns to the left."""
     space = " " * (abs(width) - cell_len(text))
     return text + space if width < 0 else space + text
 

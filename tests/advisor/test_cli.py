@@ -16,6 +16,8 @@ from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.plan import RUNGS
 
+from tests.helpers import TINY
+
 FAST = ["--no-deepspeed-estimate", "--offline"]
 
 
@@ -126,22 +128,14 @@ def test_nothing_fits_exits_1_and_writes_nothing(here: Path, capsys: pytest.Capt
     assert list(here.iterdir()) == []
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 0,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "vocab_size": 10,
-}
 BROKEN_CONFIGS = {
     "not-json": "{",
     "empty": "",
     "list": "[]",
     "no-type": "{}",
     "lacks-field": json.dumps({"model_type": "llama", "hidden_size": 64}),
-    "zero": json.dumps(LLAMA),
-    "text": json.dumps(LLAMA | {"hidden_size": "many"}),
+    "zero": json.dumps(TINY | {"hidden_size": 0}),
+    "text": json.dumps(TINY | {"hidden_size": "many"}),
     "unknown": json.dumps({"model_type": "quantum", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}),
     "huge": " " * 20_000_000,
     "binary": "\x00\x01\x02",
