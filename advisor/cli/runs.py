@@ -98,7 +98,7 @@ def dry_run(
     Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
     """
     from ...ds_configs.write import write_config
-    from ..html_report.output_files import check_target
+    from ..html_report.document import check_target
     from ..question.cluster import cluster_of
     from ..question.run import read_run
     from ..render.runs import render_dry_run
@@ -112,7 +112,7 @@ def dry_run(
         write_config(trace(answer), timeline, force=True)
     if html or plot:
         from ..html_report.document import write_report
-        from ..html_report.dry_run import dry_run_report
+        from ..html_report.runs import dry_run_report
 
         write_report(dry_run_report(answer, config_file), html, output.say, plot=plot)
     output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
@@ -156,7 +156,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     )
     if html:
         from ..html_report.document import write_report
-        from ..html_report.probe import probe_report
+        from ..html_report.runs import probe_report
 
         write_report(probe_report(answer, run["config_file"]), html, output.say)
     output.show(answer.to_json, lambda console: render_probe(answer, console))

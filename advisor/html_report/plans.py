@@ -11,9 +11,8 @@ from ..search.candidate import Candidate
 from ..text.labels import component_key, component_title, shape_label
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
-from .canvas import time_unit
+from .canvas import memory_family, time_family, time_unit
 from .line_charts import Point, Scatter
-from .palette import memory_family, time_family
 
 MEMORY_ORDER = ("weights", "gradients", "optimizer", "loss", "activations", "buffers", "runtime", "other")
 """Families from left to right in bars of memory."""

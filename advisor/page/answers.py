@@ -24,9 +24,8 @@ from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import view_of
 from ..answer.what_if import changes_tried
 from ..html_report.bar_charts import draw_stacked_bars
-from ..html_report.canvas import NARROW, WIDE
+from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.line_charts import draw_scatter
-from ..html_report.palette import dark_rules
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
 from ..search.candidate import LIKELY, Candidate
 from ..text.labels import device_label

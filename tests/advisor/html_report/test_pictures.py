@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.html_report.bar_charts import (
-    Bar,
-    Part,
-    StackedBars,
-    draw_stacked_bars,
+from ds_advise.advisor.html_report.bar_charts import Bar, Part, StackedBars, draw_stacked_bars
+from ds_advise.advisor.html_report.canvas import (
+    INKS,
+    NARROW,
+    WIDE,
+    Unit,
+    element,
+    memory_family,
+    round_steps,
+    standing_alone,
+    time_family,
 )
-from ds_advise.advisor.html_report.canvas import NARROW, WIDE, Unit, element, round_steps, standing_alone
 from ds_advise.advisor.html_report.line_charts import (
     Layer,
     Point,
@@ -25,7 +30,6 @@ from ds_advise.advisor.html_report.line_charts import (
     front,
     layers_of,
 )
-from ds_advise.advisor.html_report.palette import INKS, memory_family, time_family
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
 from ds_advise.advisor.text.units import gib
 
