@@ -61,9 +61,9 @@ def from_json(kind: type[Form], values: Any) -> Form:
 
 
 def _from_json(kind: Any, values: Any) -> Any:
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         types = _types(kind)
-        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})  # type: ignore[operator]
+        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})
     arguments = get_args(kind)
     if get_origin(kind) is UnionType:
         return None if values is None else _from_json(arguments[0], values)
