@@ -24,7 +24,7 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 """Of every command's JSON; it rises when a field changes its meaning or goes away."""
@@ -59,9 +59,9 @@ def from_json(kind: type[Form], values: Any) -> Form:
 
 
 def _from_json(kind: Any, values: Any) -> Any:
-    if is_dataclass(kind):
-        types = _types(cast("type", kind))
-        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})  # type: ignore[operator]
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = _types(kind)
+        return kind(**{name: _from_json(types.get(name), value) for name, value in values.items()})
     if hasattr(kind, "_fields"):
         return kind(*(_from_json(each, value) for each, value in zip(_types(kind).values(), values, strict=True)))
     arguments = get_args(kind)

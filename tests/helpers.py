@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.launch.request import LaunchRequest, Script
+from ds_advise.advisor.render.answer import print_answer
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.ds_configs.write import write_config
@@ -22,6 +25,7 @@ from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
+from rich.console import Console
 
 SMALL_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -76,6 +80,13 @@ def zero_config(stage: int, micro_batch_size: int = 1, accumulation: int = 1, **
 def h100s(count: int) -> Cluster:
     """H100s in one node."""
     return Cluster(nodes=1, gpus_per_node=count, gpu=find_gpu("H100-80GB-SXM"))
+
+
+def printed(answer: Recommendation, *, width: int = 80, details: bool = False) -> str:
+    """An answer as the terminal shows it."""
+    page = io.StringIO()
+    print_answer(answer, Console(file=page, width=width, highlight=False, color_system=None), details=details)
+    return page.getvalue()
 
 
 def processes_of(folder: Path | str) -> list[psutil.Process]:

@@ -17,6 +17,7 @@ from ...estimators.workload import AttentionKernel, Framework, LayerKernels, Los
 from ..question.options import Risk
 from ..question.question import Largest, Question
 from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
+from ..text.labels import component_key
 from .recommendation import Change, Recommendation
 from .start import slower_without_threads
 
@@ -299,7 +300,6 @@ def _probe(probe: ProbedPlan) -> ProbeFigures:
 
 
 def _plan(question: Question, candidate: Candidate) -> PlanFigures:
-    """A plan with its utilization and the question's job."""
     model, workload, cluster = question.model, question.workload, question.cluster
     duration = duration_of(question, candidate)
     return plan_figures(
@@ -360,5 +360,4 @@ def job_figures(duration: JobDuration, price: Price | None) -> JobFigures:
 
 
 def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Component names as JSON keys: `gradient of logits` -> `gradient_of_logits`."""
-    return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}
+    return {component_key(name): value for name, value in values.items()}

@@ -20,7 +20,7 @@ from ..text.units import count, gib, percent, rate, times, whole_percents
 from .recommendation import closest
 
 if TYPE_CHECKING:
-    from ...validate.deepspeed_estimate import DeepSpeedEstimate
+    pass
 
 
 def reasons(
@@ -83,7 +83,6 @@ def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device:
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:
-    """Why a plan does not fit."""
     memory, rung, fit = candidate.memory, candidate.rung, candidate.fit
     if fit.reason in (RAN_OUT, FAILED):
         return phrase("{rung} {failed} when it was probed on this machine.", rung=rung, failed=fit.reason)
@@ -188,7 +187,6 @@ def _feature(feature: _Feature, chosen: Candidate, candidates: Sequence[Candidat
 
 
 def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
-    """Why the layers' inputs are on the host."""
     needs = [
         each.device_bytes
         for each in candidates
@@ -203,7 +201,6 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: st
 
 
 def _kept_states(chosen: Candidate) -> str:
-    """Why a part of an offloaded optimizer is on the GPU."""
     if chosen.plan.offload_optimizer_ratio == 1:
         return ""
     return phrase(
@@ -251,7 +248,7 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
         return ""
 
     def settings(plan: Plan) -> tuple[bool, bool, bool, int, int]:
-        """What decides a pass besides the micro batch."""
+        """What decides a pass apart from the micro batch."""
         groups = plan.ranks_per_sample, plan.zero_hpz_partition_size
         return plan.gradient_checkpointing, plan.cpu_checkpointing, plan.quantizes_collectives, *groups
 
@@ -391,28 +388,6 @@ def _tokens_per_s(candidate: Candidate, resources: frozenset[str], factor: float
     return candidate.time.tokens_per_step / step_s
 
 
-def gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> Phrase:
-    """What a plan that is only likely to fit would gain over the recommended one."""
-    fields = {
-        "rung": risky.rung,
-        "size": risky.plan.micro_batch_size,
-        "need": gib(risky.device_bytes),
-        "have": gib(question.cluster.gpu.memory_bytes),
-        "chance": chance(risky.fit.probability),
-    }
-    if chosen is None:
-        return phrase(
-            "{rung}, micro batch {size}, probably fits ({need} of {have} GiB, {chance}): try it, and watch its memory.",
-            **fields,
-        )
-    return phrase(
-        "{rung}, micro batch {size}, probably fits too ({need} of {have} GiB, {chance}) and would be {ratio} as fast: "
-        "try it first.",
-        ratio=times(risky.tokens_per_s / chosen.tokens_per_s),
-        **fields,
-    )
-
-
 _LARGEST_REST = 0.3
 """Largest share of a step that may be left unnamed."""
 
@@ -431,13 +406,3 @@ def time_shares(time: TimeEstimate, least: float) -> Phrase:
     percents = whole_percents([share for _, share in shown])
     parts = zip(shown, percents, strict=True)
     return listed([phrase("{part} {share} %", part=name, share=whole) for (name, _), whole in parts if whole])
-
-
-def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
-    """DeepSpeed's own figures against ours. device_bytes: our prediction for one GPU."""
-    if estimate.gpu_bytes is None or estimate.host_bytes is None:
-        return f"DeepSpeed's {estimate.function} could not be called: {estimate.problem}."
-    return (
-        f"DeepSpeed's {estimate.function} gives {gib(estimate.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
-        f"{gib(estimate.host_bytes)} GiB of RAM per node. It leaves out {', '.join(estimate.leaves_out)}."
-    )

@@ -193,7 +193,7 @@ class Recommendation:
     deepspeed_estimate: DeepSpeedEstimate | None = None
     """DeepSpeed's own estimate for the same plan; None where it was not asked for."""
     verifications: tuple[Verification, ...] = ()
-    """The dry runs that were made, the last of which decided."""
+    """The dry runs; the last one decided."""
     past_probes: tuple[ProbedPlan, ...] = ()
     """Probes of some candidates that were made before on this machine; the candidates are corrected by them."""
     probe_series: ProbeSeries | None = None

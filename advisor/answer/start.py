@@ -106,7 +106,6 @@ def _slower_with(question: Question, chosen: Candidate, threads_per_rank: int) -
 
 
 def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
-    """Whether the number of host threads changes the step's time."""
     slower = slower_without_threads(answer.question, chosen)
     return any(max(ratio, 1 / ratio) > _LEAST_RATIO for ratio in slower.values())
 
@@ -149,7 +148,6 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
 
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
-    """The start of a plan that is only likely to fit."""
     plan, safe = candidate.plan, answer.recommended
     start = named(plan.rung)
     if safe is not None:
@@ -176,7 +174,6 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
 
 
 def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
-    """Whether the layers' inputs are on the host in memory that is not page-locked."""
     return candidate.plan.cpu_checkpointing and not answer.question.workload.software.pinned_inputs
 
 

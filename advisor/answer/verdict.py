@@ -13,8 +13,7 @@ from ..question.question import Largest, Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
-from ..text.units import count, gib, rate, rough_rate
-from .reasons import gain_of_risk
+from ..text.units import count, gib, rate, rough_rate, times
 from .recommendation import Recommendation, closest
 
 Tone = Literal["good", "unsure", "bad"]
@@ -41,7 +40,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
     """The verdict on the recommended plan, or on the closest."""
     question, chosen, risky = answer.question, answer.recommended, answer.try_first
     largest = _largest_found(question.largest, chosen, question)
-    risk = () if risky is None else (gain_of_risk(question, risky, chosen),)
+    risk = () if risky is None else (_gain_of_risk(question, risky, chosen),)
     tone: Tone = "bad"
     notes: tuple[str, ...] = ()
     if chosen is not None:
@@ -75,6 +74,28 @@ def verdict_of(answer: Recommendation) -> Verdict:
     )
 
 
+def _gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> Phrase:
+    """What a plan that is only likely to fit would gain over the recommended one."""
+    fields = {
+        "rung": risky.rung,
+        "size": risky.plan.micro_batch_size,
+        "need": gib(risky.device_bytes),
+        "have": gib(question.cluster.gpu.memory_bytes),
+        "chance": chance(risky.fit.probability),
+    }
+    if chosen is None:
+        return phrase(
+            "{rung}, micro batch {size}, probably fits ({need} of {have} GiB, {chance}): try it, and watch its memory.",
+            **fields,
+        )
+    return phrase(
+        "{rung}, micro batch {size}, probably fits too ({need} of {have} GiB, {chance}) and would be {ratio} as fast: "
+        "try it first.",
+        ratio=times(risky.tokens_per_s / chosen.tokens_per_s),
+        **fields,
+    )
+
+
 def _first_failure(answer: Recommendation) -> str | None:
     """The message of the first probe that failed, where memory was not the reason."""
     probes = () if answer.probe_series is None else answer.probe_series.probes
@@ -84,7 +105,6 @@ def _first_failure(answer: Recommendation) -> str | None:
 
 
 def _speed(question: Question, chosen: Candidate) -> Phrase:
-    """Tokens per second, the interval, and what else is known of the speed."""
     cluster, between = question.cluster, chosen.time.tokens_per_s_range
     ranks, length = cluster.world_size, question.model.fixed_len
     text = phrase("{figure} tokens/s", figure=rate(chosen.tokens_per_s))
@@ -104,7 +124,6 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
 
 
 def _batch(question: Question, chosen: Candidate) -> Phrase:
-    """The micro batch, the global batch that it makes, and checkpointing."""
     plan, cluster = chosen.plan, question.cluster
     steps, device = plan.gradient_accumulation_steps, device_label(cluster)
     text = phrase("Micro batch {size}", size=plan.micro_batch_size)
@@ -125,7 +144,6 @@ def _batch(question: Question, chosen: Candidate) -> Phrase:
 
 
 def _need(question: Question, chosen: Candidate) -> Phrase:
-    """Memory of the GPU and of the host against what there is, and NVMe."""
     memory, cluster = chosen.memory, question.cluster
     have, host = cluster.host_memory_bytes_per_node, gib(memory.host_bytes_per_node)
     text = phrase(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
@@ -16,14 +16,12 @@ from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of
 from ..text.job import hours, money, parts_sentences
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
-from ..text.units import age, amount, gib, percent, rate, rough_rate, seconds
-from .reasons import deepspeed_sentence, time_shares
+from ..text.units import amount, gib, percent, rate, rough_rate, seconds
+from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probe_row, probes_of
+from .reasons import time_shares
 from .recommendation import Change, Recommendation, closest
 from .start import Block, next_steps, recommended_config
 from .verdict import Verdict, subject_of, verdict_of
-
-if TYPE_CHECKING:
-    from .recommendation import ProbedPlan, Verification
 
 _LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
 """Shares of a step that are named without `details`, and with them."""
@@ -62,16 +60,6 @@ class LadderRow:
     verdict: str
     is_chosen: bool = False
     fits: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeRow:
-    """A probe of a plan, and its outcome."""
-
-    rung: str
-    batch: str
-    checkpointing: str
-    outcome: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +123,7 @@ def view_of(
     estimate = answer.deepspeed_estimate
     ladder = tuple(_ladder(answer, all_candidates=all_candidates))
     least_share = _SMALL_SHARE if details else _LARGE_SHARE
-    probes_title, probes, probes_end = _probes(answer)
+    probes_title, probes, probes_end = probes_of(answer)
     return AnswerView(
         verdict=verdict_of(answer),
         subject=subject_of(question),
@@ -150,14 +138,14 @@ def view_of(
         utilization="" if chosen is None else _utilization(question, chosen),
         reasons=answer.reasons,
         pytorch_baseline=_pytorch_baseline(answer),
-        dry_runs=tuple(_dry_run(run) for run in answer.verifications),
+        dry_runs=tuple(dry_run_sentence(run) for run in answer.verifications),
         probes=probes_title,
-        probe_rows=tuple(_probe_row(probe) for probe in probes),
+        probe_rows=tuple(probe_row(probe) for probe in probes),
         probes_end=probes_end,
         deepspeed_estimate=deepspeed_sentence(estimate, shown.device_bytes) if estimate and shown else "",
         changes=_changes_title(answer, has_probes=bool(series or answer.past_probes)),
         change_rows=answer.changes,
-        evidence=tuple(_evidence(answer)),
+        evidence=tuple(evidence_of(answer)),
         assumptions=answer.assumptions,
         files=answer.files,
         config=recommended_config(answer),
@@ -172,7 +160,6 @@ def step_time(chosen: Candidate, least_share: float) -> Phrase:
 
 
 def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
-    """Speed, memory, batch, step and job."""
     plan, memory, cluster = chosen.plan, chosen.memory, question.cluster
     ranks, device, have = cluster.world_size, device_label(cluster), cluster.host_memory_bytes_per_node
     between = chosen.time.tokens_per_s_range
@@ -277,7 +264,6 @@ def _row(candidate: Candidate, *, is_chosen: bool) -> LadderRow:
 
 
 def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
-    """What the columns and words of the ladder mean."""
     cluster, length = question.cluster, question.model.fixed_len
     if length:
         yield phrase("tokens/s: every sample is {tokens} tokens", tokens=length)
@@ -299,7 +285,6 @@ def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
 
 
 def _pytorch_baseline(answer: Recommendation) -> str:
-    """What plain PyTorch's row is, and how it compares."""
     plain, chosen = answer.pytorch_baseline, answer.recommended
     if plain is None:
         return ""
@@ -340,7 +325,6 @@ def _job_parts(question: Question, chosen: Candidate) -> Iterator[str]:
 
 
 def _utilization(question: Question, chosen: Candidate) -> str:
-    """MFU, and the speed of one GPU against the card's peak."""
     model, workload, cluster = question.model, question.workload, question.cluster
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
     peak = peak_flops_per_s(cluster.gpu, workload.precision)
@@ -355,111 +339,6 @@ def _utilization(question: Question, chosen: Candidate) -> str:
         peak=amount(peak, "flop/s"),
         precision=workload.precision,
     )
-
-
-# The evidence.
-
-
-def _dry_run(run: Verification) -> Phrase:
-    """What a dry run found, against the prediction."""
-    peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
-    versions = run.dry_run.result.versions
-    text = phrase(
-        "Dry run of {rung} (DeepSpeed {deepspeed}, transformers {transformers}): {verdict}; {allocated} GiB allocated "
-        "(predicted: {predicted}), {device} GiB on the device, {host} GiB of host RAM (predicted: {predicted_host})",
-        rung=run.candidate.rung,
-        deepspeed=versions["deepspeed"],
-        transformers=versions["transformers"],
-        verdict=run.dry_run.fit.reason,
-        allocated=gib(peak.allocated_bytes_per_gpu),
-        predicted=gib(memory.allocated_bytes_per_gpu),
-        device=gib(run.dry_run.required_device_bytes_per_gpu),
-        host=gib(host),
-        predicted_host=gib(memory.host_bytes_per_node),
-    )
-    if run.dry_run.step is not None:
-        text = phrase(
-            "{run}; a step takes {time} by the recorded schedule (predicted: {predicted})",
-            run=text,
-            time=seconds(run.dry_run.step.time.step_s),
-            predicted=seconds(run.candidate.time.step_s),
-        )
-    return phrase("{words}.", words=text)
-
-
-_PROBES_END = {
-    "settled": phrase("No plan that was not run could be faster by more than the search resolves."),
-    "budget": phrase("The time was over before everything was settled (--budget)."),
-    "interrupted": phrase("Interrupted before everything was settled."),
-}
-
-
-def _probes(answer: Recommendation) -> tuple[str, tuple[ProbedPlan, ...], str]:
-    """The title of the probes, the probes, and why they ended."""
-    series = answer.probe_series
-    if series is not None:
-        title = phrase(
-            "Probes on this machine: {runs} of {plans} plans were run (at most {bound})",
-            runs=series.runs,
-            plans=series.candidates,
-            bound=series.bound,
-        )
-        return title, series.probes, _PROBES_END[series.ended]
-    return phrase("Earlier probes on this machine") if answer.past_probes else "", answer.past_probes, ""
-
-
-def _probe_row(probe: ProbedPlan) -> ProbeRow:
-    plan, failure, speed = probe.candidate.plan, probe.result.failure, ""
-    if failure is None:
-        speed = rate(probe.result.tokens_per_s)
-    if failure is not None:
-        outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
-    elif probe.age_s is None:
-        predicted = rate(probe.candidate.tokens_per_s)
-        outcome = phrase("{speed} tokens/s (predicted {predicted})", speed=speed, predicted=predicted)
-    else:
-        outcome = phrase("{figure} tokens/s", figure=speed)
-    reason = probe.reason if probe.age_s is None else age(probe.age_s)
-    return ProbeRow(
-        rung=plan.rung,
-        batch=batch_label(plan),
-        checkpointing=checkpointing_label(plan),
-        outcome=phrase("{outcome}; {reason}", outcome=outcome, reason=reason),
-    )
-
-
-def _evidence(answer: Recommendation) -> Iterator[str]:
-    """How the answer is known, and what would settle it."""
-    cluster, series, chosen = answer.question.cluster, answer.probe_series, answer.recommended
-    own = next((probe for probe in answer.past_probes if probe.candidate is chosen and probe.age_s is not None), None)
-    if series is not None and series.best is None and chosen is not None:
-        yield phrase("Evidence: analytic; no probe finished.")
-    elif series is not None:
-        yield phrase(
-            "Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are "
-            "predicted, and corrected by the probe of the most similar plan."
-        )
-    elif answer.verifications:
-        yield phrase("Evidence: dry run of the real engine.")
-    elif own is not None and own.age_s is not None:
-        yield phrase(
-            "Evidence: probe, {age}, for the speed and the verdict; other plans are predicted, and corrected by the "
-            "probe of the most similar plan (ds-advise history).",
-            age=age(own.age_s),
-        )
-    elif answer.past_probes:
-        yield phrase(
-            "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). "
-            "Settle it by a few real runs: add --probe."
-        )
-    elif cluster.gpu.is_cpu:
-        yield phrase("Evidence: analytic. Settle it by a few real runs on this machine: add --probe.")
-    else:
-        yield phrase(
-            "Evidence: analytic. Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
-        )
-    if cluster.measured:
-        yield phrase("Measured {how}.", how=cluster.measured)
 
 
 def _changes_title(answer: Recommendation, *, has_probes: bool) -> str:

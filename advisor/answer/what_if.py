@@ -80,7 +80,6 @@ def changes_tried(
 
 
 def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
-    """Kinds of changes, each in growing steps."""
     without_autoep = replace(question, experts="zero")  # which methods, losses and states do not go with
     back = "" if question.experts == "zero" else " --experts zero"
     for kind in (_methods, _losses, _states):
@@ -113,7 +112,6 @@ def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
 
 
 def _altered(question: Question, **workload: Any) -> Question:
-    """The question with other fields of its workload."""
     return replace(question, workload=replace(question.workload, **workload))
 
 

@@ -117,10 +117,11 @@ def advise(
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     if html or plot:
-        from ..html_report.advice import write_advice_report
+        from ..html_report.advice import advice_report
+        from ..html_report.document import write_report
 
         path = str(place) if isinstance(place, Path) else "ds_config.json"
-        write_advice_report(answer, path, html, plot, say=output.say)
+        write_report(advice_report(answer, path), html, output.say, plot=plot)
     return deliver(
         answer,
         place,

@@ -185,9 +185,10 @@ def compare(
     context = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
     if html or plot:
-        from ..html_report.comparison import write_comparison_report
+        from ..html_report.comparison import comparison_report
+        from ..html_report.document import write_report
 
-        write_comparison_report(comparison, html, plot, output.say)
+        write_report(comparison_report(comparison), html, output.say, plot=plot)
     output.show(comparison.figures, lambda console: render_comparison(comparison, console))
     return 0
 

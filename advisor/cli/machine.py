@@ -100,13 +100,13 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
     if html is not None:
         if forget or chosen is None or len(chosen) != 1:
             raise click.UsageError("--html is the report of one training; give its number, and no --forget")
-        from ..html_report.document import write_outputs
+        from ..html_report.document import write_report
         from ..html_report.launch import record_report
 
         records = store.find(ids=chosen)
         if not records:
             raise DsAdviseError(f"there is no record {chosen[0]}", fix="`ds-advise history` lists them")
-        write_outputs(record_report(records[0]), html, None, output.say)
+        write_report(record_report(records[0]), html, output.say)
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")

@@ -159,7 +159,6 @@ def _discard_output() -> None:
 
 
 def _report(what: str, why: str, fix: str) -> None:
-    """Print an error in one line on stderr."""
     what = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
     reason = f"{what}: {why}" if why else what
     line = f"{reason}; {fix}" if fix else reason

@@ -98,7 +98,7 @@ def dry_run(
     Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
     """
     from ...ds_configs.write import write_config
-    from ..html_report.output_files import check_target
+    from ..html_report.document import check_target
     from ..question.cluster import cluster_of
     from ..question.run import read_run
     from ..render.runs import render_dry_run
@@ -111,9 +111,10 @@ def dry_run(
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
     if html or plot:
-        from ..html_report.dry_run import write_dry_run_report
+        from ..html_report.document import write_report
+        from ..html_report.runs import dry_run_report
 
-        write_dry_run_report(answer, config_file, html, plot, output.say)
+        write_report(dry_run_report(answer, config_file), html, output.say, plot=plot)
     output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
     return 0 if answer.fit.fits else 1
 
@@ -154,9 +155,10 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         **settings,
     )
     if html:
-        from ..html_report.probe import write_probe_report
+        from ..html_report.document import write_report
+        from ..html_report.runs import probe_report
 
-        write_probe_report(answer, run["config_file"], html, output.say)
+        write_report(probe_report(answer, run["config_file"]), html, output.say)
     output.show(answer.to_json, lambda console: render_probe(answer, console))
     return 0 if answer.result.failure is None else 1
 
@@ -244,9 +246,10 @@ def launch(
         return show_dry(request, output)
     session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
     if html:
-        from ..html_report.launch import write_launch_report
+        from ..html_report.document import write_report
+        from ..html_report.launch import launch_report_of
 
-        write_launch_report(session, html, output.say)
+        write_report(launch_report_of(session), html, output.say)
     output.show(lambda: launch_report(session), lambda console: render_session(session, console))
     return 0 if session.finished else 1
 

@@ -29,7 +29,7 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
         raise ModelConfigError(
             f"{name}: no tokenizer that can be read ({lines[0][:150]})",
             why="text must become tokens, and code from the model's folder is not executed",
-            fix="put tokenizer.json and tokenizer_config.json beside config.json",
+            fix="put tokenizer.json and tokenizer_config.json next to config.json",
         ) from problem
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
 from ..answer.view import AnswerView, LadderRow, view_of
-from ..render.answer import print_answer
+from ..render.answer import print_answer, section_title
 from ..search.candidate import Candidate
-from ..text.labels import device_label, phase_title
-from ..text.units import seconds
+from ..text.labels import device_label
 from . import document as doc
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
@@ -20,18 +16,8 @@ from .line_charts import draw_scatter
 from .plans import memory_bars, speed_against_memory, time_bars
 
 
-def write_advice_report(
-    answer: Recommendation, config_path: str, html: Path | None, plot: Path | None, say: Callable[[str], None]
-) -> None:
-    """Write the report and the chart of every plan's memory, as far as they have a path.
-
-    config_path: the path of the configuration in the commands.
-    """
-    doc.write_outputs(advice_report(answer, config_path), html, plot, say, lambda: draw_stacked_bars(_memory(answer)))
-
-
 def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
-    """The report."""
+    """The report, and the chart of every plan's memory. config_path: the path of the configuration in the commands."""
     view = view_of(answer, config_path=config_path, details=True)
     changes = [[change.flags, change.outcome] for change in view.change_rows]
     start = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
@@ -52,6 +38,7 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),
+        chart=lambda: draw_stacked_bars(_memory(answer)),
     )
 
 
@@ -61,37 +48,26 @@ def _plans(answer: Recommendation) -> dict[str, Candidate]:
 
 
 def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBars:
-    """Memory of every rung's best plan against the GPU."""
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
     return memory_bars(_plans(answer), limit, chosen=answer.recommended, device=device, with_sources=with_sources)
 
 
 def _charts(answer: Recommendation) -> list[doc.Section]:
-    """Memory, time, and speed against memory."""
     plans = _plans(answer)
     if not plans:
         return []
     limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
-    memory_parts = [(name, plan.memory.components) for name, plan in plans.items()]
-    time_parts = [(name, plan.time.components) for name, plan in plans.items()]
+    memory_table, time_table = doc.plan_tables(plans)
     memory = joined(
         doc.note(
             "The best plan of every rung; the dashed line is the card's memory. Bars that leave the picture are cut. "
             "Rest on a part for its bytes, formula and source."
         ),
-        doc.figure(
-            _memory(answer, with_sources=True),
-            draw_stacked_bars,
-            doc.parts_table(memory_parts, doc.size, "GiB"),
-        ),
+        doc.figure(_memory(answer, with_sources=True), draw_stacked_bars, memory_table),
     )
     time = joined(
         doc.note("For every 1,000 tokens, so that plans of different batches compare."),
-        doc.figure(
-            time_bars(plans, chosen=answer.recommended, with_sources=True),
-            draw_stacked_bars,
-            doc.parts_table(time_parts, doc.duration, "of one step"),
-        ),
+        doc.figure(time_bars(plans, chosen=answer.recommended, with_sources=True), draw_stacked_bars, time_table),
     )
     every = view_of(answer, all_candidates=True)
     speeds = joined(
@@ -113,7 +89,6 @@ def _charts(answer: Recommendation) -> list[doc.Section]:
 
 
 def _ladder(view: AnswerView) -> Markup:
-    """The rungs in their order, and plain PyTorch's plan."""
     return joined(
         doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
         _plans_table(view),
@@ -130,7 +105,6 @@ def _plans_table(view: AnswerView) -> Markup:
 
 
 def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
-    """A cell's text, with the exact figure of a plan."""
     plan = row.candidate
     if column not in ("gpu_gib", "ram_gib", "nvme_gib", "tokens_per_s"):
         return text
@@ -146,27 +120,18 @@ def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
 
 
 def _terms(answer: Recommendation) -> Markup:
-    """Formula, numbers and source of every part of the shown plan."""
     shown = answer.recommended or closest(answer.ladder)
     if shown is None:
         return Markup()
-    titles = {
-        "gpu_memory": f"Memory per {device_label(answer.question.cluster)} at the peak "
-        f"({phase_title(shown.memory.peak.name)})",
-        "gpu_cache": "Cached in addition until a request would fail, as nvidia-smi shows it",
-        "host_memory": "Host RAM per node",
-        "nvme": "NVMe per node",
-        "time": "One optimizer step",
-    }
-    parts = []
-    for section in explain_plan(shown).sections:
-        total = seconds(section.total) if section.name == "time" else f"{doc.size(int(section.total)).text} GiB"
-        parts.append(doc.folded(f"{titles[section.name]}: {total}", doc.terms_table(section.terms)))
+    explanation = explain_plan(shown)
+    parts = [
+        doc.folded(section_title(explanation, section), doc.terms_table(section.terms))
+        for section in explanation.sections
+    ]
     return joined(doc.note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
 
 
 def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
-    """The sources of the answer, the assumptions, and the answer as it is printed."""
     return joined(
         *(doc.note(line) for line in view.evidence),
         joined(element("h3", "Assumed"), doc.bullets(view.assumptions)) if view.assumptions else None,

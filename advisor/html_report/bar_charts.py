@@ -1,11 +1,9 @@
-"""Charts of bars: bars of parts against a limit, and the lanes of a step."""
+"""Bars of parts against a limit."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby
 
 from .canvas import (
     GIB,
@@ -20,7 +18,6 @@ from .canvas import (
     is_narrow,
     label,
     legend,
-    line,
     round_steps,
     text_width,
     vertical_limit,
@@ -160,93 +157,3 @@ def _parts(bar: Bar, chart: StackedBars, x_of: Scale, y: float, thick: float) ->
             )
         )
     return drawn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSpan:
-    """Something that ran. ink: a name of the palette."""
-
-    name: str
-    ink: str
-    begins: float
-    ends: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """What ran on one lane, in its order, without overlaps."""
-
-    name: str
-    spans: tuple[LaneSpan, ...]
-
-    @property
-    def busy(self) -> float:
-        return sum(span.ends - span.begins for span in self.spans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """Lanes over the same time, which begins at 0."""
-
-    title: str
-    lanes: tuple[Lane, ...]
-    ends_at: float
-    write: Callable[[float], str]
-
-
-def draw_lanes(chart: Lanes, width: int = WIDE) -> Markup:
-    """The chart as SVG."""
-    narrow, right = is_narrow(width), width - 26
-    left = 0.0 if narrow else 12 + max((text_width(lane.name) for lane in chart.lanes), default=0)
-    row, above, baseline, size = (42, 20, 14, 12.5) if narrow else (30, 5, 19, 13)
-    keys, taken = legend(list(dict.fromkeys(span.ink for lane in chart.lanes for span in lane.spans)), width)
-    top = taken + 4
-    bottom = top + row * len(chart.lanes)
-    x_of = Scale(0, chart.ends_at, left, right)
-    steps = round_steps(chart.ends_at, 3 if narrow else 6)
-    rows = []
-    for index, lane in enumerate(chart.lanes):
-        y = top + index * row
-        words = f"{lane.name}: busy {chart.write(lane.busy)} of {chart.write(chart.ends_at)}"
-        rows.append(
-            element(
-                "g",
-                element("title", words),
-                label(0, y + baseline, lane.name, size=size),
-                line(left, y + above + 18, right, y + above + 18),
-                *_stretches(lane, x_of, y + above, 18),
-                tabindex="0",
-                role="img",
-                aria_label=words,
-            )
-        )
-    axis = horizontal_axis(steps, x_of, top, bottom, chart.write)
-    return frame(chart.title, width, bottom + 24, keys, axis, *rows)
-
-
-def _stretches(lane: Lane, x_of: Scale, y: float, height: float) -> list[Markup]:
-    """A path for each ink: the stretches of pixels in which it runs the longest."""
-    paths: dict[str, str] = defaultdict(str)
-    pixels = sorted(_ink_by_pixel(lane.spans, x_of).items())
-    # Neighbouring pixels of one ink have the same difference of pixel and rank.
-    for (_, ink), run in groupby(enumerate(pixels), key=lambda pair: (pair[1][0] - pair[0], pair[1][1])):
-        own = [pixel for _, (pixel, _) in run]
-        paths[ink] += f"M{own[0]} {y:g}h{len(own)}v{height:g}h-{len(own)}z"
-    return [element("path", d=path, **fill(ink)) for ink, path in paths.items()]
-
-
-def _ink_by_pixel(spans: Sequence[LaneSpan], x_of: Scale) -> dict[int, str]:
-    """The ink of each pixel that is filled by a quarter or more: a step has a hundred thousand spans, a screen a
-    thousand pixels."""
-    shares: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for span in spans:
-        begins, ends = x_of(span.begins), x_of(span.ends)
-        for pixel in range(int(begins), int(ends) + 1):
-            share = min(ends, pixel + 1) - max(begins, pixel)
-            if share > 0:
-                shares[pixel][span.ink] += share
-    return {
-        pixel: max(by_ink, key=lambda ink: by_ink[ink])
-        for pixel, by_ink in shares.items()
-        if sum(by_ink.values()) >= 0.25
-    }

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
-from ...estimators.json_form import to_json
 from ..answer.comparison import Comparison
-from ..render.comparison import verdict
+from ..answer.config_settings import Setting
+from ..render.comparison import figure_rows, verdict
 from ..search.candidate import Candidate
-from ..text.job import hours, money
 from ..text.labels import cluster_title, method_title
 from . import document as doc
 from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, joined
 from .plans import memory_bars, time_bars
 
-_SIZES = {
-    "GiB per GPU": "device_bytes_per_gpu",
-    "GiB of RAM per node": "host_bytes_per_node",
-    "GiB of NVMe per node": "nvme_bytes_per_node",
-}
-
-
-def write_comparison_report(
-    comparison: Comparison, html: Path | None, plot: Path | None, say: Callable[[str], None]
-) -> None:
-    """Write the report, and the chart of both sides' memory where model and GPUs are known."""
-    doc.write_outputs(comparison_report(comparison), html, plot, say, lambda: draw_stacked_bars(_memory(comparison)))
-
 
 def comparison_report(comparison: Comparison) -> doc.Report:
-    """The report."""
-    form, known = to_json(comparison.figures()), comparison.context
+    """The report, and the chart of both sides' memory."""
+    known = comparison.context
     subject = f"A: {comparison.first.name} · B: {comparison.second.name}"
     if known is not None:
         subject += f" · {known.model.name} · {method_title(known.workload)} · {cluster_title(known.cluster)}"
@@ -44,15 +26,15 @@ def comparison_report(comparison: Comparison) -> doc.Report:
         tone="warn" if first.startswith(("Only", "Neither")) else "good",
         lead=more,
         sections=(
-            *(_charts(comparison, form) if len(_plans(comparison)) == 2 else ()),
-            doc.Section("differences", "What differs", _differences(comparison, form)),
+            *(_charts(comparison) if len(comparison.candidates) == 2 else ()),
+            doc.Section("differences", "What differs", _differences(comparison)),
         ),
-        data=form,
+        data=comparison.figures(),
+        chart=lambda: draw_stacked_bars(_memory(comparison)),
     )
 
 
 def _plans(comparison: Comparison) -> dict[str, Candidate]:
-    """The candidates of the sides that have one."""
     sides = {"A": comparison.first.candidate, "B": comparison.second.candidate}
     return {f"{letter}: {plan.rung}": plan for letter, plan in sides.items() if plan is not None}
 
@@ -62,19 +44,14 @@ def _memory(comparison: Comparison) -> StackedBars:
     return memory_bars(_plans(comparison), comparison.context.cluster.gpu.memory_bytes, with_sources=True)
 
 
-def _charts(comparison: Comparison, form: Mapping[str, Any]) -> list[doc.Section]:
-    plans, shown = _plans(comparison), [side["plan"] for side in form["sides"]]
-    rows: list[list[doc.Cell]] = [["tokens/s", *(doc.speed(plan["tokens_per_second"]) for plan in shown)]]
-    rows += [[title, *(doc.size(plan[name]) for plan in shown)] for title, name in _SIZES.items()]
-    jobs = [plan["job"] for plan in shown if plan["job"] is not None]
-    if jobs:
-        rows.append(["the whole job", *(doc.Figure(hours(job["duration_s"]), job["duration_s"]) for job in jobs)])
-    if jobs and jobs[0]["cost"] is not None:
-        rows.append(["its cost", *(doc.Figure(money(job["cost"], job["currency"]), job["cost"]) for job in jobs)])
-    rows.append(["verdict", *(doc.Figure(plan["reason"], None) for plan in shown)])
-    memory_table = doc.parts_table([(name, plan.memory.components) for name, plan in plans.items()], doc.size, "GiB")
-    time_parts = [(name, plan.time.components) for name, plan in plans.items()]
-    time_table = doc.parts_table(time_parts, doc.duration, "of one step")
+def _charts(comparison: Comparison) -> list[doc.Section]:
+    plans = _plans(comparison)
+    rows: list[list[doc.Cell]] = [
+        [row.title, *(doc.figure_of(value or None, row.write) for value in row.values)]
+        for row in figure_rows(comparison)
+    ]
+    rows.append(["verdict", *(doc.Figure(plan.fit.reason, None) for plan in plans.values())])
+    memory_table, time_table = doc.plan_tables(plans)
     time = joined(
         doc.note("For every 1,000 tokens, so that plans of different batches compare."),
         doc.figure(time_bars(plans, with_sources=True), draw_stacked_bars, time_table),
@@ -86,13 +63,13 @@ def _charts(comparison: Comparison, form: Mapping[str, Any]) -> list[doc.Section
     ]
 
 
-def _differences(comparison: Comparison, form: Mapping[str, Any]) -> Markup:
+def _differences(comparison: Comparison) -> Markup:
     rows = [
-        [doc.key_and_meaning(found["key"], found["meaning"]), _value(found["first"]), _value(found["second"])]
-        for found in form["differences"]
-        if found["acts"]
+        [doc.key_and_meaning(found.key, found.meaning), _value(found.first), _value(found.second)]
+        for found in comparison.differences
+        if found.acts
     ]
-    idle = [found["key"] for found in form["differences"] if not found["acts"]]
+    idle = [found.key for found in comparison.differences if not found.acts]
     return joined(
         doc.note(f"* DeepSpeed {comparison.deepspeed}'s default."),
         doc.table(["key, and what it decides", "A", "B"], rows) or doc.note("No setting with an effect."),
@@ -100,7 +77,7 @@ def _differences(comparison: Comparison, form: Mapping[str, Any]) -> Markup:
     )
 
 
-def _value(setting: Mapping[str, Any]) -> str:
-    if setting["origin"] == "unset":
+def _value(setting: Setting) -> str:
+    if setting.origin == "unset":
         return "not set"
-    return doc.value_words(setting["value"]) + (" *" if setting["origin"] == "default" else "")
+    return doc.value_words(setting.value) + (" *" if setting.origin == "default" else "")

@@ -1,13 +1,19 @@
-"""The one HTML file: its sections, tables and figures, with style and script within and nothing from elsewhere."""
+"""The report as one HTML file: sections, tables and figures, with style and script within, nothing from elsewhere.
+
+Its path and that of the chart are checked before anything takes long. Files are never overwritten without --force.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -16,16 +22,84 @@ from rich.console import Console
 
 from ... import __version__
 from ...ds_configs.config_keys import meaning
-from ...ds_configs.write import config_text
+from ...ds_configs.write import config_text, replace_file
+from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.json_form import to_json
 from ..answer.explanation import in_words, with_numbers
+from ..search.candidate import Candidate
 from ..text.labels import component_title
 from ..text.lines import glued
 from ..text.units import gib, rate, seconds
-from .canvas import NARROW, WIDE, Markup, element, escaped, joined
-from .output_files import write_file, write_picture
-from .palette import dark_style
+from .canvas import NARROW, WIDE, Markup, dark_style, element, escaped, joined, standing_alone
+
+_ZOOM = 2
+"""Pixels of a PNG for each pixel of the SVG, for sharp screens."""
+
+
+def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
+    """See that the report and the chart can be written.
+
+    Raises ConfigFileError for a path that is no file in an existing folder that may be written to, for a file that
+    exists, unless `force`, for a chart with another suffix than .svg and .png, and for .png without the renderer.
+    """
+    if html is not None:
+        check_target(html, "--html", force=force)
+    if plot is None:
+        return
+    if plot.suffix.lower() not in (".svg", ".png"):
+        raise ConfigFileError(
+            f"{plot} is no picture that can be drawn", why="--plot draws SVG and PNG", fix="name it .svg or .png"
+        )
+    if plot.suffix.lower() == ".png" and find_spec("resvg_py") is None:
+        raise ConfigFileError(
+            "PNG cannot be drawn",
+            why="the renderer resvg-py is not installed",
+            fix='pip install "ds-advise[png]", or name the file .svg',
+        )
+    check_target(plot, "--plot", force=force)
+
+
+def check_target(path: Path, option: str, *, force: bool) -> None:
+    """Raises ConfigFileError where the file that an option names cannot be written, or exists, unless `force`."""
+    other = f"pass another file to {option}"
+    if path.exists() and not path.is_file():
+        raise ConfigFileError(f"{path} is not a regular file", why="it cannot be replaced", fix=other)
+    if not path.parent.is_dir():
+        raise ConfigFileError(f"{path} cannot be written", why="its folder does not exist", fix=other)
+    if path.exists() and not force:
+        raise ConfigFileError(
+            f"{path} exists", why="it would be lost", fix=f"pass --force, or another file to {option}"
+        )
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigFileError(
+            f"{path} cannot be written", why=(error.strerror or "the folder refuses it").lower(), fix=other
+        ) from error
+
+
+def write_file(content: bytes, path: Path, option: str) -> None:
+    """Write the file at once. Raises ConfigFileError where it cannot be written after all."""
+    try:
+        replace_file(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        raise ConfigFileError(
+            f"{path} cannot be written", why=(error.strerror or "").lower(), fix=f"pass another file to {option}"
+        ) from error
+
+
+def write_picture(picture: Markup, heading: str, path: Path) -> None:
+    """Write a chart with a heading, as SVG or PNG by the suffix; a PNG has light colours."""
+    text = standing_alone(picture, heading)
+    content = text.encode()
+    if path.suffix.lower() == ".png":
+        import resvg_py
+
+        content = bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=_ZOOM))
+    write_file(content, path, "--plot")
+
 
 Tone = Literal["good", "warn", "bad"]
 
@@ -54,6 +128,8 @@ class Report:
     sections: Sequence[Section]
     data: Any
     """What `--json` prints; dataclasses become objects."""
+    chart: Callable[[], Markup] | None = None
+    """Draws the picture of `--plot`."""
 
 
 def html_of(report: Report) -> str:
@@ -79,22 +155,16 @@ def html_of(report: Report) -> str:
     )
 
 
-def write_outputs(
-    report: Report,
-    html: Path | None,
-    plot: Path | None,
-    say: Callable[[str], None],
-    chart: Callable[[], Markup] | None = None,
-) -> None:
-    """Write the report and the chart, as far as they have a path.
+def write_report(report: Report, html: Path | None, say: Callable[[str], None], *, plot: Path | None = None) -> None:
+    """Write the report and its chart, as far as they have a path.
 
-    Raises ConfigFileError where a file cannot be written after all.
+    Raises ConfigFileError if a file cannot be written.
     """
     if html is not None:
         write_file(html_of(report).encode(), html, "--html")
         say(f"wrote {html}")
-    if plot is not None and chart is not None:
-        write_picture(chart(), report.subject, plot)
+    if plot is not None and report.chart is not None:
+        write_picture(report.chart(), report.subject, plot)
         say(f"wrote {plot}")
 
 
@@ -215,9 +285,9 @@ def _cell(cell: Cell) -> Markup:
     return element("td", cell)
 
 
-def figures_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Sequence[str] = ()) -> Markup:
+def figures_table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Markup:
     """The figures of a chart."""
-    return folded("Figures as a table", table(head, rows, classes=classes))
+    return folded("Figures as a table", table(head, rows))
 
 
 def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[[Any], Figure], what: str) -> Markup:
@@ -233,6 +303,13 @@ def parts_table(bars: Sequence[tuple[str, Mapping[str, float]]], unit: Callable[
     return figures_table([what, *(label for label, _ in bars)], rows)
 
 
+def plan_tables(plans: Mapping[str, Candidate]) -> tuple[Markup, Markup]:
+    """(bytes by component, seconds of a step by component) of every plan."""
+    memory = [(name, plan.memory.components) for name, plan in plans.items()]
+    time = [(name, plan.time.components) for name, plan in plans.items()]
+    return parts_table(memory, size, "GiB"), parts_table(time, duration, "of one step")
+
+
 def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
     """Terms with formula, numbers and source, the largest first."""
     figures = [
@@ -246,7 +323,6 @@ def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
 
 
 def _how(term: MemoryTerm | TimeTerm) -> Markup:
-    """Formula, numbers and source, one under the other."""
     numbers = with_numbers(term)
     return joined(
         in_words(term),

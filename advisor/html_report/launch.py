@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import WorkloadError
+from ...estimators.json_form import from_json
 from ...probes.store import Record
-from ..launch.request import FAILURE_TITLES, LaunchOutcome, LaunchStatus, Peaks, TrainingFailure
+from ..launch.request import LaunchOutcome, LaunchStatus
 from ..launch.session import Session
 from ..render.history import history_of, machine_title, render_history
 from ..render.launch import (
     LaunchReport,
     MeasuredAndPredicted,
+    end_sentence,
     figures_of,
     launch_report,
     measured_and_predicted,
     render_session,
 )
+from ..text.labels import versions_label
 from ..text.units import gib, rate, seconds
 from . import document as doc
 from .canvas import Markup, element, joined
 from .line_charts import Curve, draw_curve
 
 _TONES: Mapping[LaunchStatus, doc.Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
-
-
-def write_launch_report(session: Session, html: Path | None, say: Callable[[str], None]) -> None:
-    """Write the report where it has a path."""
-    doc.write_outputs(launch_report_of(session), html, None, say)
 
 
 def launch_report_of(session: Session) -> doc.Report:
@@ -50,7 +48,7 @@ def launch_report_of(session: Session) -> doc.Report:
     request, outcome = attempts[-1].request, attempts[-1].outcome
     return doc.Report(
         subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
-        verdict=_verdict(outcome),
+        verdict=end_sentence(outcome),
         tone=_TONES[outcome.status],
         lead=_lead(outcome),
         tiles=_tiles(outcome),
@@ -78,7 +76,7 @@ def record_report(record: Record) -> doc.Report:
             fix="name one; ds-advise history lists them",
         )
     outcome = _outcome(record.result)
-    libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    libraries = versions_label(record.versions)
     made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {libraries}"
     text = doc.as_printed(
         lambda console: render_history([record], console, path=Path("results.sqlite"), more=False),
@@ -86,7 +84,7 @@ def record_report(record: Record) -> doc.Report:
     )
     return doc.Report(
         subject=f"Training of {record.model_name} · record {record.id}",
-        verdict=_verdict(outcome),
+        verdict=end_sentence(outcome),
         tone=_TONES[outcome.status],
         lead=[*_lead(outcome), f"{made}, on {machine_title(record.machine)}."],
         tiles=_tiles(outcome),
@@ -101,18 +99,9 @@ def record_report(record: Record) -> doc.Report:
 
 def _outcome(result: Mapping[str, Any]) -> LaunchOutcome:
     """The end of a training by its record."""
-    failure = result.get("failure")
-    return LaunchOutcome(
-        status=result["status"],
-        failure=None if failure is None else TrainingFailure(**{**failure, "evidence": tuple(failure["evidence"])}),
-        last_step=result["steps"],
-        peaks=Peaks(**result["peaks"]),
-        seconds=result["seconds"],
-        folder=Path(),
-        step_s=result.get("step_s"),
-        tokens_per_step=result.get("tokens_per_step"),
-        tokens_per_s=result.get("tokens_per_s"),
-    )
+    names = ("status", "failure", "peaks", "seconds", "step_s", "tokens_per_step", "tokens_per_s")
+    known = {name: result[name] for name in names if name in result}
+    return from_json(LaunchOutcome, {**known, "last_step": result["steps"], "folder": Path()})
 
 
 def _kept_figures(outcome: LaunchOutcome, predicted: Mapping[str, Any]) -> list[MeasuredAndPredicted]:
@@ -122,15 +111,6 @@ def _kept_figures(outcome: LaunchOutcome, predicted: Mapping[str, Any]) -> list[
     if tokens_per_s and step_s and outcome.tokens_per_step:
         step_s = outcome.tokens_per_step / tokens_per_s
     return figures_of(outcome, (tokens_per_s, step_s, *memory))
-
-
-def _verdict(outcome: LaunchOutcome) -> str:
-    if outcome.failure is not None:
-        rank = outcome.failure.rank
-        where = "" if rank is None else f", first on rank {rank}"
-        return f"{FAILURE_TITLES[outcome.failure.kind]}{where}, after step {outcome.last_step}."
-    how = "Finished" if outcome.status == "finished" else "Stopped as asked"
-    return f"{how} after step {outcome.last_step}."
 
 
 def _lead(outcome: LaunchOutcome) -> list[str]:

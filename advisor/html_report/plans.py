@@ -8,12 +8,11 @@ from functools import partial
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ..answer.explanation import in_words
 from ..search.candidate import Candidate
-from ..text.labels import component_title, shape_label
+from ..text.labels import component_key, component_title, shape_label
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
-from .canvas import time_unit
+from .canvas import memory_family, time_family, time_unit
 from .line_charts import Point, Scatter
-from .palette import key, memory_family, time_family
 
 MEMORY_ORDER = ("weights", "gradients", "optimizer", "loss", "activations", "buffers", "runtime", "other")
 """Families from left to right in bars of memory."""
@@ -116,16 +115,17 @@ def _parts(
     figure: Callable[[float], str],
     terms: Iterable[MemoryTerm | TimeTerm],
 ) -> tuple[Part, ...]:
-    """Parts with the value of their component times the factor."""
     sources: dict[str, list[str]] = {}
     for term in terms:
-        sources.setdefault(key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))
+        sources.setdefault(component_key(term.name), []).extend((f"= {in_words(term)}", f"source: {term.source}"))
     return tuple(
         Part(
             name=name,
             value=value * factor,
             ink=family(name),
-            hint="\n".join(dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(key(name), ())])),
+            hint="\n".join(
+                dict.fromkeys([f"{component_title(name)}: {figure(value)}", *sources.get(component_key(name), ())])
+            ),
         )
         for name, value in components.items()
     )

@@ -72,22 +72,22 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--is-module", action="store_true")
-    parser.add_argument("target")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="TARGET ARGUMENTS")
     given = parser.parse_args(words)
     if given.local_rank is not None:
-        given.arguments.insert(0, f"--local_rank={given.local_rank}")
+        given.command.insert(1, f"--local_rank={given.local_rank}")
     return given
 
 
 def _run(given: argparse.Namespace) -> None:
-    sys.argv = [given.target, *given.arguments]
+    target = given.command[0]
+    sys.argv = given.command
     if given.is_module:
-        runpy.run_module(given.target, run_name="__main__", alter_sys=True)
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
         # `python script.py` imports from the script's folder; `python -m`, which started this, from the working folder.
-        sys.path[0] = str(Path(given.target).resolve().parent)
-        runpy.run_path(given.target, run_name="__main__")
+        sys.path[0] = str(Path(target).resolve().parent)
+        runpy.run_path(target, run_name="__main__")
 
 
 def _redirect_output(path: Path) -> None:

@@ -24,9 +24,8 @@ from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import view_of
 from ..answer.what_if import changes_tried
 from ..html_report.bar_charts import draw_stacked_bars
-from ..html_report.canvas import NARROW, WIDE
+from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.line_charts import draw_scatter
-from ..html_report.palette import dark_rules
 from ..html_report.plans import memory_bars, speed_against_memory, time_bars
 from ..search.candidate import LIKELY, Candidate
 from ..text.labels import device_label
@@ -97,7 +96,6 @@ def answer(request: str) -> Iterator[str]:
 
 
 def _shown(answer: Recommendation) -> dict[str, Any]:
-    """The answer without pictures and changes."""
     view, chosen = view_of(answer, config_path=CONFIG_FILE, details=True), answer.recommended
     used = {"seq-len": str(answer.question.workload.seq_len)}  # options that may be left to the advice
     if chosen is not None:
@@ -134,7 +132,6 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
 
 
 def _start(answer: Recommendation) -> dict[str, Any] | None:
-    """The configuration, the script's lines and the commands; None where nothing fits."""
     chosen, question = answer.recommended, answer.question
     if chosen is None:
         return None

@@ -221,7 +221,6 @@ def package_zip() -> bytes:
 
 
 def _packed_files() -> Iterator[tuple[str, Path]]:
-    """Modules and data by their names in the archive."""
     root = Path(__file__).parents[2]
     yield "ds_advise/__init__.py", root / "__init__.py"
     for layer in ("estimators", "ds_configs", "probes", "validate", "advisor"):

@@ -97,7 +97,7 @@ def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> C
         return cluster_of(options)
     from ...probes.machine import check_gpus
 
-    check_gpus(devices or 1)  # before `cluster_of`, whose advice to describe the GPUs would not help
+    check_gpus(devices or 1)  # before `cluster_of`, which advises to describe the GPUs
     cluster = cluster_of(options)
     check_gpus(devices or cluster.gpus_per_node)
     return cluster
@@ -201,7 +201,6 @@ def _described(gpus: str) -> Cluster:
 
 
 def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
-    """The GPU, and the assumptions about it."""
     size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE)
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))
@@ -296,7 +295,7 @@ def parse_ram(text: str) -> tuple[int, str]:
     if "i" in text.lower():
         return size, ""
     usable = int(size * (1 - KERNEL_MEMORY_SHARE))
-    read = f"{size / 2**30:,.4g} GiB, of which the kernel keeps {KERNEL_MEMORY_SHARE:.0%}".replace("%", " %")
+    read = f"{size / 2**30:,.4g} GiB, less {KERNEL_MEMORY_SHARE:.0%} for the kernel".replace("%", " %")
     return usable, f"--ram {text.strip()} read as {read}"
 
 

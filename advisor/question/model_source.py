@@ -60,7 +60,6 @@ class _ConfigFile(NamedTuple):
 
 
 def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
-    """The catalogue's model, or the file to read."""
     name = name_or_path.strip()
     try:
         path = Path(name).expanduser()

@@ -152,7 +152,6 @@ class Question:
             raise WorkloadError("AutoEP is not possible here", why=obstacle, fix="leave --experts out")
 
     def _indivisible(self, global_batch: int) -> WorkloadError:
-        """Why a global batch is not possible on these GPUs."""
         ranks = self.cluster.world_size // (self.sequence_parallel_size or 1)
         if global_batch % ranks:
             lower = global_batch // ranks * ranks

@@ -38,7 +38,7 @@ def read_run(
     input_shape: str | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Run:
-    """The run of a configuration file; the arguments are those of `configured_run`, whose errors it raises too."""
+    """The run of a configuration file; the arguments and errors are those of `configured_run`."""
     config = read_ds_config(Path(config_file))
     return configured_run(config, model, cluster, accumulation=accumulation, input_shape=input_shape, **options)
 

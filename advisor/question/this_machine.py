@@ -112,7 +112,7 @@ def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
 
 
 def _measured_node(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
-    """(fields of a cluster besides its GPUs, their names)."""
+    """(fields of a cluster other than its GPUs, their names)."""
     score, memory, adam = known.host_score_s, known.best("host_memory"), known.best("cpu_adam")
     read, write = known.best("nvme_read"), known.best("nvme_write")
     same_drive = not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount

@@ -136,7 +136,6 @@ def _print_probes(view: AnswerView, console: Console) -> None:
 
 
 def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None:
-    """What else was tried, and its result; without `details` the first few."""
     _paragraph(console, view.changes)
     shown = view.change_rows if details else view.change_rows[:_FEW_CHANGES]
     width = max((len(change.flags) for change in shown), default=0)
@@ -161,7 +160,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     probability = f"the probability that it fits is {chance(candidate.fit.probability)}"
     sentence(console, f"Evidence: {candidate.estimate.evidence}; {probability}.", style="dim")
     for section in explanation.sections:
-        _paragraph(console, _section_title(explanation, section), style="bold")
+        _paragraph(console, section_title(explanation, section), style="bold")
         for term in sorted(section.terms, key=_size, reverse=True):
             _print_term(term, console)
     if any(section.name == "gpu_memory" for section in explanation.sections):
@@ -170,7 +169,8 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
             cells(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}")
 
 
-def _section_title(explanation: Explanation, section: Section) -> str:
+def section_title(explanation: Explanation, section: Section) -> str:
+    """The total of a section and what it is."""
     memory = explanation.candidate.memory
     if section.name == "time":
         return f"{seconds(section.total)} for one optimizer step"

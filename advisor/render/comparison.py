@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.read import unmodeled_features
-from ..answer.comparison import Comparison, ComparisonContext, Difference, parts
+from ..answer.comparison import Comparison, Difference, parts
 from ..answer.config_settings import Setting
 from ..search.candidate import Candidate, chance
 from ..text.job import hours, money
@@ -43,9 +43,9 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
         for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
             sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
-    if comparison.context is not None and len(comparison.candidates) == 2:
+    if len(comparison.candidates) == 2:
         first, second = comparison.candidates
-        _figures(comparison.context, first, second, console)
+        _figures(comparison, console)
         _memory(first, second, console)
         _time(first, second, console)
     _differences(comparison.differences, console)
@@ -85,45 +85,54 @@ def _speed(first: Candidate, second: Candidate) -> str:
     return f"Both fit; {faster} is {times(by)} as fast."
 
 
-def _figures(known: ComparisonContext, first: Candidate, second: Candidate, console: Console) -> None:
-    """The table of both plans, and of the whole job under each where an amount is known."""
+class FigureRow(NamedTuple):
+    """A figure of both sides. is_size: in bytes; the difference is shown, and for other figures the ratio."""
+
+    title: str
+    values: tuple[float, ...]
+    write: Callable[[Any], str]
+    is_size: bool = False
+
+
+def figure_rows(comparison: Comparison) -> list[FigureRow]:
+    """Speed and memory of both plans, and duration and cost of the job if its amount is known."""
+    plans, known = comparison.candidates, comparison.context
+    rows = [
+        FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate),
+        FigureRow("GPU GiB", tuple(plan.device_bytes for plan in plans), gib, is_size=True),
+        FigureRow("RAM GiB per node", tuple(plan.memory.host_bytes_per_node for plan in plans), gib, is_size=True),
+    ]
+    if any(plan.memory.nvme_bytes_per_node for plan in plans):
+        nvme = tuple(plan.memory.nvme_bytes_per_node for plan in plans)
+        rows.append(FigureRow("NVMe GiB per node", nvme, gib, is_size=True))
+    jobs = [] if known is None else [job for job in map(known.duration, plans) if job is not None]
+    if jobs:
+        rows.append(FigureRow("optimizer steps of the job", tuple(job.steps for job in jobs), "{:,}".format))
+        rows.append(FigureRow("hours of the job", tuple(job.duration_s for job in jobs), hours))
+    if jobs and known is not None and (price := known.price) is not None:
+        costs = tuple(job.cost(price) for job in jobs)
+        rows.append(FigureRow("cost of the job", costs, lambda cost: money(cost, price.currency)))
+    return rows
+
+
+def _figures(comparison: Comparison, console: Console) -> None:
+    known, plans = comparison.context, comparison.candidates
+    assert known is not None, "plans have a context"
     workload = known.workload
     sentence(
         console,
         f"{known.model.name} · {method_title(workload)} · sequence {workload.seq_len} · {cluster_title(known.cluster)}",
     )
     blank(console)
-
-    def both(name: str, cell: Callable[[Candidate], str]) -> None:
-        _row(name, (cell(first), cell(second)), console)
-
-    def sizes(name: str, value: Callable[[Candidate], int]) -> None:
-        _row(name, _gib_cells(value(first), value(second)), console)
-
-    def ratio(name: str, values: Sequence[float], cell: Callable[[float], str]) -> None:
-        _row(name, (cell(values[0]), cell(values[1]), times(values[1] / values[0])), console)
-
     _row("", ("A", "B", "B - A"), console, bold=True)
     short = {"fits": "yes", "does not fit": "no"}
-    both("fits", lambda each: short.get(each.fit.verdict, chance(each.fit.probability)))
-    ratio("tokens/s", (first.tokens_per_s, second.tokens_per_s), rate)
-    sizes("GPU GiB", lambda each: each.device_bytes)
-    sizes("RAM GiB per node", lambda each: each.memory.host_bytes_per_node)
-    if any(each.memory.nvme_bytes_per_node for each in (first, second)):
-        sizes("NVMe GiB per node", lambda each: each.memory.nvme_bytes_per_node)
-    both(
-        "micro batch x accumulation",
-        lambda each: f"{each.plan.micro_batch_size} x {each.plan.gradient_accumulation_steps}",
-    )
-    jobs = [duration for duration in map(known.duration, (first, second)) if duration is not None]
-    if not jobs:
-        return
-    _row("optimizer steps of the job", [f"{duration.steps:,}" for duration in jobs], console)
-    ratio("hours of the job", [duration.duration_s for duration in jobs], hours)
-    price = known.price
-    if price is not None:
-        costs = [duration.cost(price) for duration in jobs]
-        ratio("cost of the job", costs, lambda cost: money(cost, price.currency))
+    _row("fits", [short.get(plan.fit.verdict, chance(plan.fit.probability)) for plan in plans], console)
+    batches = [f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}" for plan in plans]
+    _row("micro batch x accumulation", batches, console)
+    for figure in figure_rows(comparison):
+        first, second = figure.values
+        ratio = (figure.write(first), figure.write(second), times(second / first))
+        _row(figure.title, _gib_cells(int(first), int(second)) if figure.is_size else ratio, console)
     for line in known.job_basis:
         sentence(console, line)
 

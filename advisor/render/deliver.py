@@ -113,7 +113,6 @@ def advice_markdown(answer: Recommendation, config_path: str) -> str:
 
 
 def _ladder(view: AnswerView) -> str:
-    """The plans as a table."""
     head = ("rung", "shape", *(view.columns[name] for name in ("gpu_gib", "ram_gib", "tokens_per_s")), "verdict")
     rows = (_cells(row) for row in view.ladder if row.candidate is not None)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, _ALIGNMENT, *rows))

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
 from ...validate.doctor.findings import counted
+from ..text.labels import versions_label
 from ..text.lines import blank, printable, sentence
 from ..text.units import gib
 
@@ -99,7 +100,7 @@ def _machine(facts: MachineFacts) -> Iterator[str]:
         inside = f", in a container ({facts.host.container})" if facts.host.container else ""
         yield f"system: {facts.host.system}, Linux {facts.host.kernel} {platform.machine()}{inside}"
     if facts.software:
-        versions = ", ".join(f"{name} {version}" for name, version in facts.software.packages.items())
+        versions = versions_label(facts.software.packages)
         yield f"python {facts.software.python}: {versions or 'none of the relevant packages'}"
         yield f"torch's CUDA: {facts.software.torch_cuda or 'none'}"
     if facts.toolchain:
@@ -108,7 +109,7 @@ def _machine(facts: MachineFacts) -> Iterator[str]:
     if facts.graphics:
         yield f"driver: {facts.graphics.driver or 'none'} (CUDA {facts.graphics.driver_cuda or '-'})"
         for gpu in facts.graphics.gpus:
-            link = f", PCIe x{gpu.pcie_lanes[0]}" if gpu.pcie_lanes else ""
+            link = f", PCIe x{gpu.pcie_lanes}" if gpu.pcie_lanes else ""
             nvlink = f", {gpu.nvlinks} NVLinks" if gpu.nvlinks else ""
             memory = f"{gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB free"
             yield f"GPU {gpu.index}: {gpu.name}, {memory}{link}{nvlink}"

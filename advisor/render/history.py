@@ -14,33 +14,18 @@ from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ...probes.machine import Machine
 from ...probes.store import Record
-from ..text.lines import WIDTH, blank, cells, sentence
+from ..text.lines import WIDTH, blank, cells, padded, sentence
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
 from ..text.units import seconds as duration
 
 _COLUMNS = {"id": 4, "when": -8, "kind": -8, "model": -16, "plan": -23, "tokens/s": 8, "GiB": 5}
 """Titles and widths (negative: aligned to the left)."""
 
-_FAILURES = {
-    "out_of_memory": "out of memory",
-    "crash": "failed",
-    "hang": "hung",
-    "stopped": "suspended",
-    "killed": "killed",
-    "timeout": "too slow",
-    "disk_full": "disk full",
-}
-
 _BENCH_TITLES = {
-    "matrix_product": "matrix product",
-    "attention_forward": "attention forward",
-    "attention_backward": "attention backward",
     "elementwise_sum": "sum in device memory",
     "memory_copy": "copy in device memory",
     "new_memory": "new memory, page by page",
     "launch": "launching an operation",
-    "host_to_device": "host to device",
-    "device_to_host": "device to host",
     "host_memory": "sum in host memory",
     "host_score": "a core, single-threaded",
     "cpu_adam": "DeepSpeedCPUAdam",
@@ -50,6 +35,7 @@ _BENCH_TITLES = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
 }
+"""Titles of benchmarks; the others are named by their kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +86,7 @@ def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Consol
 
 
 def _cells(texts: Sequence[str]) -> str:
-    return " " + " ".join(
-        f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
-        for text, width in zip(texts, _COLUMNS.values(), strict=False)
-    )
+    return " " + " ".join(padded(text, width) for text, width in zip(texts, _COLUMNS.values(), strict=False))
 
 
 def _line(record: Record) -> str:
@@ -114,7 +97,7 @@ def _line(record: Record) -> str:
     cells = [*head, name if len(name) <= 16 else name[:15] + "~", _plan(record)]
     failure = record.result.get("failure")
     if failure:
-        return (_cells(cells) + " " + _FAILURES.get(str(failure.get("kind")), "failed"))[:WIDTH]
+        return (_cells(cells) + " " + str(failure.get("kind", "failed")).replace("_", " "))[:WIDTH]
     return _cells([*cells, *_speed_and_memory(record.result)])
 
 
@@ -192,7 +175,7 @@ def _devices(result: BenchResult) -> str:
 
 
 def _bench_line(figure: BenchFigure) -> str:
-    title = _BENCH_TITLES[figure.kind]
+    title = _BENCH_TITLES.get(figure.kind, figure.kind.replace("_", " "))
     title += f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else ""
     write: Mapping[str, str] = {
         **dict.fromkeys(("matrix_product", "attention_forward", "attention_backward"), f"{figure.size}"),

@@ -109,8 +109,22 @@ def render_session(session: Session, console: Console) -> None:
             copyable(console, [following.command])
 
 
+def end_sentence(outcome: LaunchOutcome, took: str = "") -> str:
+    """`Finished after step 9.`, or the failure with its rank and step. took: how long it took, after a comma."""
+    failure = outcome.failure
+    if failure is not None:
+        return _failure_sentence(failure, took)
+    how = "Finished" if outcome.status == "finished" else "Stopped as asked"
+    return f"{how} after step {outcome.last_step}{took}."
+
+
+def _failure_sentence(failure: TrainingFailure, took: str) -> str:
+    where = "" if failure.rank is None else f", first on rank {failure.rank}"
+    return f"{FAILURE_TITLES[failure.kind]}{where}, after step {failure.step}{took}."
+
+
 def _render_end(outcome: LaunchOutcome, console: Console) -> None:
-    took = seconds(outcome.seconds)
+    took = f", {seconds(outcome.seconds)}"
     if outcome.failure is not None:
         render_failure(outcome.failure, console, took=took)
         if outcome.checkpoint is not None:
@@ -120,8 +134,7 @@ def _render_end(outcome: LaunchOutcome, console: Console) -> None:
         for line in tail(log).splitlines()[-_TAIL_LINES:]:
             row(console, Text(f"  | {line}", style="dim"))
         return
-    how = "Finished" if outcome.status == "finished" else "Stopped as asked"
-    sentence(console, f"{how} after step {outcome.last_step}, {took}.", style="bold")
+    sentence(console, end_sentence(outcome, took), style="bold")
     if outcome.status == "stopped" and outcome.checkpoint is not None:
         sentence(console, f"The last checkpoint is {outcome.checkpoint}; --resume_from_checkpoint goes on from it.")
     elif outcome.status == "stopped":
@@ -130,9 +143,7 @@ def _render_end(outcome: LaunchOutcome, console: Console) -> None:
 
 def render_failure(failure: TrainingFailure, console: Console, *, took: str = "", style: str = "bold") -> None:
     """The failure with its place and step, its message and its evidence."""
-    where = "" if failure.rank is None else f", first on rank {failure.rank}"
-    when = f"after step {failure.step}" + (f", {took}" if took else "")
-    sentence(console, f"{FAILURE_TITLES[failure.kind]}{where}, {when}.", style=style)
+    sentence(console, _failure_sentence(failure, took), style=style)
     sentence(console, failure.message)
     for evidence in failure.evidence:
         sentence(console, f"Evidence: {evidence}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,7 +13,7 @@ from ...probes.real_run.result import ProbeResult, RankFailure
 from ..answer.reasons import time_shares
 from ..answer.recommendation import DryRunAnswer
 from ..search.candidate import Fit, chance
-from ..text.labels import cluster_title, component_title
+from ..text.labels import cluster_title, component_title, versions_label
 from ..text.lines import NARROWEST, bar, blank, can_encode, cells, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
@@ -55,12 +56,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         sentence(console, "Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
     for feature in unmodeled_features(answer.run.config):
         sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
-    evidence = f"Evidence: dry run of the real engine ({_versions(result.versions)}) in {seconds(result.seconds)}."
+    evidence = f"Evidence: dry run of the real engine ({versions_label(result.versions)}) in {seconds(result.seconds)}."
     sentence(console, evidence, style="dim")
-
-
-def _versions(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def dry_run_verdict(fit: Fit) -> Text:
@@ -97,7 +94,6 @@ def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
 
 
 def _step_sentences(answer: DryRunAnswer, *, shares: bool) -> Iterator[str]:
-    """How long a step takes, what its time consists of, and how busy the GPU is."""
     step, analytic = answer.step, answer.analytic_time
     if step is None:
         return
@@ -138,8 +134,8 @@ def _print_phases(answer: DryRunAnswer, console: Console) -> None:
         own = [phase for phase in phases if phase.iteration == iteration]
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
-            later = ", and so would all later ones be" if iteration == last < answer.result.iterations else ""
-            cells(console, f"  {iteration:>4} as {iteration - 1}{later}", style="dim")
+            later = "; later iterations repeat it" if iteration == last < answer.result.iterations else ""
+            cells(console, f"  {iteration:>4} same as {iteration - 1}{later}", style="dim")
             continue
         previous = key
         for phase in own:
@@ -154,7 +150,6 @@ def _print_phases(answer: DryRunAnswer, console: Console) -> None:
 
 
 def _print_timeline(answer: DryRunAnswer, console: Console) -> None:
-    """The GPU's memory over the whole run in one line, and the phases below it."""
     if answer.result.timeline:
         sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
         drawn, marks = sparkline(answer.result.timeline, max(NARROWEST, console.width) - 4, sparks)
@@ -199,12 +194,11 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     blank(console)
     sentence(console, _step_parts(result))
     blank(console)
-    evidence = f"Evidence: probe ({_versions(result.versions)}) in {seconds(result.seconds)}"
+    evidence = f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}"
     sentence(console, f"{evidence}; random weights and tokens unless a checkpoint was given.", style="dim")
 
 
 def _print_failure(failure: RankFailure, console: Console) -> None:
-    """The kind of failure, the rank and phase, the error."""
     sentence(console, FAILURE_SENTENCES[failure.kind], style="bold red")
     sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
     for line in failure.details.strip().splitlines()[-12:]:
@@ -219,10 +213,16 @@ def probe_place(answer: ProbeAnswer) -> str:
     return place if answer.run.cluster.gpu.is_cpu else f"{counted_noun(result.world_size, 'rank')} on {place}"
 
 
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
+    "s": seconds,
+    "tokens/s": rate,
+}
+"""Format of a figure, by its unit."""
+
+
 def _value(figure: ProbeFigure, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return {"bytes": lambda size: f"{gib(int(size))} GiB", "s": seconds, "tokens/s": rate}[figure.unit](value)
+    return "-" if value is None else UNITS[figure.unit](value)
 
 
 def _predicted(figure: ProbeFigure, value: float | None, error: float | None) -> str:

@@ -39,6 +39,9 @@ HOURS_BETWEEN_INTERRUPTIONS = 4.4
 (github.com/skypilot-org/spot-traces, preemption/1-node/aws-04-22-2023 and 4-node/aws-08-03-2023, of "Can't Be Late",
 NSDI 2024). Calmer machines and providers are common, hence the column."""
 
+SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
+"""Currencies with a sign before the amount."""
+
 MOST_PER_HOUR = 10_000.0
 """The highest plausible price of a GPU."""
 
@@ -87,7 +90,7 @@ class PriceTable:
     @property
     def sign(self) -> str:
         """The sign before an amount, or the code after it."""
-        return {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}.get(self.currency, self.currency)
+        return SIGNS.get(self.currency, self.currency)
 
     @property
     def dates(self) -> tuple[str, str] | None:
@@ -154,7 +157,6 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
-    """The row's machine, in each of its sizes."""
     match = _COUNTS.fullmatch(row["gpus"])
     counts, kind = (match[1], match[2]) if match else ("1", row["gpus"])
     sizes = [int(count) for count in counts.split("/")]

@@ -22,7 +22,7 @@ from ..question.question import Question
 from ..question.workload import resolve_precision
 from ..search.candidate import Candidate, duration_of
 from ..search.search import SampleBytes, fastest
-from .prices import Machine, PriceTable, read_prices, shipped_prices
+from .prices import SIGNS, Machine, PriceTable, read_prices, shipped_prices
 
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough for the loading time not to matter."""
@@ -278,12 +278,10 @@ def budget_amount(text: str | float, currency: str) -> float:
     amount = float(match[2]) if match else 0.0
     if match is None or not 0 < amount <= _MOST_BUDGET:
         raise WorkloadError(f"--budget {str(text)[:40]!r} is no amount", fix="write it as 50, or 50 USD")
-    sign = match[1] or match[3]
-    code = {"$": "usd", "€": "eur", "£": "gbp", "₹": "inr"}.get(sign or "", sign)
-    if code is not None and code != currency.lower():
-        raise WorkloadError(
-            f"--budget is in {code.upper()}, and the prices are in {currency}", fix=f"give it in {currency}"
-        )
+    given = match[1] or match[3] or currency
+    code = next((code for code, sign in SIGNS.items() if sign == given), given.upper())
+    if code != currency:
+        raise WorkloadError(f"--budget is in {code}, and the prices are in {currency}", fix=f"give it in {currency}")
     return amount
 
 

@@ -17,7 +17,7 @@ from ..text.units import counted_noun, gib, rate
 from .rent import WAIT_S, Offer, RentAdvice
 
 _TITLE_WIDTH = 30
-"""The space in 80 columns beside the figures and the longest rung. Longer titles are cut."""
+"""Columns that the figures and the longest rung leave of 80. Longer titles are cut."""
 
 
 def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:
@@ -41,7 +41,6 @@ def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) ->
 
 
 def _verdict(advice: RentAdvice) -> list[str | Text]:
-    """The machine to rent, for how long and for how much, and its plan."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
         return _nothing(advice)
@@ -100,7 +99,6 @@ def _interruptions(offer: Offer, sign: str) -> list[str]:
 
 
 def _ram(offer: Offer) -> str:
-    """What is known of the machine's RAM."""
     have = offer.question.cluster.host_memory_bytes_per_node
     per_node = " per machine" if offer.figures.nodes > 1 else ""
     return (

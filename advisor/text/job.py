@@ -105,7 +105,6 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[Phras
 
 
 def _parts(duration: JobDuration) -> Phrase:
-    """What was counted."""
     saving = duration.saving
     checkpoints = {"count": f"{saving.count:,}", "time": hours(saving.total_s)}
     parts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...estimators.hardware.cluster import Cluster
@@ -84,7 +85,7 @@ def device_label(cluster: Cluster) -> Phrase:
 
 
 def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
-    """The machines; with `speed`, the GPU whose speed is assumed where none is named.
+    """The machines. speed: names the GPU from which an assumed speed is taken.
 
     `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
     `2 ranks on the CPU (AMD EPYC 7742)`."""
@@ -129,6 +130,16 @@ def phase_title(name: str) -> str:
 def component_title(name: str) -> Phrase:
     """`master_weights` -> `master weights`."""
     return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
+
+
+def component_key(name: str) -> str:
+    """A component's name as a JSON key: `gradient of logits` -> `gradient_of_logits`."""
+    return name.lower().replace(" ", "_").replace("-", "_")
+
+
+def versions_label(versions: Mapping[str, str]) -> str:
+    """`torch 2.8.0, deepspeed 0.19.8`."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def shape_label(plan: Any) -> str:

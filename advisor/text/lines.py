@@ -76,13 +76,8 @@ def _breaks(text: str, first: int, following: int) -> list[int]:
     return breaks
 
 
-def styled(text: str, style: str) -> Text:
-    """A text translated, in a style."""
-    return Text(translate(text), style=style)
-
-
 def padded(text: str, width: int) -> str:
-    """A table's cell, of which wide characters take two columns; width: negative for a text on the left."""
+    """A table's cell. A wide character takes two columns; a negative width aligns to the left."""
     space = " " * (abs(width) - cell_len(text))
     return text + space if width < 0 else space + text
 

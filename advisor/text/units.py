@@ -114,7 +114,7 @@ def _prefix(value: float) -> tuple[str, float]:
 
 
 def size(size_bytes: int) -> str:
-    """A buffer's size, of which powers of two are usual: `8 B`, `64 KiB`, `256 MiB`."""
+    """A buffer's size in binary units: `8 B`, `64 KiB`, `256 MiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.3g} {unit}"

@@ -74,7 +74,7 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         return _record_quietly({key: value for key, value in config.items() if key not in _IGNORED}, name)
     finally:

@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -108,7 +108,7 @@ class Ledger:
         """The births, deaths, NVMe transfers and phases since `restart_trace`; equal for equal iterations."""
         self._trace_starts = 0
         self.events = self.phase = self.stream = 0
-        self.nvme_read_bytes = self.nvme_written_bytes = 0
+        self.nvme_bytes = Counter[str]()
         self.nvme_files: dict[str, int] = {}
         self._gpu_type = gpu_type
         self._classify = classify
@@ -168,7 +168,7 @@ class Ledger:
     def begin_phase(self, name: str) -> None:
         self.phase += 1
         self.trace.append((name,))
-        self.nvme_read_bytes = self.nvme_written_bytes = 0
+        self.nvme_bytes.clear()
         for counter in (self.gpu, self.host, self.total, self.host_pinned, self.host_held):
             counter.restart(self.events)
 
@@ -190,8 +190,8 @@ class Ledger:
             **{f"{name}_peak_bytes": counter.peak_bytes for name, counter in counters.items()},
             "host_held_live_bytes": self.host_held.live_bytes,
             "host_held_peak_bytes": self.host_held.peak_bytes,
-            "nvme_read_bytes": self.nvme_read_bytes,
-            "nvme_written_bytes": self.nvme_written_bytes,
+            "nvme_read_bytes": self.nvme_bytes["read"],
+            "nvme_written_bytes": self.nvme_bytes["write"],
         }
 
     def storage_of(self, tensor: torch.Tensor) -> StorageLife | None:
@@ -222,11 +222,8 @@ class Ledger:
         finally:
             self._birth_locked = False
 
-    def nvme_read(self, _path: str, size_bytes: int) -> None:
-        self.nvme_read_bytes += size_bytes
-        self.trace.append(("read", size_bytes))
-
-    def nvme_write(self, path: str, size_bytes: int) -> None:
-        self.nvme_written_bytes += size_bytes
-        self.trace.append(("written", size_bytes))
-        self.nvme_files[path] = max(self.nvme_files.get(path, 0), size_bytes)
+    def nvme_transfer(self, kind: Literal["read", "write"], path: str, size_bytes: int) -> None:
+        self.nvme_bytes[kind] += size_bytes
+        self.trace.append((kind, size_bytes))
+        if kind == "write":
+            self.nvme_files[path] = max(self.nvme_files.get(path, 0), size_bytes)

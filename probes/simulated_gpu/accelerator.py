@@ -189,11 +189,8 @@ _ANSWERS: dict[str, Any] = {
 """Method -> its constant result."""
 
 _TENSOR_TYPES = {
-    "BFloat16Tensor": torch.bfloat16,
     "ByteTensor": torch.uint8,
-    "DoubleTensor": torch.double,
     "FloatTensor": torch.float,
-    "HalfTensor": torch.half,
     "IntTensor": torch.int,
     "LongTensor": torch.long,
 }

@@ -80,9 +80,9 @@ def install(compute_capability: int) -> None:
             how: dict[str, Any] = {"causal": is_causal, "enable_gqa": enable_gqa, "dropout": dropout_p}
             chosen = kernel(query, key, value, attn_mask, compute_capability=compute_capability, **how)
         if chosen == "flash":
-            return _flash(query, key, value, dropout_p, is_causal, scale)
+            return flash(query, key, value, dropout_p, is_causal, scale)
         if chosen == "efficient":
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+            return efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         return _composite(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     _functional.scaled_dot_product_attention = routed
@@ -101,7 +101,7 @@ def register_with_transformers() -> None:
         module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: float = 0.0, scaling: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
         causal = bool(getattr(module, "is_causal", True)) and query.shape[2] == key.shape[2]
-        return _flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
+        return flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
 
     ALL_ATTENTION_FUNCTIONS.register(FLASH, forward)
 
@@ -115,9 +115,10 @@ def _softmax(
     return _plain_softmax(input, dim, _stacklevel, dtype)
 
 
-def _flash(
+def flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool, scale: float | None
 ) -> Any:
+    """Flash attention without a mask, as CUDA runs it."""
     head = query.shape[-1]
     scale = scale if scale is not None else 1.0 / math.sqrt(head)
     missing = -head % 8
@@ -127,7 +128,8 @@ def _flash(
     return output[..., :head] if missing else output
 
 
-def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None) -> Any:
+def efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None) -> Any:
+    """Memory-efficient attention, as CUDA runs it."""
     if mask is not None:
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)

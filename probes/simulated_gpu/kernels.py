@@ -9,7 +9,7 @@ csrc/adam/cpu_adam_impl.cpp). Kernels that allocate have their own replacements:
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -83,32 +83,28 @@ class CountingHandle:
         self._queue = recorder.new_stream()
 
     def async_pread(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._read(buffer, path)
+        self._transfer("read", buffer, path)
         self._pending += 1
         return 0
 
     def async_pwrite(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._write(buffer, path)
+        self._transfer("write", buffer, path)
         self._pending += 1
         return 0
 
     def sync_pread(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._read(buffer, path)
+        self._transfer("read", buffer, path)
         self._recorder.synchronize_stream(self._queue)
         return 1
 
     def sync_pwrite(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._write(buffer, path)
+        self._transfer("write", buffer, path)
         self._recorder.synchronize_stream(self._queue)
         return 1
 
-    def _read(self, buffer: torch.Tensor, path: str) -> None:
-        self._ledger.nvme_read(path, buffer.nbytes)
-        self._recorder.transfer("read", buffer.nbytes, self._queue)
-
-    def _write(self, buffer: torch.Tensor, path: str) -> None:
-        self._ledger.nvme_write(path, buffer.nbytes)
-        self._recorder.transfer("write", buffer.nbytes, self._queue)
+    def _transfer(self, kind: Literal["read", "write"], buffer: torch.Tensor, path: str) -> None:
+        self._ledger.nvme_transfer(kind, path, buffer.nbytes)
+        self._recorder.transfer(kind, buffer.nbytes, self._queue)
 
     def wait(self) -> int:
         self._recorder.synchronize_stream(self._queue)

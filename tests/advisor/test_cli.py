@@ -16,6 +16,8 @@ from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.plan import RUNGS
 
+from tests.helpers import TINY
+
 FAST = ["--no-deepspeed-estimate", "--offline"]
 
 
@@ -126,33 +128,14 @@ def test_nothing_fits_exits_1_and_writes_nothing(here: Path, capsys: pytest.Capt
     assert list(here.iterdir()) == []
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 0,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "vocab_size": 10,
-}
 BROKEN_CONFIGS = {
     "not-json": "{",
-    "empty": "",
-    "list": "[]",
-    "no-type": "{}",
-    "lacks-field": json.dumps({"model_type": "llama", "hidden_size": 64}),
-    "zero": json.dumps(LLAMA),
-    "text": json.dumps(LLAMA | {"hidden_size": "many"}),
+    "zero": json.dumps(TINY | {"hidden_size": 0}),
     "unknown": json.dumps({"model_type": "quantum", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}),
-    "huge": " " * 20_000_000,
-    "binary": "\x00\x01\x02",
 }
 BAD_LINES = [
     "Qwen2.5-15B --gpus 2x32GB",
     "gpt2 --gpus 2xB9000",
-    "gpt2 --gpus 0x32GB",
-    "gpt2 --gpus 2x32GB --ram much",
-    "gpt2 --gpus 2x32GB --nvme /x",
-    "gpt2 --gpus 2x32GB --interconnect fast",
     "gpt2 --gpus 2x32GB --seq-len 0",
     "gpt2 --gpus 2x32GB --seq-len 1e3",
     "gpt2 --gpus 2x32GB --seq-len 4096",
@@ -295,11 +278,6 @@ def test_the_script_arguments_are_shown(capsys: pytest.CaptureFixture[str]) -> N
         assert line in out
     assert run_here([*asked, "--no-write"]) == 0
     assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain
-
-
-def test_an_unknown_model_names_its_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_here(["Qwen2.5-15B", "--gpus", "2x32GB", *FAST]) == 2
-    assert "Qwen2.5-14B" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["advise", "--help"]])

@@ -14,6 +14,8 @@ from ds_advise.advisor.question.options import OPTIONS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import TINY_SIZES
+
 ALPHABET = st.one_of(st.sampled_from("0123456789xX-+.,:/ GgBbTtiIeE"), st.characters())
 
 
@@ -87,17 +89,9 @@ JSON = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=5,
 )
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-}
 CONFIGS = {
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES},
-    "mixtral": {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **TINY_SIZES},
+    "mixtral": {"model_type": "mixtral", **TINY_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100},
 }
 

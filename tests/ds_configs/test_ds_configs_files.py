@@ -178,9 +178,3 @@ def test_the_snippet_is_python() -> None:
     call = ast.parse(training_arguments_snippet(arguments), mode="eval").body
     assert isinstance(call, ast.Call)
     assert {word.arg: ast.literal_eval(word.value) for word in call.keywords} == arguments
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

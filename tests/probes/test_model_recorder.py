@@ -135,7 +135,7 @@ def test_an_encoder_decoder_has_two_stacks() -> None:
     ("changes", "why"),
     [
         ({"model_type": "no_such_type"}, "transformers .* has no model type 'no_such_type'"),
-        ({"model_type": "falcon_mamba"}, "a loop over tokens"),
+        ({"model_type": "falcon_mamba"}, "a loop over (tokens|chunks)"),
         (
             {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 8},
             "relative positions",

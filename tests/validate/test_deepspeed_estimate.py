@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ds_advise.advisor.answer.reasons import deepspeed_sentence
+from ds_advise.advisor.answer.evidence import deepspeed_sentence
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.catalogue import find
@@ -76,7 +76,7 @@ def test_stdout_stays_clean_and_logging_as_it_was() -> None:
     """DeepSpeed warns on stdout while it is imported without a GPU; an answer in JSON must not begin with that."""
     code = f"""
 import logging, sys
-from ds_advise.advisor.answer.reasons import deepspeed_sentence
+from ds_advise.advisor.answer.evidence import deepspeed_sentence
 from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.hardware.cluster import Cluster

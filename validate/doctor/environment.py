@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .findings import DoctorFinding, Findings, FindingStatus, note, ok, problem, warning
+from .findings import DoctorFinding, Findings, FindingStatus, note, ok, problem
 from .gpus import Graphics
 from .host import Host
 from .nodes import HostfileNode
-from .software import InstalledSoftware
 
 _ON = ("1", "true", "on", "yes", "y")
 """Values that NCCL, torch and CUDA accept for yes, in lower case."""
@@ -143,27 +142,6 @@ def architectures(environment: Mapping[str, str], graphics: Graphics) -> Finding
                 f"TORCH_CUDA_ARCH_LIST={listed[:60]} leaves out the {gpu.name} ({major}.{minor})",
                 'compiled ops end with "no kernel image is available"',
                 "unset TORCH_CUDA_ARCH_LIST",
-            )
-            return
-
-
-def libraries(environment: Mapping[str, str], software: InstalledSoftware | None = None) -> Findings:
-    """LD_LIBRARY_PATH leads to the CUDA libraries of torch."""
-    folders = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    if any(folder.rstrip("/").endswith("/stubs") for folder in folders):
-        yield problem(
-            "LD_LIBRARY_PATH has a folder of CUDA stubs",
-            'they are for linking only: "CUDA driver is a stub library"',
-            "remove the stubs folder from LD_LIBRARY_PATH",
-        )
-    torch_cuda = software.torch_cuda if software else ""
-    for folder in folders if torch_cuda else ():
-        other = re.search(r"cuda-(\d+)(?:\.\d+)?", folder)
-        if other and other[1] != torch_cuda.partition(".")[0]:
-            yield warning(
-                f"LD_LIBRARY_PATH has CUDA {other[1]}, torch is built for {torch_cuda}",
-                "torch may load libraries of that version",
-                "remove that folder from LD_LIBRARY_PATH",
             )
             return
 

@@ -51,10 +51,8 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         software.torch,
         software.torch_and_driver,
         software.gpu_architecture,
-        software.torch_libraries,
         software.deepspeed,
         software.trainer,
-        software.experts,
         software.prebuilt_ops,
     ),
     "building ops": (
@@ -68,8 +66,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         building.async_io,
         building.ops_folder,
     ),
-    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.mig, gpus.bf16),
-    "links": (gpus.pcie, gpus.nvlink, gpus.peer_to_peer),
+    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.mig, gpus.peer_to_peer),
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores, host.numa),
     "swap folder": (folder.swap_folder, folder.drive, folder.direct_io, folder.free_space),
@@ -78,10 +75,9 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         environment.visible_devices,
         environment.interfaces,
         environment.architectures,
-        environment.libraries,
         environment.allocator,
     ),
-    "network": (host.open_files, host.own_name, host.port),
+    "network": (host.own_name, host.port),
     "nodes": (nodes.names, nodes.ssh, nodes.pdsh, nodes.slots, nodes.rendezvous),
 }
 """Every check, by area, in the order of the report."""

@@ -46,8 +46,8 @@ class GpuState:
     processes: tuple[tuple[str, int], ...] = ()
     """(name, bytes) of the processes that compute on it."""
     mig: bool = False
-    pcie_lanes: tuple[int, int] | None = None
-    """(lanes in use, maximum of card and slot)."""
+    pcie_lanes: int | None = None
+    """Lanes in use."""
     nvlinks: int = 0
     """Number of active links."""
 
@@ -139,8 +139,6 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
 
     memory = ask("nvmlDeviceGetMemoryInfo")
     mig = ask("nvmlDeviceGetMigMode")
-    lanes = ask("nvmlDeviceGetCurrPcieLinkWidth")
-    max_lanes = ask("nvmlDeviceGetMaxPcieLinkWidth")
     links = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MAX_NVLINKS)]
     return GpuState(
         index=index,
@@ -150,7 +148,7 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
         capability=ask("nvmlDeviceGetCudaComputeCapability"),
         processes=_processes(ask, root),
         mig=bool(mig and mig[0]),
-        pcie_lanes=None if lanes is None or max_lanes is None else (lanes, max_lanes),
+        pcie_lanes=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         nvlinks=links.count(1),
     )
 
@@ -210,47 +208,6 @@ def mig(graphics: Graphics) -> Findings:
             "a process sees one instance, and NCCL cannot connect instances: multi-GPU training is impossible",
             "sudo nvidia-smi -mig 0, or train on one instance",
         )
-
-
-def bf16(graphics: Graphics) -> Findings:
-    """bf16 units exist from compute capability 8.0."""
-    known = [gpu for gpu in graphics.gpus if gpu.capability is not None]
-    if lacking := [gpu for gpu in known if gpu.capability and gpu.capability < (8, 0)]:
-        yield note(
-            f"{_named(lacking)}: no bf16 units, which exist from sm_80 on",
-            "bf16 is emulated, several times slower than fp16",
-            'use "fp16": {"enabled": true}',
-        )
-    elif known:
-        yield ok("bf16 units exist")
-
-
-def pcie(graphics: Graphics) -> Findings:
-    """Host links use all lanes."""
-    links = [(gpu, *gpu.pcie_lanes) for gpu in graphics.gpus if gpu.pcie_lanes is not None]
-    narrow = [(gpu, lanes, max_lanes) for gpu, lanes, max_lanes in links if lanes < max_lanes]
-    if narrow:
-        yield warning(
-            f"{_named([gpu for gpu, _, _ in narrow])}: PCIe x{narrow[0][1]} of x{narrow[0][2]}",
-            "offload, and communication between GPUs without NVLink, is slower by that factor",
-            "reseat the card, use a slot with all lanes, check the riser and the board's lane sharing",
-        )
-    elif links:
-        yield ok(f"x{links[0][1]}")
-
-
-def nvlink(graphics: Graphics) -> Findings:
-    """All GPUs have NVLink, or none."""
-    linked = [gpu for gpu in graphics.gpus if gpu.nvlinks]
-    bare = [gpu for gpu in graphics.gpus if not gpu.nvlinks]
-    if linked and bare:
-        yield warning(
-            f"{_named(bare)}: no NVLink, unlike the other GPUs",
-            "the slowest link determines the speed of every collective",
-            "train on the GPUs with NVLink: CUDA_VISIBLE_DEVICES",
-        )
-    elif linked:
-        yield ok(f"{linked[0].nvlinks} links active on every GPU")
 
 
 def peer_to_peer(graphics: Graphics) -> Findings:

@@ -33,8 +33,6 @@ _DOCKER_SHARED_BYTES = 64 * 2**20
 _MIN_LOCKED_BYTES = 10**9
 """The parameter swap buffers of one rank by default: 5 of 1e8 elements of 2 bytes."""
 
-_MIN_FILES = 4096
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
@@ -79,8 +77,6 @@ class Host:
     kernel: str = ""
     container: str = ""
     """"docker", "kubernetes", "container", "" on the machine itself."""
-    open_files: int | None = None
-    """The limit of open files, None for none."""
     rdma: tuple[str, ...] = ()
     """InfiniBand or RoCE adapters."""
     interfaces: tuple[str, ...] = ()
@@ -170,7 +166,6 @@ def read_host(root: Path, environment: Mapping[str, str], run: Runner = run_prog
         system=release.get("PRETTY_NAME", platform.system()),
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         container=_container(root, environment),
-        open_files=_soft_limit(root, "Max open files"),
         rdma=_entries(root / "sys/class/infiniband"),
         interfaces=_entries(root / "sys/class/net"),
         own_name_resolves=None if look_up is None else look_up == 0,
@@ -329,16 +324,6 @@ def numa(
         )
     elif processor.numa_nodes > 1:
         yield ok(f"{processor.numa_nodes} NUMA nodes; bind ranks with deepspeed --bind_cores_to_rank")
-
-
-def open_files(host: Host) -> Findings:
-    """The limit of open files."""
-    if host.open_files is not None and host.open_files < _MIN_FILES:
-        yield note(
-            f"a process may open {host.open_files} files",
-            "data loaders with many workers, and NCCL with many peers, open more",
-            "ulimit -n 65536",
-        )
 
 
 def own_name(host: Host) -> Findings:

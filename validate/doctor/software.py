@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ast
 import platform
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from .. import parse_version
-from .findings import Findings, counted, note, ok, problem, unknown, warning
+from .findings import Findings, counted, note, ok, problem, unknown
 from .gpus import NO_PYNVML, Graphics
 
 PACKAGES = (
@@ -32,8 +30,6 @@ PACKAGES = (
     "mpi4py",
     "nvidia-ml-py",
 )
-
-_PINNED = re.compile(r"^(nvidia-[a-z0-9-]+)\s*==\s*([0-9.]+)")
 
 _FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
@@ -64,8 +60,6 @@ class InstalledSoftware:
     torch_cuda: str = ""
     """CUDA version of the torch build ("12.8"), "" for a build without CUDA; `torch_hip` likewise for ROCm."""
     torch_hip: str = ""
-    wrong_libraries: tuple[tuple[str, str, str], ...] = ()
-    """(library, version that torch requires, installed version or "") of NVIDIA's packages."""
     compatible_toolkits: tuple[str, ...] = ()
     """CUDA versions of one major number that the installed DeepSpeed accepts for each other."""
     cpu_adam_needs_cuda: bool = False
@@ -88,7 +82,6 @@ def read_software() -> InstalledSoftware:
         packages={name: found.version for name, found in known.items()},
         torch_cuda=torch_cuda,
         torch_hip=built.get("hip") or "",
-        wrong_libraries=tuple(_wrong_libraries(torch_package)) if torch_cuda else (),
         compatible_toolkits=_compatible_toolkits(deepspeed_package, torch_cuda),
         cpu_adam_needs_cuda="TorchCPUOpBuilder" in _text(deepspeed_package, "deepspeed/ops/op_builder/cpu_adam.py"),
         prebuilt_ops=tuple(sorted(name for name, there in prebuilt.get("installed_ops", {}).items() if there)),
@@ -100,25 +93,6 @@ def _installed(name: str) -> Distribution | None:
     with suppress(PackageNotFoundError):
         return distribution(name)
     return None
-
-
-def _wrong_libraries(torch_package: Distribution | None) -> Iterator[tuple[str, str, str]]:
-    """NVIDIA packages whose installed version is not the one that torch pins."""
-    for requirement in (torch_package.requires if torch_package else None) or ():
-        match = _PINNED.match(requirement)
-        if match is None or "extra ==" in requirement or not _for_this_platform(requirement):
-            continue
-        found = _installed(match[1])
-        version = "" if found is None else found.version
-        if version != match[2]:
-            yield match[1], match[2], version
-
-
-def _for_this_platform(requirement: str) -> bool:
-    """Whether the markers of a requirement name this operating system and processor."""
-    here = {"platform_system": platform.system(), "platform_machine": platform.machine()}
-    markers = re.findall(r"""(platform_system|platform_machine)\s*==\s*["']([^"']+)""", requirement)
-    return all(here[key] == value for key, value in markers)
 
 
 def _compatible_toolkits(deepspeed_package: Distribution | None, torch_cuda: str) -> tuple[str, ...]:
@@ -261,18 +235,6 @@ def needed_cuda(cuda: str, capability: tuple[int, int]) -> str:
     return "CUDA 12" if version.major >= 13 and capability < _OLDEST_OF_CUDA_13 else ""
 
 
-def torch_libraries(software: InstalledSoftware) -> Findings:
-    """NVIDIA's packages have the versions that torch pins."""
-    if wrong := software.wrong_libraries:
-        name, needed, found = wrong[0]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        yield warning(
-            f"torch requires {name} {needed}, {found or 'none'} is installed{more}",
-            "symbols may be missing, and NCCL and cuDNN are untested with this torch",
-            "pip install " + " ".join(f"{name}=={needed}" for name, needed, _ in wrong[:3]),
-        )
-
-
 def deepspeed(software: InstalledSoftware) -> Findings:
     """DeepSpeed is installed, in a version that ds-advise models."""
     found = software.packages.get("deepspeed")
@@ -300,17 +262,6 @@ def trainer(software: InstalledSoftware) -> Findings:
             "accelerate is not installed, transformers is",
             "Trainer stops with a DeepSpeed configuration",
             "pip install accelerate",
-        )
-
-
-def experts(software: InstalledSoftware) -> Findings:
-    """DeepSpeed's expert parallelism works with the internals of this transformers version."""
-    found = software.packages.get("transformers")
-    if "deepspeed" in software.packages and found and parse_version(found).release >= FIRST_WITHOUT_AUTOEP:
-        yield note(
-            f"transformers {found} and AutoEP",
-            "`expert_parallel` stops at deepspeed.initialize with a TypeError of _CanRecordRegistry.get()",
-            "pip install transformers==5.8.0 for expert parallelism",
         )
 
 

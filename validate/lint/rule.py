@@ -30,22 +30,19 @@ class Violation:
     """What `--fix` does: only what cannot change the training."""
 
 
-class ViolationDetails(TypedDict, total=False):
-    """The optional fields of `Violation`."""
-
-    fix: str
-    severity: Severity | None
-    edits: tuple[Edit, ...]
-
-
-def violation(path: str, what: str, **details: Unpack[ViolationDetails]) -> Violation:
+def violation(
+    path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
+) -> Violation:
     """A violation at a path written with dots."""
-    return Violation(path=tuple(path.split(".")) if path else (), what=what, **details)
+    return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
 
-def bad_value(config: LintedConfig, path: str, **details: Unpack[ViolationDetails]) -> Violation:
+def bad_value(
+    config: LintedConfig, path: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
+) -> Violation:
     """A violation by the value at a path."""
-    return violation(path, f"{path.rpartition('.')[2]} is {shown(config.get(path))}", **details)
+    what = f"{path.rpartition('.')[2]} is {shown(config.get(path))}"
+    return violation(path, what, fix=fix, severity=severity, edits=edits)
 
 
 def removed(path: str) -> tuple[Edit, ...]:

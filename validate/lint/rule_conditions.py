@@ -49,6 +49,8 @@ may_have_adam = Condition(lambda config, _: config.may_have_adam)
 torch_adam = Condition(lambda config, _: config.flag("optimizer.params.torch_adam"))
 per_matrix = Condition(lambda config, _: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
 offloaded = Condition(lambda config, _: config.offload("optimizer") != "none")
+states_in_ram = Condition(lambda config, _: config.offload("optimizer") == "cpu")
+states_on_nvme = Condition(lambda config, _: config.offload("optimizer") == "nvme")
 param_on_nvme = Condition(lambda config, _: config.offload("param") == "nvme")
 swaps = Condition(
     lambda config, _: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))
@@ -59,7 +61,21 @@ to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "n
 in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
 """The offload block of the key offloads."""
 
+in_force = Condition(lambda config, path: not path.startswith("bfloat16.") or config.bf16_block == "bfloat16")
+"""DeepSpeed reads the key: `bfloat16` only where the file has no `bf16`."""
+
 one_node = Condition(lambda config, _: config.cluster is not None and config.cluster.nodes == 1)
+
+
+splits_ranks_unevenly = Condition(
+    lambda config, path: (
+        (size := config.number(path) or 0) > 1
+        and not size % 1
+        and config.world_size is not None
+        and config.world_size % size > 0
+    )
+)
+"""The value is a size of groups that does not divide the number of GPUs."""
 
 
 def _offload_of(path: str) -> str:
@@ -119,7 +135,7 @@ def at(
     """A check that reports each of the keys for which the condition holds.
 
     what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
-        {number}, its value as a number; {stage} and {optimizer}.
+        {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs.
     remove: `--fix` takes the key out.
     """
 
@@ -134,6 +150,7 @@ def at(
                     "number": "" if number is None else f"{number:g}",
                     "stage": config.stage,
                     "optimizer": config.optimizer,
+                    "ranks": config.world_size,
                 }
                 yield violation(path, what.format(**words), edits=removed(path) if remove else ())
 

@@ -107,8 +107,9 @@ def only_total(config: LintedConfig) -> Iterator[Violation]:
         yield violation(TOTAL, f"the micro batch is {each} samples")
 
 
-@BATCH_RULES.warning(
+BATCH_RULES.warning(
     "DS106 sequence parallelism that does not divide the GPUs",
+    at("sequence_parallel_size", when.splits_ranks_unevenly, "{number} does not divide {ranks} GPUs"),
     why="DeepSpeed divides the number of GPUs by it to get the number of groups, and continues with the fraction",
     fix="choose a divisor of the number of GPUs",
     source="runtime/config.py DeepSpeedConfig.__init__",
@@ -116,10 +117,6 @@ def only_total(config: LintedConfig) -> Iterator[Violation]:
     bad={MICRO: 1, "sequence_parallel_size": 3},
     good={MICRO: 1, "sequence_parallel_size": 2},
 )
-def sequence_parallel(config: LintedConfig) -> Iterator[Violation]:
-    size, ranks = _positive(config, "sequence_parallel_size"), config.world_size
-    if size and ranks and ranks % size:
-        yield violation("sequence_parallel_size", f"{size} does not divide {ranks} GPUs")
 
 
 @BATCH_RULES.error(
@@ -129,7 +126,6 @@ def sequence_parallel(config: LintedConfig) -> Iterator[Violation]:
     fix="remove train_batch_size: accelerate sets it, knowing the groups",
     source="transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig.trainer_config_process; "
     "runtime/config.py _batch_assertion",
-    options={"framework": "hf"},
     bad={TOTAL: "auto", MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
     good={MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
 )
@@ -190,7 +186,6 @@ _READ_AS_THEY_ARE = (
     "DeepSpeed computes with the text and stops",
     fix="write a value, or leave the key out",
     source=_TRAINER + "; accelerate/utils/dataclasses.py DeepSpeedPlugin.deepspeed_config_process",
-    options={"framework": "hf"},
     bad=trainer(zero_optimization=zero(3, stage3_max_live_parameters="auto")),
     good=trainer(zero_optimization=zero(3, reduce_bucket_size="auto")),
 )
@@ -238,7 +233,6 @@ def _autos(node: dict[str, Any], above: Path = ()) -> Iterator[Path]:
     "with its own",
     fix="write the value that you want",
     source="runtime/config_utils.py DeepSpeedConfigModel.__init__; accelerate/utils/dataclasses.py DeepSpeedPlugin",
-    options={"framework": "deepspeed"},
     bad={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size="auto")},
     good={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size=100_000_000)},
 )
@@ -263,7 +257,6 @@ TRAINER_RULES.error(
     why="accelerate refuses a configuration without it, even for plain data parallelism",
     fix='add "zero_optimization": {"stage": 0}',
     source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",
-    options={"framework": "hf"},
     bad=trainer(),
     good=trainer(zero_optimization=zero(0)),
 )
@@ -295,7 +288,6 @@ TRAINER_RULES.warning(
     "learning_rate is",
     fix='add "lr": "auto" to optimizer.params',
     source=_TRAINER + ".fill_match; ops/adam/fused_adam.py",
-    options={"framework": "hf"},
     bad=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"weight_decay": 0.0}}),
     good=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
 )
@@ -306,7 +298,7 @@ TRAINER_RULES.warning(
     why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements a "
     "collective takes hardly more than its latency",
     source=_TRAINER + ".trainer_config_finalize",
-    options={"framework": "hf", "model": "gpt2", "gpus": "8xA100-80GB"},
+    options={"model": "gpt2", "gpus": "8xA100-80GB"},
     bad=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),
     good=trainer(zero_optimization=zero(2, reduce_bucket_size=50_000_000)),
 )
@@ -395,8 +387,9 @@ def unmanaged(config: LintedConfig) -> Iterator[Violation]:
         yield violation(path, "DeepCompile is on")
 
 
-@COMMUNICATION_RULES.error(
+COMMUNICATION_RULES.error(
     "DS706 tensor parallelism that does not divide the GPUs",
+    at("tensor_parallel.autotp_size", when.splits_ranks_unevenly, "{number} does not divide {ranks} GPUs"),
     why="the ranks are divided into groups of autotp_size",
     fix="choose a divisor of the number of GPUs",
     source="utils/groups.py _init_tp_mesh_device",
@@ -404,7 +397,3 @@ def unmanaged(config: LintedConfig) -> Iterator[Violation]:
     bad={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 3}},
     good={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}},
 )
-def tensor_parallel(config: LintedConfig) -> Iterator[Violation]:
-    size, ranks = config.number("tensor_parallel.autotp_size"), config.world_size
-    if size and size > 1 and ranks and ranks % size:
-        yield violation("tensor_parallel.autotp_size", f"{size:g} does not divide {ranks} GPUs")

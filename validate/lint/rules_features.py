@@ -165,7 +165,6 @@ CHECKPOINT_RULES.advice(
     "recomputes and saves nothing",
     fix="set gradient_checkpointing in TrainingArguments, and remove the block",
     source="runtime/activation_checkpointing/checkpointing.py configure",
-    options={"framework": "hf"},
     bad=trainer(zero_optimization=zero(2), activation_checkpointing={"partition_activations": True}),
     good=trainer(zero_optimization=zero(2)),
 )

@@ -25,7 +25,6 @@ _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
     why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json and stop",
     fix="write plain JSON, or pass the file to deepspeed.initialize",
     source=_HF,
-    options={"framework": "hf"},
     bad='{"train_micro_batch_size_per_gpu": "auto", # per GPU\n "zero_optimization": {"stage": 2}}',
     good='{"train_micro_batch_size_per_gpu": "auto",\n "zero_optimization": {"stage": 2}}',
 )
@@ -64,7 +63,6 @@ def infinite_number(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed's reader skips it, but Python's json, with which the Trainer and accelerate read, stops at it",
     fix="save the file as UTF-8 without a byte order mark",
     source=_HF,
-    options={"framework": "hf"},
     bad='\ufeff{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
     good='{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
 )

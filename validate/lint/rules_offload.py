@@ -228,7 +228,6 @@ OFFLOAD_RULES.warning(
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
     source="runtime/engine.py _configure_zero_optimizer",
-    since="0.18",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"super_offload": True})),
     good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"super_offload": True})),
 )
@@ -241,7 +240,6 @@ OFFLOAD_RULES.error(
     ),
     why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
-    since="0.18",
     source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
     bad=plain(optimizer=ADAMW, zero_optimization=zero(2, zenflow={"topk_ratio": 0.1})),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
@@ -252,7 +250,6 @@ OFFLOAD_RULES.error(
     "DS412 ZenFlow's intervals in contradiction",
     why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
     fix='with "select_strategy": "auto" leave select_interval out; else write a number',
-    since="0.18",
     source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
     bad=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_interval": 4})),
     good=plain(
@@ -397,7 +394,3 @@ AIO_RULES.error(
     bad=plain(zero_optimization=_SWAPS, aio={"block_size": "1M", "intra_op_parallelism": 8}),
     good=plain(zero_optimization=_SWAPS, aio={"block_size": 1048576, "intra_op_parallelism": 8}),
 )
-
-
-def _swaps(config: LintedConfig) -> bool:
-    return config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))

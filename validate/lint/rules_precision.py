@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Severity, Violation, bad_value, removed, violation
-from .rule_conditions import at
+from .rule_conditions import Condition, at
 from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
 
 PRECISION_RULES = Rules("Precision")
@@ -31,8 +31,12 @@ _DTYPES = {
 }
 """The names of `runtime/config.py DtypeEnum`."""
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
+_BF16_MASTERS = ("bf16.bf16_master_weights_and_grads", "bfloat16.bf16_master_weights_and_grads")
+_BF16_STATES = ("bf16.bf16_optimizer_states", "bfloat16.bf16_optimizer_states")
 _TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
+
+_fp32 = Condition(lambda config, path: _DTYPES.get(config.text(path)) == "fp32")
 
 PRECISION_RULES.error(
     "DS201 fp16 and bf16 both on",
@@ -143,19 +147,19 @@ def refused_scale(config: LintedConfig) -> Iterator[Violation]:
             yield bad_value(config, f"fp16.{name}")
 
 
-@PRECISION_RULES.error(
+PRECISION_RULES.error(
     "DS208 half-precision master weights without ZeRO",
+    at(
+        (_FP16_MASTERS, *_BF16_MASTERS, *_BF16_STATES),
+        when.on & when.stages(0) & when.in_force,
+        "{name} is on at stage 0",
+    ),
     why="DeepSpeed keeps them in ZeRO's optimizers only, and stops at stage 0",
     fix="use ZeRO stage 1, 2 or 3, or remove the key",
     source="runtime/config.py _do_error_check",
     bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}),
     good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-def master_without_zero(config: LintedConfig) -> Iterator[Violation]:
-    block = config.bf16_block
-    for path in (_FP16_MASTERS, f"{block}.bf16_master_weights_and_grads", f"{block}.bf16_optimizer_states"):
-        if config.flag(path) and config.stage == 0:
-            yield violation(path, f"{path.rpartition('.')[2]} is on at stage 0")
 
 
 @PRECISION_RULES.error(
@@ -181,8 +185,7 @@ def master_without_offload(config: LintedConfig) -> Iterator[Violation]:
 @PRECISION_RULES.error(
     "DS210 bf16 optimizer states without bf16 master weights",
     why="DeepSpeed asserts that bf16_optimizer_states comes with bf16_master_weights_and_grads, and that fp16's and "
-    "bf16's "
-    "master weights exclude each other",
+    "bf16's master weights exclude each other",
     fix='set "bf16_master_weights_and_grads": true, or remove the key',
     source="runtime/config.py _do_error_check",
     bad=plain(bf16=ON | {"bf16_optimizer_states": True}, zero_optimization=zero(2)),
@@ -199,8 +202,13 @@ def states_without_master(config: LintedConfig) -> Iterator[Violation]:
         yield violation("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
 
 
-@PRECISION_RULES.warning(
+PRECISION_RULES.warning(
     "DS217 bf16 master weights on NVMe",
+    at(
+        _BF16_MASTERS,
+        when.on & when.stages(3) & when.in_force & when.states_on_nvme,
+        "the optimizer is on NVMe",
+    ),
     why="where a sub-group of 1 MiB or more has been swapped out, its master is fp32, and the swapper's buffers bf16: "
     "the first step stops at an assertion",
     fix='write "device": "cpu", or remove bf16_master_weights_and_grads',
@@ -214,10 +222,6 @@ def states_without_master(config: LintedConfig) -> Iterator[Violation]:
         zero_optimization=zero(3, offload_optimizer=CPU),
     ),
 )
-def master_on_nvme(config: LintedConfig) -> Iterator[Violation]:
-    path = f"{config.bf16_block}.bf16_master_weights_and_grads"
-    if config.flag(path) and config.stage == 3 and config.offload("optimizer") == "nvme":
-        yield violation(path, "the optimizer is on NVMe")
 
 
 @PRECISION_RULES.error(
@@ -283,8 +287,13 @@ def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-@PRECISION_RULES.advice(
+PRECISION_RULES.advice(
     "DS214 stage 1 with full fp32 gradients",
+    at(
+        "data_types.grad_accum_dtype",
+        when.stages(1) & when.bf16 & _fp32 & ~when.states_in_ram,
+        "fp32 gradients stay whole on every GPU",
+    ),
     why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "
     "all parameters on every GPU: four bytes per parameter that stage 2 does not have",
     fix="use stage 2",
@@ -292,10 +301,6 @@ def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
     bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, zero_optimization=zero(1)),
     good=plain(bf16=ON, zero_optimization=zero(1)),
 )
-def bf16_optimizer(config: LintedConfig) -> Iterator[Violation]:
-    wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
-    if config.stage == 1 and config.bf16 and wanted == "fp32" and config.offload("optimizer") != "cpu":
-        yield violation("data_types.grad_accum_dtype", "fp32 gradients stay whole on every GPU")
 
 
 PRECISION_RULES.warning(
@@ -324,8 +329,7 @@ def _number(value: object) -> float | None:
 @PRECISION_RULES.error(
     "DS216 a first loss scale that no float holds",
     why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
-    "DeepSpeed still "
-    "prints it, and Python prints no number of more than 4300 digits",
+    "DeepSpeed still prints it, and Python prints no number of more than 4300 digits",
     fix="write 16, the default",
     source=_CLASSES + " initial_dynamic_scale",
     bad=plain(fp16=ON | {"initial_scale_power": 5000}),

@@ -130,7 +130,7 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
     "DS905 an offloaded optimizer that steps often",
     why="the CPU's optimizer takes its time once a step, however many micro batches the step has",
     source=_SOURCE,
-    options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB", "framework": "deepspeed"},
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB"},
     bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
     good=_bf16(gradient_accumulation_steps=64, zero_optimization=zero(3, offload_optimizer=CPU)),
 )
@@ -153,7 +153,7 @@ def steps_often(config: LintedConfig) -> Iterator[Violation]:
     "DS906 a feature that the predictions leave out",
     why="the predicted memory and time are those of the same configuration without it",
     source="ds_configs/read.py",
-    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB"},
     bad=_bf16(zero_optimization=zero(3), compile={"deepcompile": True}),
     good=_bf16(zero_optimization=zero(3)),
     fix="measure it: `ds-advise probe`",

@@ -114,8 +114,7 @@ ZERO_RULES.warning(
 @ZERO_RULES.advice(
     "DS307 sub-groups of 1e9 elements",
     why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
-    "else, "
-    "for as many as the rank's share has",
+    "else, for as many as the rank's share has",
     fix="write 100000000, which costs 0.6 GB at most",
     source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
     options={"model": "Qwen2.5-14B", "gpus": "8xA100-80GB"},
@@ -230,7 +229,6 @@ def scaled(config: LintedConfig) -> Iterator[Violation]:
     why="true means stage 1; the form is deprecated",
     fix='write "zero_optimization": {"stage": 1}',
     source=_CONFIG + " read_zero_config_deprecated",
-    options={"framework": "deepspeed"},
     bad=plain(zero_optimization=True),
     good=plain(zero_optimization=zero(1)),
 )
@@ -278,7 +276,6 @@ ZERO_RULES.advice(
     "must make them from the checkpoint",
     fix='set "stage3_gather_16bit_weights_on_model_save": true',
     source=_CONFIG,
-    options={"framework": "hf"},
     bad=trainer(zero_optimization=zero(3)),
     good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
 )
@@ -294,7 +291,7 @@ def shards_only(config: LintedConfig) -> Iterator[Violation]:
     why="saving gathers all 16-bit weights in the first rank's RAM",
     fix='set "stage3_gather_16bit_weights_on_model_save": false',
     source="runtime/engine.py save_16bit_model",
-    options={"framework": "hf", "model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
+    options={"model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
     bad=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
     good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=False)),
 )
@@ -327,6 +324,7 @@ ZEROPP_RULES = Rules("ZeRO++")
 _HPZ = "zero_optimization.zero_hpz_partition_size"
 _QUANTIZED = "zero_optimization.zero_quantized_gradients"
 _reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
+_above_ranks = Condition(lambda config, path: (config.number(path) or 0) > (config.world_size or 0))
 _GROUPS = "utils/groups.py _create_zero_param_parallel_group"
 
 
@@ -347,8 +345,9 @@ def below_3(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, edits=() if path == _QUANTIZED else removed(path))
 
 
-@ZEROPP_RULES.error(
+ZEROPP_RULES.error(
     "DS352 hpZ groups that do not divide the GPUs",
+    at(_HPZ, when.stages(3) & when.splits_ranks_unevenly & ~_above_ranks, "{number} does not divide {ranks} GPUs"),
     why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
     fix="write the number of GPUs per node",
     source=_GROUPS,
@@ -356,17 +355,12 @@ def below_3(config: LintedConfig) -> Iterator[Violation]:
     bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=3)),
     good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2)),
 )
-def indivisible(config: LintedConfig) -> Iterator[Violation]:
-    size, ranks = config.number(_HPZ), config.world_size
-    if config.stage == 3 and ranks and size and size > 1 and not size % 1 and ranks % min(size, ranks):
-        yield violation(_HPZ, f"{size:g} does not divide {ranks} GPUs")
 
 
 @ZEROPP_RULES.advice(
     "DS353 hpZ groups that are not one node",
     why="the second copy saves traffic between nodes; groups of another size than a node's GPUs still gather across "
-    "nodes, or "
-    "hold more copies than needed",
+    "nodes, or hold more copies than needed",
     fix="write the number of GPUs per node",
     source=_GROUPS,
     options={"gpus": "4x8xH100"},

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.html_report import output_files
+from ds_advise.advisor.html_report import document
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
+from tests.helpers import TINY
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline", "--no-deepspeed-estimate"]
 
@@ -113,18 +114,7 @@ def test_what_users_name_stays_text(tmp_path: Path) -> None:
     """A model whose folder and type are markup."""
     folder = tmp_path / "<img src=x onerror=alert(1)>&amp;\"'"
     folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "_name_or_path": "</script><script>alert(1)</script>",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "vocab_size": 1000,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-    }
+    config = TINY | {"_name_or_path": "</script><script>alert(1)</script>"}
     (folder / "config.json").write_text(json.dumps(config))
     page = report_of(tmp_path, str(folder), "--gpus", "T4", "--offline", "--no-deepspeed-estimate")
     assert "img" not in page.names and page.names.count("script") == 2
@@ -165,7 +155,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(
 ) -> None:
     """Before anything is computed: a file that exists, a folder that is missing, closed or none, another format."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(output_files, "find_spec", lambda _name: None)
+    monkeypatch.setattr(document, "find_spec", lambda _name: None)
     Path("mine.svg").write_text("mine")
     assert run([*QUESTION, "--no-write", option, where]) == 2
     out, error = capsys.readouterr()

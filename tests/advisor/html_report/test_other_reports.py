@@ -12,7 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.html_report.document import html_of
 from ds_advise.advisor.html_report.launch import launch_report_of
-from ds_advise.advisor.html_report.probe import probe_report
+from ds_advise.advisor.html_report.runs import probe_report
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.session import Session, keep_training

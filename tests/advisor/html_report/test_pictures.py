@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.html_report.bar_charts import (
-    Bar,
-    Lane,
-    Lanes,
-    LaneSpan,
-    Part,
-    StackedBars,
-    draw_lanes,
-    draw_stacked_bars,
+from ds_advise.advisor.html_report.bar_charts import Bar, Part, StackedBars, draw_stacked_bars
+from ds_advise.advisor.html_report.canvas import (
+    INKS,
+    NARROW,
+    WIDE,
+    Unit,
+    element,
+    memory_family,
+    round_steps,
+    standing_alone,
+    time_family,
 )
-from ds_advise.advisor.html_report.canvas import NARROW, WIDE, Unit, element, round_steps, standing_alone
 from ds_advise.advisor.html_report.line_charts import (
     Layer,
     Point,
@@ -29,7 +30,6 @@ from ds_advise.advisor.html_report.line_charts import (
     front,
     layers_of,
 )
-from ds_advise.advisor.html_report.palette import INKS, memory_family, time_family
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
 from ds_advise.advisor.text.units import gib
 
@@ -77,7 +77,6 @@ def test_text_of_users_stays_text() -> None:
     bars = (Bar(label=evil, parts=(Part(name=evil, value=1, ink="weights", hint=evil),), note=evil),)
     point = Point(label=evil, x=1, y=1, hint=evil)
     span = SpanOfTime(name=evil, begins=0, ends=2, hint=evil)
-    lane = Lane(name=evil, spans=(LaneSpan(name=evil, ink="loss", begins=0, ends=1),))
     scatter: Any = speed_against_memory([], 10)
     area = StackedArea(
         title=evil,
@@ -90,7 +89,6 @@ def test_text_of_users_stays_text() -> None:
         draw_stacked_bars(_bars(title=evil, bars=bars)),
         draw_scatter(type(scatter)(title=evil, points=(point,), x_title=evil, y_title=evil, write_y=str)),
         draw_stacked_area(area),
-        draw_lanes(Lanes(title=evil, lanes=(lane,), ends_at=1, write=str)),
         standing_alone(draw_stacked_bars(_bars()), evil),
     ):
         root = ET.fromstring(picture)
@@ -138,11 +136,3 @@ def test_layers_add_up_to_the_rows() -> None:
     chart = StackedArea(title="t", times=(0, 1), layers=layers, spans=(), x_title="", limit=9, limit_words="x")
     assert chart.heights == (3, 10)
     assert "x" in [node.text for node in ET.fromstring(draw_stacked_area(chart)).iter(f"{SVG}text")]
-
-
-def test_a_lane_is_drawn_by_what_ran_the_longest_in_each_pixel() -> None:
-    """However many spans there are, a lane has no more stretches than pixels."""
-    spans = tuple(LaneSpan(name="k", ink=("loss", "weights")[i % 2], begins=i, ends=i + 1) for i in range(50_000))
-    picture = draw_lanes(Lanes(title="t", lanes=(Lane(name="GPU", spans=spans),), ends_at=50_000, write=str))
-    assert len(picture) < 30_000
-    assert picture.count("h") > 10

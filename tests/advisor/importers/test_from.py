@@ -114,6 +114,17 @@ def test_a_slurm_script_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("folder")
+def test_options_that_share_a_value_are_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A change of one changes the other."""
+    shared = SCRIPT.replace("batch_size 4", "batch_size $N --gradient_accumulation_steps $N").replace(
+        "MODEL=", "N=2\nMODEL=", 1
+    )
+    Path("shared.sh").write_text(shared.replace("--deepspeed ds_z3.json", ""))
+    assert run(["from", "shared.sh", "--gpus", "A100-80GB", "--offline"]) == 1
+    assert "It cannot be written back" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
 def test_what_accelerate_refuses_is_a_fault_that_the_new_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     Path("acc.yaml").write_text(
         "distributed_type: DEEPSPEED\nmixed_precision: bf16  # mine\nnum_processes: 2\n"

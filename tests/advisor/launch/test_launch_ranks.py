@@ -60,11 +60,11 @@ def test_the_wrapper_runs_a_script_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "train.py").write_text(PRINTS)
     printed, notes = as_rank(
-        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", "below/train.py", "--x", "--set"
+        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", *["below/train.py", "--", "--x", "--set"]
     )
     assert "to stderr" in printed
     assert json.loads(printed[printed.index("[") :]) == [
-        ["below/train.py", "--local_rank=0", "--x", "--set"],
+        ["below/train.py", "--local_rank=0", "--", "--x", "--set"],
         str(tmp_path / "below"),
         "__main__",
         "below/train.py",
@@ -279,26 +279,29 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     assert any(evidence in each for each in failure.evidence)
 
 
-@pytest.mark.parametrize("launcher_names_it", [True, False])
-def test_of_ranks_found_gone_in_one_look_the_launcher_names_the_killed_one(
-    tmp_path: Path, launcher_names_it: bool
+@pytest.mark.parametrize(("launcher_names_it", "is_gone_first"), [(True, False), (False, True), (False, False)])
+def test_a_killed_rank_is_the_one_that_the_launcher_names_or_that_was_gone_first(
+    tmp_path: Path, launcher_names_it: bool, is_gone_first: bool
 ) -> None:
-    """Where it does not, none is named."""
-    pids = []
-    for number in range(2):
-        process = subprocess.Popen(["true"])
-        process.wait()
-        pids.append(process.pid)
+    """Where neither is known, none is named."""
+    processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    for number, process in enumerate(processes):
         start = {"time": 0.0, "rank": number, "pid": process.pid, "host": socket.gethostname(), "limits": {}}
         (tmp_path / f"rank{number}.jsonl").write_text(json.dumps(start) + "\n")
     records = Records(tmp_path)
+    for process in reversed(processes):
+        process.kill()
+        process.wait()
+        if is_gone_first:
+            records.read()
     records.read()
+    pids = [process.pid for process in processes]
     report = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
     (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{report}")
     failure = failure_of(records, tmp_path, 1, {})
-    who = "rank 1" if launcher_names_it else "a rank"
-    assert (failure.kind, failure.rank) == ("lost_rank", 1 if launcher_names_it else None)
-    assert failure.evidence[0] == f"exit signal 9 of {who}"
+    is_known = launcher_names_it or is_gone_first
+    assert (failure.kind, failure.rank) == ("lost_rank", 1 if is_known else None)
+    assert failure.evidence[0] == f"exit signal 9 of {'rank 1' if is_known else 'a rank'}"
 
 
 def _run(ranks: int) -> Run:

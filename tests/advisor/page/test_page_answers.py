@@ -11,17 +11,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge
 from ds_advise.advisor.page.options import command_of, options_in, question_of
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+from tests.helpers import TINY
 
 
 def parts(state: dict[str, str]) -> dict[str, Any]:
@@ -52,8 +42,8 @@ def test_json_on_the_page_is_that_of_the_command_line(
 def test_a_pasted_config_is_asked_as_its_file_is(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = parts({"config": json.dumps(LLAMA), "gpus": "2x24GB"})
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    shown = parts({"config": json.dumps(TINY), "gpus": "2x24GB"})
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     monkeypatch.chdir(tmp_path)
     assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
 

@@ -84,7 +84,7 @@ def test_ram_is_read_as_it_is_sold(text: str, size: int) -> None:
     """In powers of two, less the kernel's share; the answer says so."""
     cluster = parse_cluster("2x32GB", ram=text)
     assert cluster.host_memory_bytes_per_node == int(size * GIB * (1 - KERNEL_MEMORY_SHARE))
-    assert f"{size:,} GiB, of which the kernel keeps 2 %" in cluster.assumptions[-1]
+    assert f"{size:,} GiB, less 2 % for the kernel" in cluster.assumptions[-1]
 
 
 @pytest.mark.parametrize(("text", "size"), [("200GiB", 200 * GIB), ("1 TiB", 2**40)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import pytest
@@ -12,14 +11,14 @@ from ds_advise.advisor.advise import estimate, plan_of
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.start import recommended_config
-from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, Fit
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.run import Run
-from rich.console import Console
+
+from tests.helpers import printed
 
 LONG: dict[str, Any] = {"gpus": "8xH100", "seq_len": 131_072}
 
@@ -171,20 +170,17 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable
     assert "--software pinned-inputs=no" in [change.flags for change in answer.changes]
     answer = ask("Qwen3-32B", **long, software="pinned-inputs=no")
     assert answer.recommended is not None
-    shown = StringIO()
-    print_answer(answer, Console(file=shown, width=120), details=True)
-    assert '{"pin_memory": False}' in shown.getvalue()
+    shown = printed(answer, width=120, details=True)
+    assert '{"pin_memory": False}' in shown
     started = "ds-advise launch ds_config.json --hostfile hostfile --software pinned-inputs=no -- train.py"
-    assert started in " ".join(shown.getvalue().split())
+    assert started in " ".join(shown.split())
 
 
 def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() -> None:
     long = {"gpus": "1xH100", "ram": "1900GB", "seq_len": 400_000, "attention": "flash"}
     assert "--loss tiled --mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]
     answer = ask("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
-    console = Console(file=StringIO(), width=120)
-    print_answer(answer, console, details=True)
-    assert "tile_feed_forward(trainer.model, tiles=98)" in console.file.getvalue()
+    assert "tile_feed_forward(trainer.model, tiles=98)" in printed(answer, width=120, details=True)
 
 
 @pytest.mark.parametrize(

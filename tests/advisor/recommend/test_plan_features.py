@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.reasons import SENT_IN_FEWER_BITS
 from ds_advise.advisor.answer.start import recommended_config
 from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.advisor.search.search import fastest
@@ -30,7 +28,8 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.collective_time import QuantizedReduction, quantized_bytes
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.run import Run
-from rich.console import Console
+
+from tests.helpers import printed
 
 PUBLISHED = Path(__file__).parents[3] / "benchmarks/data/models/GPT-6.9B-bf16_master_weight.json"
 LLAMA, MIXTURE = "Llama-3.1-8B", "Qwen3-30B-A3B"
@@ -132,10 +131,8 @@ def test_second_copies_that_cannot_be_are_refused(rung: str, size: int) -> None:
 
 
 def test_a_script_of_ones_own_gives_a_group_the_same_samples() -> None:
-    text = StringIO()
-    answer = ask(global_batch=4, seq_len=4096, framework="deepspeed")
-    print_answer(answer, Console(file=text, width=100), details=True)
-    assert "get_world_size() // 2" in text.getvalue() and "get_rank() // 2" in text.getvalue()
+    text = printed(ask(global_batch=4, seq_len=4096, framework="deepspeed"), width=100, details=True)
+    assert "get_world_size() // 2" in text and "get_rank() // 2" in text
 
 
 def test_autoep_needs_its_transformers_and_has_deepspeeds_block() -> None:

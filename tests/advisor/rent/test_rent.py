@@ -207,12 +207,3 @@ def test_hardly_any_interruption_costs_only_the_checkpoints() -> None:
 
 def test_machines_that_hardly_reach_a_checkpoint_are_no_offer() -> None:
     assert interrupted_run(HOUR, write_s=3 * HOUR, restart_s=60.0, between_s=60.0) is None
-
-
-def test_more_interruptions_never_cost_less() -> None:
-    runs = [
-        interrupted_run(20 * HOUR, write_s=20.0, restart_s=300.0, between_s=hours * HOUR)
-        for hours in (0.5, 1, 2, 4, 8, 100)
-    ]
-    paid = [run.paid_s for run in runs if run is not None]
-    assert len(paid) == 6 and paid == sorted(paid, reverse=True)

@@ -9,9 +9,10 @@ import re
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.explanation import explain, in_words, with_numbers
+from ds_advise.advisor.answer.explanation import Term, explain, in_words, with_numbers
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
+from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, symbols_of
 from ds_advise.estimators.json_form import to_json
 
@@ -48,19 +49,18 @@ def test_the_terms_of_a_section_add_up_to_the_advised_figure(answers: list[Recom
             assert max(explanation["allocated_bytes_by_moment"].values()) == estimate.memory.allocated_bytes_per_gpu
 
 
+def every_term(candidate: Candidate) -> tuple[Term, ...]:
+    memory = candidate.memory
+    alive = tuple(term for phase in memory.phases for term in phase.terms)
+    on_host = memory.host_pinned_terms + memory.host_pageable_terms
+    return (*alive, *memory.gpu_terms, *on_host, *memory.nvme_terms, *candidate.time.terms)
+
+
 def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recommendation]) -> None:
     """A reader finds what each short symbol means, and where the formula comes from."""
     for answer in answers:
         for candidate in answer.candidates:
-            estimate = candidate.estimate
-            for term in (
-                *(term for phase in estimate.memory.phases for term in phase.terms),
-                *estimate.memory.gpu_terms,
-                *estimate.memory.host_pinned_terms,
-                *estimate.memory.host_pageable_terms,
-                *estimate.memory.nvme_terms,
-                *estimate.time.terms,
-            ):
+            for term in every_term(candidate):
                 assert term.formula and term.source, term
                 shorthand = set(re.findall(r"(?<![\w'.])[A-Z][a-z]?'{0,2}(?![\w'])", term.formula))
                 assert shorthand <= symbols_of(term).keys() | {"x"}, term.formula
@@ -83,15 +83,7 @@ def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation
     checked = set()
     for answer in answers:
         for candidate in answer.candidates:
-            memory = candidate.memory
-            for term in (
-                *(term for phase in memory.phases for term in phase.terms),
-                *memory.gpu_terms,
-                *memory.host_pinned_terms,
-                *memory.host_pageable_terms,
-                *memory.nvme_terms,
-                *candidate.time.terms,
-            ):
+            for term in every_term(candidate):
                 text = with_numbers(term)
                 if term.formula.startswith("L B S ("):  # a sum of "bytes what" for each token
                     bytes_per_token = " + ".join(re.findall(r"(?<=[( ])\d+(?= )", term.formula))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +11,13 @@ from ds_advise.advisor.advise import ask, predicted
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
-from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import family
-from rich.console import Console
+
+from tests.helpers import printed
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 8, 100])
@@ -169,8 +168,7 @@ def test_what_cannot_be_searched_is_told(model: str, options: dict[str, Any], wh
     ],
 )
 def test_the_answer_says_what_was_found(model: str, gpus: str, options: dict[str, Any], sentence: str) -> None:
-    answer, console = predicted(ask(model, gpus=gpus, **options)), Console(file=StringIO(), width=200)
-    print_answer(answer, console)
-    assert sentence in " ".join(console.file.getvalue().split())
+    answer = predicted(ask(model, gpus=gpus, **options))
+    assert sentence in " ".join(printed(answer, width=200).split())
     option = next(name for name, value in options.items() if value == "max")
     assert to_json(advice_of(answer))["largest"]["option"] == option

@@ -1,6 +1,5 @@
 """How sure it is that a plan fits, and what a plan that is only likely to fit would gain."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from ds_advise import advise
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import main
-from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.verification.verify import in_order
@@ -22,7 +20,8 @@ from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.device_overhead import allocator_overhead, fixed_segments_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import SourceSpread, fit_probability
 from ds_advise.estimators.plan import Plan
-from rich.console import Console
+
+from tests.helpers import printed
 
 RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lora"}
 """Without offload only the smallest micro batch surely fits."""
@@ -53,10 +52,7 @@ def test_the_plan_to_try_first_is_likely_and_much_faster(risky: Recommendation) 
     assert first is not None and safe is not None and safe.fit.fits
     assert LIKELY <= first.fit.probability < SURE and first.fit.verdict == "likely fits"
     assert first.tokens_per_s >= WORTH_A_RISK * safe.tokens_per_s
-    console = Console(file=io.StringIO(), width=80, highlight=False)
-    print_answer(risky, console)
-    assert isinstance(console.file, io.StringIO)
-    lead = " ".join(console.file.getvalue().split("\n\n")[0].split())
+    lead = " ".join(printed(risky).split("\n\n")[0].split())
     assert "probably fits too" in lead and "as fast: try it first." in lead
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -17,11 +16,11 @@ from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program
-from ds_advise.advisor.render.answer import print_answer
 from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from rich.cells import cell_len
-from rich.console import Console
+
+from tests.helpers import printed
 
 ZH = catalogue("zh")
 PACKAGE = Path(ds_advise.__file__).parent
@@ -51,11 +50,8 @@ def _answer(number: int) -> Recommendation:
 
 
 def _printed(number: int, language: Language, columns: int = 80) -> str:
-    page = io.StringIO()
-    console = Console(file=page, width=columns, highlight=False, color_system=None)
     with use_language(language):
-        print_answer(_answer(number), console)
-    return page.getvalue()
+        return printed(_answer(number), width=columns)
 
 
 def _marked() -> Iterator[str]:

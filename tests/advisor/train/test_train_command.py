@@ -17,12 +17,7 @@ from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.train.folder import (
-    WHOLE,
-    TrainingFolder,
-    TrainingJob,
-    read_job,
-)
+from ds_advise.advisor.train.folder import WHOLE, TrainingFolder, TrainingJob, read_job
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import left_out
 from ds_advise.advisor.train.train import check_disk

@@ -118,7 +118,7 @@ ELSEWHERE: dict[str, Callable[[str], Recommendation]] = {
     "another sequence": lambda model: ask(model, seq_len=64),
     "another precision": lambda model: ask(model, precision="fp32"),
     "another method": lambda model: ask(model, method="lora"),
-    "more ranks": lambda model: ask(model, ranks=4),
+    "more ranks": lambda model: ask(model, ranks=4, global_batch=8),
     "less memory": lambda model: ask(model, limit=LIMIT - 1),
 }
 

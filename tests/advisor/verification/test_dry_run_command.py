@@ -90,7 +90,7 @@ def test_the_report_has_the_figures_of_json(folder: Path) -> None:
     page = Page(text)
     assert len(text) <= MOST_BYTES
     assert page.data | {name: answer[name] for name in OF_EACH_RUN} == answer
-    assert {"memory", "peak", "time", "lanes", "phases", "configuration", "evidence"} == set(page.sections)
+    assert {"memory", "peak", "time", "phases", "configuration", "evidence"} == set(page.sections)
     phases = [row for row in page.sections["phases"] if row]
     assert [row[1][1] for row in phases] == [phase["gpu_peak_bytes"] for phase in answer["phases"]]
     taken = [value for row in page.sections["time"] for _, value in row if value is not None]

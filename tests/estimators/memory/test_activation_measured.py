@@ -30,6 +30,7 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
+from ds_advise.probes.simulated_gpu.attention import aten, efficient, flash
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -74,14 +75,12 @@ DELTA = {
     "linear_value_head_dim": 48,
     "head_dim": 64,
 }
-EXPERTS = {
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 192,
-    "shared_expert_intermediate_size": 192,
-}
+ROUTED = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 192}
+EXPERTS = ROUTED | {"shared_expert_intermediate_size": 192}
+OF_EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 LLAMA_4 = {**GROUPED, "intermediate_size": 192, "intermediate_size_mlp": INNER, "head_dim": 32, "num_local_experts": 4}
 SIZES = {"hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+MPT = {"d_model": HIDDEN, "n_heads": HEADS, "vocab_size": VOCABULARY, "max_seq_len": 4096}
 FALCON = SIZES | {"num_attention_heads": HEADS, "alibi": False, "bias": False}
 WHISPER = {
     "d_model": HIDDEN,
@@ -113,6 +112,10 @@ class Case:
     def config(self, layers: int) -> Any:
         lists = {name: [value] * layers for name, value in self.each_layer.items()}
         return self.build(**self.fields, **dict.fromkeys(self.depth, layers), **lists)
+
+
+def t5(**fields: Any) -> Case:
+    return Case(T.T5Config, T5 | fields, "efficient", ("num_layers",), model=T.T5ForConditionalGeneration)
 
 
 def clip(num_hidden_layers: int) -> Any:
@@ -148,12 +151,7 @@ CASES = {
     "gpt_bigcode": Case(T.GPTBigCodeConfig, GPT, depth=("n_layer",)),
     "gpt_neo": Case(gpt_neo, {}, "eager", ("num_layers",)),
     "gpt_neox": Case(T.GPTNeoXConfig, PLAIN),
-    "gpt_oss": Case(
-        T.GptOssConfig,
-        GROUPED | {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
-        "eager",
-        each_layer=FULL,
-    ),
+    "gpt_oss": Case(T.GptOssConfig, GROUPED | OF_EIGHT | {"head_dim": 32}, "eager", each_layer=FULL),
     "gptj": Case(T.GPTJConfig, GPT | {"rotary_dim": 16}, "eager", ("n_layer",)),
     "granite": Case(T.GraniteConfig, GROUPED),
     "llama": Case(T.LlamaConfig, GROUPED),
@@ -163,28 +161,12 @@ CASES = {
     "llama4-experts": Case(T.Llama4TextConfig, LLAMA_4, each_layer={"no_rope_layers": 0}, targets=NO_ROUTERS),
     "mistral": Case(T.MistralConfig, GROUPED | {"sliding_window": None}),
     "mistral-window": Case(T.MistralConfig, GROUPED | {"sliding_window": 128}, "efficient"),
-    "mixtral": Case(
-        T.MixtralConfig, GROUPED | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
-    ),
-    "mpt": Case(
-        T.MptConfig,
-        {"d_model": HIDDEN, "n_heads": HEADS, "vocab_size": VOCABULARY, "max_seq_len": 4096},
-        "eager",
-        ("n_layers",),
-    ),
+    "mixtral": Case(T.MixtralConfig, GROUPED | OF_EIGHT | {"sliding_window": None}),
+    "mpt": Case(T.MptConfig, MPT, "eager", ("n_layers",)),
     "olmo": Case(T.OlmoConfig, GROUPED),
     "olmo2": Case(T.Olmo2Config, GROUPED),
     "olmoe": Case(T.OlmoeConfig, GROUPED | {"num_experts": 16, "num_experts_per_tok": 4}),
-    "opt": Case(
-        T.OPTConfig,
-        SIZES
-        | {
-            "num_attention_heads": HEADS,
-            "ffn_dim": INNER,
-            "max_position_embeddings": 4096,
-            "word_embed_proj_dim": HIDDEN,
-        },
-    ),
+    "opt": Case(T.OPTConfig, PLAIN | {"ffn_dim": INNER, "word_embed_proj_dim": HIDDEN}),
     "phi": Case(T.PhiConfig, PLAIN),
     "phi3": Case(T.Phi3Config, GROUPED | {"pad_token_id": 0}),
     "qwen2": Case(T.Qwen2Config, GROUPED),
@@ -193,26 +175,12 @@ CASES = {
     "qwen3_5": Case(T.Qwen3_5TextConfig, GROUPED | DELTA, each_layer=LINEAR),
     "qwen3_5-full": Case(T.Qwen3_5TextConfig, GROUPED | DELTA, each_layer=FULL),
     "qwen3_next": Case(T.Qwen3NextConfig, GROUPED | DELTA | EXPERTS, each_layer=LINEAR),
-    "qwen3_moe": Case(
-        T.Qwen3MoeConfig, WIDE_HEADS | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 192}
-    ),
+    "qwen3_moe": Case(T.Qwen3MoeConfig, WIDE_HEADS | ROUTED),
     "stablelm": Case(T.StableLmConfig, GROUPED),
     "starcoder2": Case(T.Starcoder2Config, GROUPED | {"sliding_window": None}),
-    "t5": Case(
-        T.T5Config, T5 | {"dropout_rate": 0.0}, "efficient", ("num_layers",), model=T.T5ForConditionalGeneration
-    ),
-    "t5-v1.1": Case(
-        T.T5Config,
-        T5 | {"feed_forward_proj": "gated-gelu"},
-        "efficient",
-        ("num_layers",),
-        model=T.T5ForConditionalGeneration,
-    ),
-    "vit": Case(
-        T.ViTConfig,
-        {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS, "image_size": 352},
-        model=T.ViTForImageClassification,
-    ),
+    "t5": t5(dropout_rate=0.0),
+    "t5-v1.1": t5(feed_forward_proj="gated-gelu"),
+    "vit": Case(T.ViTConfig, PLAIN | {"image_size": 352}, model=T.ViTForImageClassification),
     "whisper": Case(
         T.WhisperConfig, WHISPER, depth=("encoder_layers", "decoder_layers"), model=T.WhisperForConditionalGeneration
     ),
@@ -253,31 +221,16 @@ def attention(kernel: str) -> Callable[..., torch.Tensor]:
     """`scaled_dot_product_attention` as the CUDA dispatcher would run it with this kernel."""
 
     def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
-        aten, dtype = torch.ops.aten, query.dtype
         if kernel == "flash":
             assert attn_mask is None
-            return aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale
-            )[0]
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            zero = torch.zeros((), dtype=dtype, device="meta")
-            attn_mask = torch.where(attn_mask, zero, zero)
+            return flash(query, key, value, dropout_p, is_causal, scale)
         if kernel == "efficient":
-            if attn_mask is not None:
-                attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-            return aten._scaled_dot_product_efficient_attention(
-                query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-            )[0]
-        return aten._scaled_dot_product_attention_math(
-            query.float(),
-            key.float(),
-            value.float(),
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )[0].to(dtype)
+            return efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        inputs = (tensor.float() for tensor in (query, key, value))
+        how = {"scale": scale, "enable_gqa": enable_gqa}
+        return aten._scaled_dot_product_attention_math(*inputs, attn_mask, dropout_p, is_causal, **how)[0].to(
+            query.dtype
+        )
 
     return run
 

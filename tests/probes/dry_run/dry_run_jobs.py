@@ -142,26 +142,14 @@ def op_builder(class_name, *rest, stand_in=kernels.op_builder):
 class FileHandle(aio.CountingHandle):
     """Really writes files and reads them back, as DeepSpeed's own handle does."""
 
-    def sync_pwrite(self, buffer, path, *_):
-        Path(path).write_bytes(self._memory(buffer))
-        return super().sync_pwrite(buffer, path)
-
-    def sync_pread(self, buffer, path, *_):
-        with Path(path).open("rb") as file:
-            assert file.readinto(self._memory(buffer)) == buffer.nbytes
-        return super().sync_pread(buffer, path)
-
-    def async_pwrite(self, buffer, path, *_):
-        self._pending += self.sync_pwrite(buffer, path)
-        return 0
-
-    def async_pread(self, buffer, path, *_):
-        self._pending += self.sync_pread(buffer, path)
-        return 0
-
-    @staticmethod
-    def _memory(buffer):
-        return memoryview(buffer.detach().view(torch.uint8).numpy())
+    def _transfer(self, kind, buffer, path):
+        memory = memoryview(buffer.detach().view(torch.uint8).numpy())
+        if kind == "write":
+            Path(path).write_bytes(memory)
+        else:
+            with Path(path).open("rb") as file:
+                assert file.readinto(memory) == buffer.nbytes
+        super()._transfer(kind, buffer, path)
 
 
 def with_finite_weights(build, parameters):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from ds_advise.probes.recording.allocator import CachingAllocator
+from ds_advise.probes.recording.ledger import Ledger
+from ds_advise.probes.recording.phases import RecordedPhase, _most_held
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +81,21 @@ def test_expandable_segments_grow_a_free_end_instead_of_fragmenting() -> None:
     creeping = [step for key in range(10) for step in ((key, (100 + 2 * key) * MIB), key)]
     assert reserved(*creeping) == sum((100 + 2 * key) * MIB for key in range(10))
     assert reserved(*creeping, expandable_segments=True) == 120 * MIB
+
+
+def test_what_was_held_before_training_does_not_count() -> None:
+    """Loading holds 100 MiB and empties the cache; training holds 20 MiB."""
+    ledger = Ledger("cpu", lambda _tensor: ("", ""))
+    phases = [RecordedPhase(iteration=0, name="load", first_event=ledger.events)]
+    ledger.track(torch.empty(100 * MIB, dtype=torch.uint8))
+    ledger.empty_cache()
+    phases.append(RecordedPhase(iteration=1, name="forward", first_event=ledger.events))
+    trained = torch.empty(20 * MIB, dtype=torch.uint8)
+    ledger.track(trained)
+    recorder: Any = SimpleNamespace(ledger=ledger, recorded=phases)
+    assert _most_held(recorder, CachingAllocator())[0] == 20 * MIB
+    recorder.recorded = phases[:1]
+    assert _most_held(recorder, CachingAllocator())[0] == 100 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 1), st.integers(0, 5)), max_size=60), st.booleans())

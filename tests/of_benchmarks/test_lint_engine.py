@@ -11,8 +11,7 @@ from ds_advise.validate.lint import RULES
 from benchmarks.lint.against_engine import Comparison, compare, errors
 from benchmarks.lint.engine import outcomes
 from benchmarks.lint.random_configs import random_configs, with_junk
-
-from .lint_cases import facts
+from tests.validate.lint.lint_cases import facts
 
 
 def _disagreements(found: list[Comparison]) -> list[str]:

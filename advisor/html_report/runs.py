@@ -1,45 +1,33 @@
-"""The report of a dry run: memory over the run, its parts, and the lanes of one step."""
+"""The reports of a dry run (memory over the run, its parts, the time of a step) and of a probe."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 from ..answer.recommendation import DryRunAnswer
-from ..render.runs import dry_run_summary, dry_run_verdict
-from ..text.labels import cluster_title
-from ..text.units import gib, rate, seconds
+from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe
+from ..text.labels import cluster_title, versions_label
+from ..text.units import gib, percent, rate, seconds
+from ..verification.probe import ProbeAnswer
 from . import document as doc
-from .bar_charts import Bar, Lane, Lanes, LaneSpan, Part, StackedBars, draw_lanes, draw_stacked_bars
-from .canvas import Markup, joined, time_unit
+from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
+from .canvas import Markup, joined, memory_family, time_family, time_unit
 from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
-from .palette import memory_family, time_family
 from .plans import MEMORY_ORDER, memory_parts
 
 _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
 
 
-def write_dry_run_report(
-    answer: DryRunAnswer, config_path: Path, html: Path | None, plot: Path | None, say: Callable[[str], None]
-) -> None:
-    """Write the report and the chart of memory over the run, as far as they have a path."""
-
-    def chart() -> Markup:
-        return draw_stacked_area(_over_time(answer)) if answer.result.timeline else draw_stacked_bars(_by_phase(answer))
-
-    doc.write_outputs(dry_run_report(answer, config_path), html, plot, say, chart)
-
-
 def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
-    """The report."""
+    """The report, and the chart of memory over the run."""
     result, run, timeline = answer.result, answer.run, Markup()
     if result.timeline:
         words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
         timeline = joined(doc.note(words), doc.figure(_over_time(answer), draw_stacked_area))
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    versions = versions_label(result.versions)
     evidence = (
         f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
         f"{seconds(result.seconds)}: every tensor is fake, the code is real."
@@ -54,12 +42,14 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
             doc.Section("memory", "Memory over the run", timeline),
             doc.Section("peak", "What memory consists of", _peak(answer)),
             doc.Section("time", "Time of a step", _time(answer)),
-            doc.Section("lanes", "What runs when", _lanes(answer)),
             doc.Section("phases", "Phase by phase", _phases(answer)),
             doc.configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
             doc.Section("evidence", "How it is known", doc.note(evidence)),
         ),
         data=answer.to_json(),
+        chart=lambda: (
+            draw_stacked_area(_over_time(answer)) if result.timeline else draw_stacked_bars(_by_phase(answer))
+        ),
     )
 
 
@@ -101,7 +91,6 @@ def _over_time(answer: DryRunAnswer) -> StackedArea:
 
 
 def _by_phase(answer: DryRunAnswer) -> StackedBars:
-    """The parts of forward, backward and step when each is highest."""
     by_phase, offer = answer.result.peak_by_phase, answer.run.cluster.gpu.memory_bytes
     bars = tuple(
         Bar(
@@ -124,7 +113,6 @@ def _by_phase(answer: DryRunAnswer) -> StackedBars:
 
 
 def _peak(answer: DryRunAnswer) -> Markup:
-    """Categories by phase, then the largest modules and tensors at the peak."""
     result, peak = answer.result, answer.result.peak
     phases = [(phase, result.peak_by_phase[phase]) for phase in _PHASES if phase in result.peak_by_phase]
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
@@ -146,7 +134,6 @@ def _peak(answer: DryRunAnswer) -> Markup:
 
 
 def _time(answer: DryRunAnswer) -> Markup:
-    """The parts of the critical path, by phase."""
     if answer.step is None:
         return Markup()
     by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -174,36 +161,6 @@ def _time(answer: DryRunAnswer) -> Markup:
     return doc.figure(chart, draw_stacked_bars, doc.figures_table(["what", "time"], rows))
 
 
-def _lanes(answer: DryRunAnswer) -> Markup:
-    """The host, and every stream with what it keeps busy."""
-    step = answer.step
-    if step is None:
-        return Markup()
-    lanes: dict[str, list[LaneSpan]] = defaultdict(list)
-    for stretch in step.host:
-        if stretch.name:
-            lanes["host"].append(
-                LaneSpan(name=stretch.name, ink="launch", begins=stretch.begins_s, ends=stretch.ends_s)
-            )
-    for span in step.spans:
-        name = step.names[span.operation]
-        lanes[f"stream {span.stream}: {span.lane}"].append(
-            LaneSpan(name=name, ink=time_family(name), begins=span.begins_s, ends=span.ends_s)
-        )
-    drawn = tuple(Lane(name=name, spans=tuple(spans)) for name, spans in lanes.items())
-    chart = Lanes(
-        title="The lanes of one step",
-        lanes=drawn,
-        ends_at=max((span.ends for lane in drawn for span in lane.spans), default=1.0),
-        write=lambda taken_s: seconds(taken_s) if taken_s else "0",
-    )
-    rows: list[list[doc.Cell]] = [[lane.name, doc.duration(lane.busy)] for lane in drawn]
-    return joined(
-        doc.note("The recorded schedule as it plays out; each pixel has the colour of what ran the longest in it."),
-        doc.figure(chart, draw_lanes, doc.figures_table(["lane", "busy"], rows)),
-    )
-
-
 _PHASE_COLUMNS = {
     "GPU peak": "gpu_peak_bytes",
     "GPU after": "gpu_live_bytes",
@@ -223,3 +180,85 @@ def _phases(answer: DryRunAnswer) -> Markup:
         for phase in answer.result.phases
     ]
     return doc.table(["GiB", *_PHASE_COLUMNS], rows)
+
+
+_SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_run"}
+"""Attributes of a `ProbeFigure` by their title."""
+
+
+def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
+    """The report."""
+    result, failure = answer.result, answer.result.failure
+    versions = versions_label(result.versions)
+    lead, tiles, figures = f"{probe_place(answer)}; random weights and tokens unless a checkpoint was given.", [], []
+    if failure is not None:
+        lead = f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}"
+    else:
+        tiles = [
+            ("tokens/s", rate(result.tokens_per_s), "measured"),
+            ("one step", seconds(result.step_s), f"{result.tokens_per_step:,} tokens"),
+            ("steps", str(len(result.ranks[0].losses)), f"{len(result.ranks)} ranks"),
+        ]
+        figures = [
+            doc.Section("figures", "Measured and predicted", _figures(answer)),
+            doc.Section("ranks", "Rank by rank", _ranks(answer)),
+        ]
+    evidence = joined(
+        doc.note(f"A real run ({versions}) in {seconds(result.seconds)}."),
+        doc.as_printed(lambda console: render_probe(answer, console)),
+    )
+    title = "The configuration, as DeepSpeed got it"
+    return doc.Report(
+        subject=f"Probe of {answer.run.model_name or 'a module'}",
+        verdict="It runs." if failure is None else FAILURE_SENTENCES[failure.kind],
+        tone="good" if failure is None else "bad",
+        lead=[lead],
+        tiles=tiles,
+        sections=(
+            *figures,
+            doc.configuration(result.config, config_path.name, title),
+            doc.Section("evidence", "How it is known", evidence),
+        ),
+        data=answer.to_json(),
+    )
+
+
+def _figures(answer: ProbeAnswer) -> Markup:
+    bars = []
+    for found in answer.figures:
+        if found.unit != "bytes" or not found.measured:
+            continue
+        for title, attribute in _SOURCES.items():
+            value = getattr(found, attribute)
+            if value is None:
+                continue
+            ink, hint = "weights" if title == "measured" else "other", f"{found.name}, {title}: {gib(int(value))} GiB"
+            error = getattr(found, f"{attribute}_error", None)
+            off = "" if error is None else f" ({'+' if error >= 0 else '-'}{percent(abs(error))})"
+            bars.append(
+                Bar(
+                    label=f"{found.name}, {title}",
+                    parts=(Part(name=title, value=value, ink=ink, hint=hint),),
+                    note=f"{gib(int(value))}{off}",
+                    chosen=title == "measured",
+                )
+            )
+    chart = StackedBars(title="Memory, measured and predicted, in GiB", bars=tuple(bars))
+    rows: list[list[doc.Cell]] = [
+        [found.name, *(doc.figure_of(getattr(found, attribute), UNITS[found.unit]) for attribute in _SOURCES.values())]
+        for found in answer.figures
+    ]
+    return joined(doc.figure(chart, draw_stacked_bars) if bars else None, doc.table(["", *_SOURCES], rows))
+
+
+def _ranks(answer: ProbeAnswer) -> Markup:
+    names = ("forward_s", "backward_s", "optimizer_s", "total_s")
+    rows: list[list[doc.Cell]] = [
+        [
+            f"rank {report.rank}",
+            *(doc.duration(sum(getattr(step, name) for step in report.steps) / len(report.steps)) for name in names),
+        ]
+        for report in answer.result.ranks
+        if report.steps
+    ]
+    return doc.table(["", "forward", "backward", "optimizer", "a step"], rows)

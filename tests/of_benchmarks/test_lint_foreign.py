@@ -6,11 +6,12 @@ import json
 from importlib.metadata import version
 
 import pytest
+from ds_advise.validate.lint.installed_facts import BUNDLED
 
+from benchmarks.lint.documents import MANUAL, installed_facts, manual
 from benchmarks.lint.engine import EngineQuestion, answers
 from benchmarks.lint.foreign import engines_verdicts, read_configs
-
-from .lint_cases import codes, facts, judged
+from tests.validate.lint.lint_cases import codes, facts, judged
 
 
 def test_lint_refuses_what_the_engine_refuses_and_nothing_else() -> None:
@@ -79,3 +80,10 @@ def test_readers_stop_at_an_auto_as_lint_says() -> None:
     assert {name: bool(words) for name, words in zip(READ, said, strict=True)} == {
         name: bool(code) for name, (_, _, code) in READ.items()
     }
+
+
+def test_the_bundled_facts_and_the_manuals_table_are_current() -> None:
+    """`python -m benchmarks.lint.documents --write` renews them."""
+    assert MANUAL.read_text(encoding="utf-8") == manual()
+    if json.loads(BUNDLED.read_text(encoding="utf-8"))["version"] == facts().version:
+        assert BUNDLED.read_text(encoding="utf-8") == installed_facts()

@@ -1,0 +1,139 @@
+"""The evidence of an answer in sentences: dry runs, probes, and DeepSpeed's own estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...estimators.phrase import Phrase, phrase
+from ..text.labels import batch_label, checkpointing_label
+from ..text.units import age, gib, rate, seconds
+from .recommendation import Recommendation
+
+if TYPE_CHECKING:
+    from ...validate.deepspeed_estimate import DeepSpeedEstimate
+    from .recommendation import ProbedPlan, Verification
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRow:
+    """A probe of a plan, and its outcome."""
+
+    rung: str
+    batch: str
+    checkpointing: str
+    outcome: str
+
+
+def dry_run_sentence(run: Verification) -> Phrase:
+    """The result of a dry run, and the prediction."""
+    peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
+    versions = run.dry_run.result.versions
+    text = phrase(
+        "Dry run of {rung} (DeepSpeed {deepspeed}, transformers {transformers}): {verdict}; {allocated} GiB allocated "
+        "(predicted: {predicted}), {device} GiB on the device, {host} GiB of host RAM (predicted: {predicted_host})",
+        rung=run.candidate.rung,
+        deepspeed=versions["deepspeed"],
+        transformers=versions["transformers"],
+        verdict=run.dry_run.fit.reason,
+        allocated=gib(peak.allocated_bytes_per_gpu),
+        predicted=gib(memory.allocated_bytes_per_gpu),
+        device=gib(run.dry_run.required_device_bytes_per_gpu),
+        host=gib(host),
+        predicted_host=gib(memory.host_bytes_per_node),
+    )
+    if run.dry_run.step is not None:
+        text = phrase(
+            "{run}; a step takes {time} by the recorded schedule (predicted: {predicted})",
+            run=text,
+            time=seconds(run.dry_run.step.time.step_s),
+            predicted=seconds(run.candidate.time.step_s),
+        )
+    return phrase("{words}.", words=text)
+
+
+_PROBES_END = {
+    "settled": phrase("No plan that was not run could be faster by more than the search resolves."),
+    "budget": phrase("The time was over before everything was settled (--budget)."),
+    "interrupted": phrase("Interrupted before everything was settled."),
+}
+
+
+def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbedPlan, ...], str]:
+    """The title of the probes, the probes, and why they ended."""
+    series = answer.probe_series
+    if series is not None:
+        title = phrase(
+            "Probes on this machine: {runs} of {plans} plans were run (at most {bound})",
+            runs=series.runs,
+            plans=series.candidates,
+            bound=series.bound,
+        )
+        return title, series.probes, _PROBES_END[series.ended]
+    return phrase("Earlier probes on this machine") if answer.past_probes else "", answer.past_probes, ""
+
+
+def probe_row(probe: ProbedPlan) -> ProbeRow:
+    """A probe, its outcome and its reason or age."""
+    plan, failure, speed = probe.candidate.plan, probe.result.failure, ""
+    if failure is None:
+        speed = rate(probe.result.tokens_per_s)
+    if failure is not None:
+        outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
+    elif probe.age_s is None:
+        predicted = rate(probe.candidate.tokens_per_s)
+        outcome = phrase("{speed} tokens/s (predicted {predicted})", speed=speed, predicted=predicted)
+    else:
+        outcome = phrase("{figure} tokens/s", figure=speed)
+    reason = probe.reason if probe.age_s is None else age(probe.age_s)
+    return ProbeRow(
+        rung=plan.rung,
+        batch=batch_label(plan),
+        checkpointing=checkpointing_label(plan),
+        outcome=phrase("{outcome}; {reason}", outcome=outcome, reason=reason),
+    )
+
+
+def evidence_of(answer: Recommendation) -> Iterator[str]:
+    """How the answer is known, and what would settle it."""
+    cluster, series, chosen = answer.question.cluster, answer.probe_series, answer.recommended
+    own = next((probe for probe in answer.past_probes if probe.candidate is chosen and probe.age_s is not None), None)
+    if series is not None and series.best is None and chosen is not None:
+        yield phrase("Evidence: analytic; no probe finished.")
+    elif series is not None:
+        yield phrase(
+            "Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are "
+            "predicted, and corrected by the probe of the most similar plan."
+        )
+    elif answer.verifications:
+        yield phrase("Evidence: dry run of the real engine.")
+    elif own is not None and own.age_s is not None:
+        yield phrase(
+            "Evidence: probe, {age}, for the speed and the verdict; other plans are predicted, and corrected by the "
+            "probe of the most similar plan (ds-advise history).",
+            age=age(own.age_s),
+        )
+    elif answer.past_probes:
+        yield phrase(
+            "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). "
+            "Settle it by a few real runs: add --probe."
+        )
+    elif cluster.gpu.is_cpu:
+        yield phrase("Evidence: analytic. Settle it by a few real runs on this machine: add --probe.")
+    else:
+        yield phrase(
+            "Evidence: analytic. Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
+        )
+    if cluster.measured:
+        yield phrase("Measured {how}.", how=cluster.measured)
+
+
+def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
+    """DeepSpeed's own figures against ours. device_bytes: our prediction for one GPU."""
+    if estimate.gpu_bytes is None or estimate.host_bytes is None:
+        return f"DeepSpeed's {estimate.function} could not be called: {estimate.problem}."
+    return (
+        f"DeepSpeed's {estimate.function} gives {gib(estimate.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
+        f"{gib(estimate.host_bytes)} GiB of RAM per node. It leaves out {', '.join(estimate.leaves_out)}."
+    )
