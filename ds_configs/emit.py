@@ -12,6 +12,7 @@ from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import PLAN_FIELDS, Plan
 from ..estimators.workload import Framework, Workload
+from .training_script import script_makes_optimizer
 
 GRADIENT_CLIPPING = 1.0
 """The default of both TrainingArguments (max_grad_norm) and DeepSpeed."""
@@ -90,7 +91,7 @@ def ds_config(
     if plan.autoep_size > 1:
         preset = family_of(model).autoep_preset
         config["expert_parallel"] = {"enabled": True, "autoep_size": plan.autoep_size, "preset_model": preset}
-    config |= optimizer_block(workload.optimizer, plan, auto=auto)
+    config |= optimizer_block(workload, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)
     if "nvme" in (plan.offload_optimizer, plan.offload_param):
         config["aio"] = dict(AIO)
@@ -141,28 +142,30 @@ def _can_gather(plan: Plan, model: ModelShape, workload: Workload, cluster: Clus
     return model.parameters * workload.weight_bytes < cluster.host_memory_bytes_per_node
 
 
-def optimizer_block(optimizer: str, plan: Plan, *, auto: bool) -> dict[str, Any]:
-    """The top-level keys that configure the optimizer: `optimizer`, and zero_allow_untested_optimizer if needed.
+def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, Any]:
+    """The top-level keys that configure the optimizer: `optimizer` unless the training script makes it, and
+    zero_allow_untested_optimizer if needed.
 
     auto: leave the learning rate and the weight decay to the Trainer or accelerate.
     With the states in RAM, DeepSpeed turns AdamW and Adam into DeepSpeedCPUAdam, Adagrad and Lion into their CPU forms.
 
     Raises WorkloadError where the optimizer cannot run with its states in host RAM.
     """
-    spec = OPTIMIZERS[optimizer]
+    spec = OPTIMIZERS[workload.optimizer]
     if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
         raise WorkloadError(
-            f"{optimizer} cannot run with its states in host RAM",
+            f"{workload.optimizer} cannot run with its states in host RAM",
             why="DeepSpeed has no CPU form of it",
             fix="choose adamw, or a plan that does not offload the optimizer",
         )
     keys: dict[str, Any] = {}
-    if spec.block_type:
+    by_script = script_makes_optimizer(workload, plan)
+    if spec.block_type and not by_script:
         params = {name: _OPTIMIZER_PARAMS[name] for name in spec.block_params}
         if auto:
             params |= dict.fromkeys(_FILLED_PARAMS, "auto")
         keys["optimizer"] = {"type": spec.block_type, "params": params | dict(spec.extra_block_params)}
-    if plan.zero_stage and not spec.tested_with_zero:
+    if plan.zero_stage and (by_script or not spec.tested_with_zero):
         keys["zero_allow_untested_optimizer"] = True
     return keys
 

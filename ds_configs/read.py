@@ -13,7 +13,7 @@ from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan
-from ..estimators.workload import Precision
+from ..estimators.workload import OptimizerStep, Precision, Workload
 
 _HIGHEST = 2**63 - 1
 """sys.maxsize, DeepSpeed's own value for "no limit"."""
@@ -179,6 +179,23 @@ def optimizer_in(config: Mapping[str, Any]) -> str | None:
     """The name of the optimizer in a configuration, in lower case; None where it leaves it to the training script."""
     name = _block(config, "optimizer").get("type")
     return str(name).lower() if name else None
+
+
+def optimizer_step_in(config: Mapping[str, Any], workload: Workload) -> OptimizerStep:
+    """Implementation of torch's optimizer that steps under a configuration; "auto" where DeepSpeed's own does.
+
+    With an `optimizer` block DeepSpeed makes its own, unless `torch_adam` asks for torch's (deepspeed 0.19.8
+    runtime/engine.py `get_optimizer_configuration`). Without one the training script makes it (`Workload.script_step`).
+    With the states in host RAM accelerate turns that into DeepSpeed's CPU form (1.15 utils/deepspeed.py
+    `map_pytorch_optim_to_deepspeed`), which plain DeepSpeed demands.
+    """
+    params = _block(_block(config, "optimizer"), "params")
+    if optimizer_in(config) is not None:
+        if not is_true(params.get("torch_adam")):
+            return "auto"
+        return "loop" if params.get("foreach") is False else "foreach"
+    device = _block(_block(config, "zero_optimization"), "offload_optimizer").get("device")
+    return "auto" if device in ("cpu", "nvme") else workload.script_step
 
 
 def is_true(value: Any) -> bool:

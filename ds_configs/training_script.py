@@ -26,7 +26,7 @@ def training_arguments(
 
     gradient_checkpointing_kwargs: by default the non-reentrant form, which LoRA needs (behind frozen embeddings no
     input of a block requires a gradient, and the reentrant form then computes none).
-    optim: only for optimizers that DeepSpeed does not create; an `optimizer` block overrides it.
+    optim: only for optimizers that the training script makes; an `optimizer` block overrides it.
     """
     arguments: dict[str, Any] = {
         "output_dir": "output",
@@ -43,6 +43,8 @@ def training_arguments(
     spec = optimizer(workload.optimizer)
     if not spec.block_type:
         arguments["optim"] = spec.trainer_names[0]
+    elif script_makes_optimizer(workload, plan) and workload.optimizer == "adamw":
+        arguments["optim"] = "adamw_torch_fused" if workload.software.optimizer_step == "fused" else "adamw_torch"
     if workload.loss == "fused" or workload.kernels == "liger":
         arguments["use_liger_kernel"] = True
     if workload.loss in ("standard", "tiled") and workload.kernels == "liger":
@@ -51,6 +53,12 @@ def training_arguments(
         arguments["parallelism_config"] = parallelism_config(plan, workload, cluster)
     arguments["deepspeed"] = config_path
     return arguments
+
+
+def script_makes_optimizer(workload: Workload, plan: Plan) -> bool:
+    """Whether an Adam is torch's, from the training script. With its states in host RAM it is DeepSpeed's."""
+    is_said = workload.software.optimizer_step != "auto" and optimizer(workload.optimizer).is_adam
+    return is_said and plan.offload_optimizer == "none"
 
 
 def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .errors import WorkloadError
+from .workload import OptimizerStep
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,11 +27,14 @@ class OptimizerSpec:
     """The same for the optimizer that runs on the host under CPU offload; None where it cannot be offloaded."""
     source: str
     """Where the figures come from."""
-    step_bytes: float = 0.0
-    """Temporaries per element while `step()` runs under DeepSpeed on the GPU; 0 for fused kernels."""
+    step_elements: int = 0
+    """Temporaries of the masters' type per master weight while `step()` runs under DeepSpeed on the GPU; 0 for fused
+    kernels."""
     foreach_step_elements: int = 0
-    """Temporaries per element of torch's foreach implementation, in the parameters' type. torch's fused and for-loop
-    implementations have none of this size."""
+    """The same of torch's foreach implementation, for all trained parameters in their type. torch's fused kernels have
+    none."""
+    loop_step_elements: int = 0
+    """The same of torch's loop over tensors, of one tensor at a time. Under ZeRO that is a whole flat partition."""
     states_have_fixed_type: bool = False
     """In plain PyTorch the states have a type of their own. Others take the parameters' type."""
     factored: bool = False
@@ -75,7 +79,8 @@ _ADAM = OptimizerSpec(
     state_bytes=8,
     cpu_state_bytes=8,
     source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
-    foreach_step_elements=1,  # the root of the second moments
+    foreach_step_elements=1,  # torch 2.13 optim/adam.py _multi_tensor_adam: the root of the second moments
+    loop_step_elements=2,  # _single_tensor_adam: that, and its quotient by the bias correction
     block_type="Adam",
     block_params=("lr", "betas", "eps", "weight_decay"),
     extra_block_params=(("adam_w_mode", False),),  # without it DeepSpeed's Adam is AdamW
@@ -119,7 +124,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         display_name="Adafactor",
         state_bytes=4,
         cpu_state_bytes=None,
-        step_bytes=8,
+        step_elements=2,
         factored=True,
         source="transformers optimization.py Adafactor._get_options: factored only from two dimensions on; DeepSpeed "
         "refuses to offload a client optimizer other than its own CPU ones (zero_force_ds_cpu_optimizer)",
@@ -145,7 +150,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         display_name="RMSprop",
         state_bytes=4,
         cpu_state_bytes=4,
-        step_bytes=4,
+        step_elements=1,
+        foreach_step_elements=1,
         source="torch.optim.RMSprop square_avg, and the root of it",
         block_type="RMSprop",
         block_params=("lr", "eps", "weight_decay"),
@@ -179,8 +185,10 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         display_name="Adagrad",
         state_bytes=4,
         cpu_state_bytes=4,
-        step_bytes=4,
-        source="torch.optim.Adagrad sum; deepspeed 0.19.8 ops/adagrad/cpu_adagrad.py exp_avg_sq",
+        step_elements=2,
+        foreach_step_elements=2,
+        source="torch.optim.Adagrad sum, the root of it and the scaled gradients; deepspeed 0.19.8 "
+        "ops/adagrad/cpu_adagrad.py exp_avg_sq",
         block_type="Adagrad",
         block_params=("lr", "eps", "weight_decay"),
         tested_with_zero=True,
@@ -205,9 +213,10 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 }
 
 
-@lru_cache(maxsize=32)
-def optimizer(name: str, *, bf16_states: bool = False) -> OptimizerSpec:
-    """The optimizer of that name. bf16_states: with states in bf16, half of fp32's (`is_adam` only).
+@lru_cache(maxsize=64)
+def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "auto") -> OptimizerSpec:
+    """The optimizer of that name. bf16_states: with states in bf16, half of fp32's (`is_adam` only). step: other than
+    "auto", torch's class in place of DeepSpeed's Adam, and its implementation.
 
     Raises WorkloadError, with the known names, for an unknown one.
     """
@@ -219,6 +228,9 @@ def optimizer(name: str, *, bf16_states: bool = False) -> OptimizerSpec:
             why="its bytes per parameter are not known",
             fix=f"--optimizer {'|'.join(OPTIMIZERS)}",
         ) from None
+    if step != "auto" and known.is_adam:
+        elements = {"foreach": known.foreach_step_elements, "loop": known.loop_step_elements}.get(step, 0)
+        known = replace(known, step_elements=elements, gpu_class="")
     if not bf16_states:
         return known
     on_cpu = None if known.cpu_state_bytes is None else known.cpu_state_bytes / 2
@@ -228,6 +240,14 @@ def optimizer(name: str, *, bf16_states: bool = False) -> OptimizerSpec:
 def optimizer_of_type(block_type: str) -> OptimizerSpec | None:
     """The optimizer of a `type` in DeepSpeed's optimizer block, whose case does not matter; None if unknown."""
     return next((spec for spec in OPTIMIZERS.values() if spec.block_type.lower() == block_type.lower() != ""), None)
+
+
+def step_of_trainer(name: str) -> OptimizerStep:
+    """Implementation of torch's AdamW by a value of `optim=`; "auto" for other optimizers. `adamw_hf` has temporaries
+    of foreach's size."""
+    if name.lower() in ("adamw_torch", "adamw_hf"):
+        return "foreach"
+    return "fused" if name.lower() in OPTIMIZERS["adamw"].trainer_names else "auto"
 
 
 def optimizer_of_trainer(name: str) -> str | None:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-OptimizerStep = Literal["foreach", "fused", "loop"]
+OptimizerStep = Literal["auto", "foreach", "fused", "loop"]
+
+FUSED_BY_DEFAULT = (4, 54)
+"""First transformers whose Trainer makes torch's fused AdamW by default (training_args.py `default_optim`, with torch
+2.8). Before, `adamw_torch` is foreach on a GPU; `adamw_hf` (up to 4.30) has temporaries of the same size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,10 @@ class Software:
     casts them back to bf16, DeepSpeed's engine too), and under autocast the head is cast for every loss."""
     from_scratch: bool = False
     """The script builds the model from its configuration and reads no checkpoint."""
-    optimizer_step: OptimizerStep = "foreach"
-    """Implementation of torch's Adam in plain PyTorch: "foreach" (torch's default), "fused", or "loop" over tensors."""
+    optimizer_step: OptimizerStep = "auto"
+    """Implementation of torch's Adam: "foreach" (torch's default on a GPU), "fused", or "loop" over tensors. Under
+    DeepSpeed anything but "auto" says that the training script makes the optimizer; with "auto" it is DeepSpeed's own.
+    In plain PyTorch "auto" is `Workload.script_step`."""
     expandable_segments: bool = True
     """The allocator runs with `expandable_segments:True`, as the printed commands set it."""
     pinned_inputs: bool = True
@@ -120,6 +126,15 @@ class Workload:
     def of_weights(self) -> Workload:
         """The fields that decide weights, states and launches, for caches: nothing of samples, batch or tiles."""
         return _of_weights(self)
+
+    @property
+    def script_step(self) -> OptimizerStep:
+        """Implementation of an Adam that the training script makes: of `software`, else the default of the Trainer's
+        version or, in a loop of one's own, of torch."""
+        if self.software.optimizer_step != "auto":
+            return self.software.optimizer_step
+        fused = self.framework == "hf" and self.software.transformers >= FUSED_BY_DEFAULT
+        return "fused" if fused else "foreach"
 
     @property
     def weight_bytes(self) -> int:

@@ -17,7 +17,14 @@ from ...ds_configs.launch_commands import (
     threads_setting,
     unset_threads,
 )
-from ...ds_configs.training_script import model_lines, python_source, script_arguments, script_lines, trainer_lines
+from ...ds_configs.training_script import (
+    model_lines,
+    python_source,
+    script_arguments,
+    script_lines,
+    script_makes_optimizer,
+    trainer_lines,
+)
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.phrase import named, phrase
 from ...estimators.time.step_time import estimate_time
@@ -169,7 +176,10 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
     place = " --hostfile hostfile" if cluster.nodes > 1 else ""
     if cluster.gpu.is_cpu:
         place = f" --device cpu --ranks {cluster.gpus_per_node}"
-    software = " --software pinned-inputs=no" if _has_pageable_inputs(answer, candidate) else ""
+    settings = ["pinned-inputs=no"] * _has_pageable_inputs(answer, candidate)
+    if script_makes_optimizer(answer.question.workload, candidate.plan):
+        settings.append(f"optimizer-step={answer.question.workload.software.optimizer_step}")
+    software = f" --software {','.join(settings)}" if settings else ""
     return f"ds-advise launch {shlex.quote(config_path)}{place}{software} -- train.py"
 
 

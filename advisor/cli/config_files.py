@@ -25,7 +25,7 @@ IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "trainin
 @click.command()
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @question_options(
-    ("gpus", "ram", "seq_len", "framework", "offline"),
+    ("gpus", "ram", "seq_len", "framework", "software", "offline"),
     extra=[model_option("Model: check memory and speed too.")],
     gpus={"default": None},
     framework={"default": None, "default_text": 'hf for a file with an "auto"'},
@@ -79,7 +79,7 @@ _compared = question_options(
     (
         *("gpus", "ram", "nvme", "interconnect", "method", *LORA),
         *("seq_len", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "mlp"),
-        *("framework", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
+        *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
     gpus={"default": None, "default_text": "auto"},

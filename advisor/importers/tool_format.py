@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.optimizers import optimizer_of_trainer
+from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
@@ -152,8 +152,9 @@ class ToolFormat:
             deepspeed=part,
             **self.defaults,
         )
+        optimizer = arguments.text(self.optimizer)
         reading.training.update(
-            optimizer=_optimizer(reading, arguments.text(self.optimizer)),
+            optimizer=_optimizer(reading, optimizer),
             precision=precision_of(arguments, self.default_precision),
             seq_len=(arguments.number(*self.seq_len) if self.seq_len else arguments.seq_len) or self.default_seq_len,
             attention=_attention(arguments.text(*self.attention)),
@@ -163,6 +164,9 @@ class ToolFormat:
             reading.training.update(kernels="liger", loss="fused")
         reading.remarks.extend(text for text, keys in self.approximated.items() if reading.switched(keys))
         self.details(reading)
+        if optimizer is not None:
+            software = reading.training.get("software") or {}
+            reading.training["software"] = {**software, "optimizer-step": step_of_trainer(optimizer)}
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
                 reading.lacks(what)

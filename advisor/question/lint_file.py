@@ -26,18 +26,19 @@ def lint_settings(
     gpus: str | None = None,
     ram: str | None = None,
     seq_len: int | None = None,
+    software: str | None = None,
     offline: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
     an unknown optimizer.
 
-    Raises DsAdviseError for invalid GPUs, an unknown model or an impossible length.
+    Raises DsAdviseError for invalid GPUs, an unknown model, software or an impossible length.
     """
     cluster = None if gpus is None else parse_cluster(gpus, ram=ram)
     shape = load_model(model, offline=offline) if isinstance(model, str) else model
     workload = None
     if shape is not None:
-        options = {"seq_len": seq_len, "framework": framework or "hf"}
+        options = {"seq_len": seq_len, "framework": framework or "hf", "software": software}
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None

@@ -178,7 +178,7 @@ class SoftwareOptions(TypedDict, total=False):
         str | Mapping[str, Any] | None,
         Option(
             "Differences from current software: transformers=4.45, deepspeed=0.18, reentrant, autocast, "
-            "fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=fused, expandable-segments=no, "
+            "fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=foreach, expandable-segments=no, "
             "pinned-inputs=no.",
             metavar="NAME[=VALUE],...",
         ),

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ...ds_configs.read import optimizer_in, precision_in
+from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
@@ -54,7 +54,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
 def configured_workload(
     config: Mapping[str, Any], options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None
 ) -> Workload:
-    """The workload of a ds_config; its precision and optimizer take precedence over the options.
+    """The workload of a ds_config; its precision and optimizer take precedence over the options. Without an optimizer
+    block the training script makes the optimizer.
 
     The optimizer keeps its name in the file, because the closed forms do not know every class of torch.optim.
     """
@@ -62,8 +63,10 @@ def configured_workload(
     if precision != "auto":
         options = {**options, "precision": "fp32"}  # no GPU lacks it
     workload = workload_of(options, model, gpu)
+    software = replace(workload.software, optimizer_step=optimizer_step_in(config, workload))
     return replace(
         workload,
+        software=software,
         precision=workload.precision if precision == "auto" else precision,
         optimizer=optimizer_in(config) or workload.optimizer,
     )

@@ -157,7 +157,7 @@ def _engine(case: HostTimeCase) -> tuple[Any, dict[str, Any]]:
     with torch.no_grad():
         for parameter in model.parameters():
             getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
-    engine = training.initialize(config, model, subject.groups)
+    engine = training.initialize(config, model, subject.groups, run.workload)
     engine.host_time_keeps = keep_alive
     return engine, subject.make_batch(1)
 

@@ -79,7 +79,7 @@ _GRADIENTS = Formula("gradients", "w alive", _SOURCE, GRADIENT_SYMBOLS)
 _FLATTENED = Formula("reduce_buckets", "w min(Pt, 5e8 + largest)", _SOURCE)
 _STEP = Formula(
     "step_temporaries",
-    "(4 + s) Pt",
+    "4 Pt + s Pt",
     "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py step",
     GRADIENT_SYMBOLS,
     STEP_NOT_COVERED,
@@ -120,12 +120,16 @@ class StageZero(GradientMemory):
         )
 
     def step_terms(self) -> Terms:
-        temporaries = self.optimizer.step_bytes
+        temporaries = 4 * self.optimizer.step_elements
+        at_once, name = self.trainable, "Pt"
+        if self.tensors.workload.software.optimizer_step == "loop":
+            at_once, name = self.tensors.largest_trainable, "largest"
         if self.tensors.workload.precision == "fp32":
-            formula, size = _STEP._replace(text="s Pt"), temporaries * self.trainable
+            formula, size = _STEP._replace(text=f"s {name}"), temporaries * at_once
         elif self.optimizer.is_adam:
             # fp32 copies of all gradients, and the flat tensor made of them.
             formula, size = _STEP._replace(text="(4 + 4) Pt"), 8 * self.trainable
         else:
-            formula, size = _STEP, (4 + temporaries) * self.trainable
-        return self._gradients(self.trainable) + formula.term(size, Pt=self.trainable, s=temporaries)
+            formula, size = _STEP._replace(text=f"4 Pt + s {name}"), 4 * self.trainable + temporaries * at_once
+        largest = self.tensors.largest_trainable
+        return self._gradients(self.trainable) + formula.term(size, Pt=self.trainable, s=temporaries, largest=largest)

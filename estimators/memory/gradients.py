@@ -191,7 +191,8 @@ class FlatGradients(GradientMemory):
             return self._staging(0)
         *waited_for, last = (group.partition for group in self.sharded.groups)
         part, waiting = max(*waited_for, last, 0), max(waited_for, default=0)
-        width, temporaries, master = self.width, self.optimizer.step_bytes, self.plan.master_bytes
+        width, master = self.width, self.plan.master_bytes
+        temporaries = master * self.optimizer.step_elements
         per_element = width if width == master else width + master
         before, load = max(
             (
@@ -202,7 +203,7 @@ class FlatGradients(GradientMemory):
         )
         updates = [(0, last)] + [(load.touched, waiting)] * (waiting > 0)
         alive, updated = max(updates, key=lambda each: width * each[0] + (master + temporaries) * each[1])
-        update = int((master + temporaries) * updated)
+        update = (master + temporaries) * updated
         if width * alive + update > before:
             return self._gradients(alive) + _UPDATE.term(update, m=master, s=temporaries, part=updated)
         formula = _NORM_OR_CAST if width == master else _NORM_OR_CAST._replace(text="max(8 slice, (w + m) part)")
@@ -235,8 +236,7 @@ _STAGING_3 = Formula(
     f"{_SOURCE_3} partition_grads, _offload_grad_partition_at_boundary",
     _SYMBOLS_3,
 )
-# torch's AdamW takes the root of a whole sub-group's second moments. (In a dry run it takes its loop over tensors,
-# which needs as much again for the quotient.)
+# torch's AdamW takes the root of a whole sub-group's second moments.
 _KEPT_STEP_3 = Formula(
     "step_temporaries",
     "m G",
@@ -333,15 +333,16 @@ class StageThree(GradientMemory):
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
             master = self.plan.master_bytes
             return self.forward_terms() + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
-        width, sharded, temporaries = self.width, self.sharded, self.optimizer.step_bytes
+        width, sharded = self.width, self.sharded
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
         overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
         master = self.plan.master_bytes
+        temporaries = master * self.optimizer.step_elements
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
         text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
         return self.forward_terms() + _STEP_3._replace(text=text).term(
-            max(NORM_BYTES * sharded.largest_shard, cast * group, int((master + temporaries) * group), overflow),
+            max(NORM_BYTES * sharded.largest_shard, cast * group, (master + temporaries) * group, overflow),
             w=width,
             m=master,
             shard=sharded.largest_shard,

@@ -128,8 +128,13 @@ def _as_cast(workload: Workload) -> Workload:
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
     tensors = tensor_set(of_rank(model, plan), workload)
     sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
-    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
+    runs = _runs(workload, plan)
     return _memory_of(sharded, _without_batch(plan, cluster), runs, cluster)
+
+
+def _runs(workload: Workload, plan: Plan) -> OptimizerSpec:
+    states_in_bf16 = plan.bf16_optimizer_states
+    return optimizer(workload.optimizer, bf16_states=states_in_bf16, step=workload.software.optimizer_step)
 
 
 def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
@@ -159,7 +164,7 @@ _loading_bytes = lru_cache(maxsize=256)(loading_bytes)
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
     """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces. Raises
     as `estimate_memory`."""
-    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
+    runs = _runs(workload, plan)
     tensors, replicas = tensor_set(of_rank(model, plan), workload), cluster.world_size // plan.autotp_size
     gathered = gathered_parameters(tensors, plan, replicas)
     return _resident(shard_tensors(tensors, replicas), plan, runs, cluster, gathered)

@@ -259,7 +259,7 @@ def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan)
         width=width,
         trained=trained,
         states=kind.state_bytes if kind.states_have_fixed_type else kind.state_bytes / 4 * trained,
-        step=float(trained) * kind.foreach_step_elements if software.optimizer_step == "foreach" else 0.0,
+        step=float(trained) * kind.foreach_step_elements if workload.script_step == "foreach" else 0.0,
         shards=cluster.world_size if plan.sharding == "fsdp" else 1,
     )
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ...ds_configs.read import autotp_size_in
+from ...ds_configs.read import autotp_size_in, optimizer_step_in
 from ...estimators.plan import PLAN_FIELDS
+from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Request, Run
 from . import models
@@ -126,7 +127,7 @@ def run(
     )
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
-        engine = initialize(config, model, subject.groups)
+        engine = initialize(config, model, subject.groups, trained.workload)
         classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     recorder.name_gradients(engine.module)
@@ -202,7 +203,7 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
 
 
-def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> Any:
+def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any, workload: Workload) -> Any:
     """DeepSpeed's engine around the model. groups: its `mpu`, None without sequence parallelism.
 
     With AutoTP the groups are created first, by DeepSpeed's fallback function: a `DeviceMesh` computes them with tensor
@@ -217,7 +218,7 @@ def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> A
 
         process_groups._init_tp_groups_with_new_group(split_by)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = _client_optimizer(config, trained)
+    optimizer = _client_optimizer(config, trained, workload)
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=trained, optimizer=optimizer, config=config, mpu=groups
     )
@@ -227,18 +228,17 @@ def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> A
     return engine
 
 
-def _client_optimizer(config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
-    """The Trainer's optimizer for a configuration without one; None for a configuration with one.
+def _client_optimizer(config: dict[str, Any], parameters: list[torch.nn.Parameter], workload: Workload) -> Any:
+    """The script's optimizer for a configuration without one (`optimizer_step_in`); None for a configuration with one.
 
-    The default is torch's fused AdamW; with the optimizer offloaded, accelerate replaces it by DeepSpeed's CPU Adam
-    (accelerate `utils/deepspeed.py`, map_pytorch_optim_to_deepspeed).
+    AdamW in one parameter group. (The Trainer's two, with and without weight decay, differ by the norms and biases.)
     """
     if config.get("optimizer"):
         return None
-    offload = ((config.get("zero_optimization") or {}).get("offload_optimizer") or {}).get("device", "none")
-    if offload != "none":
+    step = optimizer_step_in(config, workload)
+    if step == "auto":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return DeepSpeedCPUAdam(parameters, lr=1e-5)
     config["zero_allow_untested_optimizer"] = True
-    return torch.optim.AdamW(parameters, lr=1e-5, fused=True)
+    return torch.optim.AdamW(parameters, lr=1e-5, foreach=step == "foreach", fused=step == "fused")

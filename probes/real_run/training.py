@@ -156,7 +156,7 @@ def train(
     subject = _subject(job, description, dtype, device)
     subject = models.for_long_sequences(subject, run, config, device)
     log.enter("initialize")
-    engine = initialize(config, subject.model, subject.groups)
+    engine = initialize(config, subject.model, subject.groups, run.workload)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     loading_peak_bytes = measure.peak_resident_bytes()

@@ -62,6 +62,9 @@ def patch_torch(ledger: Ledger) -> None:
         with ledger.births_pinned():
             return torch.empty_like(tensor)
 
+    # torch's optimizers choose their implementation by the class of the tensors.
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        importlib.import_module(name)._foreach_supported_types.append(FakeTensor)
     torch_module.Tensor.pin_memory = pin_memory
     torch_module.Tensor.is_pinned = lambda tensor, *_: ledger.is_pinned(tensor)
     setattr(FakeTensor, "data_ptr", _address)  # noqa: B010  # a type checker objects to exchanging torch's method

@@ -18,7 +18,7 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, violation
-from .rule_examples import CPU, ON, zero
+from .rule_examples import ADAMW, CPU, ON, zero
 
 RESOURCE_RULES = Rules("Model and GPUs")
 
@@ -162,6 +162,29 @@ def left_out(config: LintedConfig) -> Iterator[Violation]:
     if _Situation.of(config):
         for feature in unmodeled_features(config.values):
             yield violation(feature.key, f"{feature.name}: {feature.predicted}")
+
+
+@RESOURCE_RULES.advice(
+    "DS907 an Adam of the training script with temporaries",
+    why="without an optimizer block the script makes torch's AdamW, whose foreach step (the Trainer's default before "
+    "transformers 4.54, and torch's own) takes the root of all second moments of a sub-group or a partition at once",
+    fix='pass optim="adamw_torch_fused" to the Trainer or fused=True to torch\'s class, or write an optimizer block',
+    source="torch optim/adam.py _multi_tensor_adam",
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
+    bad=_bf16(zero_optimization=zero(3)),
+    good=_bf16(zero_optimization=zero(3), optimizer=ADAMW),
+)
+def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
+    situation = _Situation.of(config)
+    if not situation:
+        return
+    fused = replace(situation.workload.software, optimizer_step="fused")
+    without = replace(situation, workload=replace(situation.workload, software=fused))
+    more = situation.memory().allocated_bytes_per_gpu - without.memory().allocated_bytes_per_gpu
+    if more > 0.01 * situation.cluster.gpu.memory_bytes:
+        smaller = "; at stage 3 a smaller sub_group_size helps, too" if situation.plan.zero_stage == 3 else ""
+        what = f"the {situation.workload.software.optimizer_step} step needs {_gb(more)} more than a fused one{smaller}"
+        yield violation("zero_optimization", what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import OptimizerStep, Software, Workload
 from ds_advise.probes.run import Request, Run
 
 from tests.helpers import SMALL_LLAMA, h100s
@@ -109,12 +109,17 @@ class Case:
     zero_hpz_partition_size: int = 1
     autotp_size: int = 1
     modules_to_save: tuple[str, ...] = ()
+    step: OptimizerStep = "auto"
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
 
 
-SMOKE = [Case("zero2"), Case("zero3-offload", checkpointing=False, world_size=16, real="alone")]
+SMOKE = [
+    Case("zero2"),
+    Case("zero3", step="foreach"),
+    Case("zero3-offload", checkpointing=False, world_size=16, real="alone"),
+]
 CHANGED = Case("zero1", world_size=4, real="alone")
 SHARED = [  # ranks that share each sample; their attention is sdpa's
     Case("ddp", sequence_parallel_size=2),
@@ -149,6 +154,15 @@ IN_BF16 = [  # masters alone need an optimizer on the host
     Case("zero3-offload-param", bf16_states="masters and states"),
     Case("zero3-offload", bf16_states="masters", checkpointing=False),
     Case("zero3-offload", bf16_states="masters and states", accumulation=2, model="llama"),
+]
+BY_SCRIPT = [  # torch's AdamW, from the training script
+    Case("zero1", step="fused"),
+    Case("zero2", step="foreach"),
+    Case("zero2", step="loop", checkpointing=False),
+    Case("zero3", step="foreach", world_size=3, rank=2),
+    Case("zero3", step="loop", accumulation=2),
+    Case("zero3", step="fused", method="lora", real="alone"),
+    Case("zero3-offload", step="foreach"),
 ]
 LAYERS_SPLIT = [  # AutoTP; a tied head stays whole
     Case("ddp", model="llama", autotp_size=2),
@@ -208,6 +222,7 @@ GRID = [  # every rung with and without checkpointing, once over gloo and once a
     *IN_BF16,
     *SECOND_COPIES,
     *LAYERS_SPLIT,
+    *BY_SCRIPT,
     Case("zero2", cpu_checkpointing=True),
     Case("zero3", model="gpt2", cpu_checkpointing=True, world_size=8, rank=7, real="alone"),
     Case("zero3-offload", method="lora", cpu_checkpointing=True, real="alone"),
@@ -230,8 +245,9 @@ def request(case: Case, folder: Path) -> Request:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     }
+    if case.step == "auto":
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4}}
     if case.sequence_parallel_size > 1:
         config |= {"sequence_parallel_size": case.sequence_parallel_size}
         config |= {"seq_parallel_communication_data_type": case.precision}
@@ -253,6 +269,7 @@ def request(case: Case, folder: Path) -> Request:
         attention="eager" if case.sequence_parallel_size == 1 else "sdpa",
         mlp="tiled" if case.tiled else "whole",
         loss="tiled" if case.tiled else "standard",
+        software=Software(optimizer_step=case.step),
     )
     run = Run(
         config=config,
@@ -364,7 +381,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_a_dry_run_counts_what_the_real_engine_allocates(smoke: list[dict[str, Any]]) -> None:
-    """ZeRO-2 on two ranks over gloo; ZeRO-3 with offload and without checkpointing as one of sixteen alone."""
+    """ZeRO-2, and ZeRO-3 with an AdamW of the script, on two ranks over gloo; ZeRO-3 with offload and without
+    checkpointing as one of sixteen alone."""
     for case, answer in zip(SMOKE, smoke[:-1], strict=True):
         assert not differences(case, answer), str(case)
 

@@ -1,0 +1,159 @@
+"""An optimizer that the training script makes: whose step it is by versions, and what it needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.importers.answer import import_file
+from ds_advise.advisor.question.lint_file import lint_settings
+from ds_advise.advisor.question.workload import configured_workload
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.training_script import training_arguments
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.plan_memory import estimate_memory
+from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.optimizers import OPTIMIZERS, optimizer, step_of_trainer
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import OptimizerStep, Software, Workload
+from ds_advise.validate.lint import lint, load_facts
+from ds_advise.validate.lint.document import read_document
+
+MODEL = find("Qwen2.5-32B")
+CLUSTER = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("A100-80GB-SXM"))
+BLOCK = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+TORCH_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}}}
+OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "step"),
+    [
+        ({}, {}, "fused"),
+        ({}, {"software": "transformers=4.54"}, "fused"),
+        ({}, {"software": "transformers=4.53"}, "foreach"),
+        ({}, {"software": "transformers=4.53,optimizer-step=fused"}, "fused"),
+        ({}, {"framework": "deepspeed"}, "foreach"),
+        (BLOCK, {"software": "transformers=4.45,optimizer-step=loop"}, "auto"),
+        (TORCH_ADAM, {}, "foreach"),
+        (OFFLOADED, {"software": "transformers=4.45"}, "auto"),
+    ],
+)
+def test_whose_step_it_is(config: dict[str, Any], options: dict[str, Any], step: OptimizerStep) -> None:
+    """Without a block the Trainer's default by its version, torch's in a loop of one's own; DeepSpeed's with a block or
+    in host RAM."""
+    assert configured_workload(config, options, MODEL, None).software.optimizer_step == step  # type: ignore[arg-type]
+
+
+def step_bytes(plan: Plan, step: OptimizerStep, cluster: Cluster = CLUSTER) -> int:
+    asked = Workload(seq_len=128, software=Software(optimizer_step=step))
+    phases = {phase.name: phase.allocated_bytes for phase in estimate_memory(MODEL, asked, cluster, plan).phases}
+    return phases["step"]
+
+
+def group_of(ranks: int) -> int:
+    return max(optimizer_group_numels(shard_tensors(tensor_set(MODEL, Workload()), ranks), 10**9))
+
+
+def test_stage_3_takes_one_fp32_copy_of_a_sub_group_with_foreach_and_two_with_the_loop() -> None:
+    """A fused step takes less than the cast before it: two bytes beside the fp32 gradients."""
+    plan = Plan(zero_stage=3, micro_batch_size=1, sub_group_size=10**9)
+    fused, foreach, loop = (step_bytes(plan, step) for step in ("fused", "foreach", "loop"))
+    assert step_bytes(plan, "auto") == fused
+    assert loop - foreach == 4 * group_of(8)
+    assert foreach - fused == 2 * group_of(8)
+
+
+def test_stages_1_and_2_step_the_whole_partition() -> None:
+    """The gradients in 16 bits are alive while they are cast, and free again in the step: foreach's copy takes their
+    place, and the loop's second one comes on top."""
+    plan = Plan(zero_stage=2, micro_batch_size=1)
+    alone = replace(CLUSTER, gpus_per_node=1)
+    fused, foreach, loop = (step_bytes(plan, step, alone) for step in ("fused", "foreach", "loop"))
+    assert foreach == fused
+    assert loop - foreach == pytest.approx(4 * MODEL.parameters, rel=1e-6)
+
+
+def test_the_temporaries_have_the_type_of_the_masters() -> None:
+    plan = Plan(
+        zero_stage=3,
+        micro_batch_size=1,
+        sub_group_size=10**9,
+        bf16_master_weights_and_grads=True,
+        bf16_optimizer_states=True,
+    )
+    assert step_bytes(plan, "loop") - step_bytes(plan, "foreach") == 2 * group_of(8)
+
+
+def test_only_an_adam_changes_by_who_makes_it() -> None:
+    """RMSprop and Adagrad are torch's either way."""
+    assert optimizer("rmsprop", step="foreach") is OPTIMIZERS["rmsprop"]
+    assert optimizer("adamw", step="foreach").step_elements == 1 and not optimizer("adamw", step="foreach").is_adam
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("adamw_torch", "foreach"), ("adamw_hf", "foreach"), ("adamw_torch_fused", "fused"), ("adafactor", "auto")],
+)
+def test_a_name_of_the_trainer_says_the_implementation(name: str, step: OptimizerStep) -> None:
+    assert step_of_trainer(name) == step
+
+
+@pytest.mark.parametrize(("step", "name"), [("fused", "adamw_torch_fused"), ("foreach", "adamw_torch")])
+def test_what_is_written_leaves_the_optimizer_to_the_script_that_is_said_to_make_it(
+    step: OptimizerStep, name: str
+) -> None:
+    """With its states in host RAM it is DeepSpeed's, and the block is written."""
+    workload = Workload(software=Software(optimizer_step=step))
+    plan = Plan(zero_stage=3, micro_batch_size=1)
+    config = ds_config(plan, MODEL, workload, CLUSTER, flavor="hf")
+    assert "optimizer" not in config and config["zero_allow_untested_optimizer"]
+    assert training_arguments(plan, workload, CLUSTER)["optim"] == name
+    offloaded = replace(plan, offload_optimizer="cpu")
+    assert "optimizer" in ds_config(offloaded, MODEL, workload, CLUSTER, flavor="hf")
+    assert "optim" not in training_arguments(offloaded, workload, CLUSTER)
+    assert "optimizer" in ds_config(plan, MODEL, Workload(), CLUSTER, flavor="hf")
+
+
+def test_lint_counts_what_a_foreach_step_needs_before_transformers_4_54() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "sub_group_size": 1e9},
+    }
+
+    def found(version: str) -> list[str]:
+        settings = lint_settings(
+            config, framework="hf", model=MODEL, gpus="8xA100-80GB", seq_len=512, software=f"transformers={version}"
+        )
+        document = read_document(json.dumps(config).encode(), name="ds_config.json")
+        report = lint(document, facts=load_facts(), **settings)
+        return [finding.what for finding in report.findings if finding.code == "DS907"]
+
+    assert found("4.54") == []
+    (what,) = found("4.53")
+    assert "2.1 GB more" in what and "sub_group_size" in what
+
+
+def test_from_reads_the_optimizers_implementation(tmp_path: Path) -> None:
+    """A LLaMA-Factory file with `optim: adamw_torch` needs more than one with the fused one."""
+    zero = {"stage": 3, "sub_group_size": 1e9, "reduce_bucket_size": "auto"}
+    settings = {"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero}
+    (tmp_path / "z3.json").write_text(json.dumps(settings))
+
+    def need(name: str) -> int:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(
+            "stage: sft\ndo_train: true\nfinetuning_type: full\nmodel_name_or_path: Qwen/Qwen2.5-32B\n"
+            f"deepspeed: z3.json\ncutoff_len: 512\nper_device_train_batch_size: 1\nbf16: true\noptim: {name}\n"
+        )
+        answer = import_file(file, gpus="8xA100-80GB", offline=True)
+        assert answer.figures is not None and answer.figures.as_is is not None
+        return answer.figures.as_is.memory.allocated_bytes_per_gpu
+
+    assert need("adamw_torch") - need("adamw_torch_fused") == pytest.approx(2e9, rel=0.1)
