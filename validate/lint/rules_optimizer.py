@@ -50,7 +50,7 @@ def unknown(config: LintedConfig) -> Iterator[Violation]:
 
 OPTIMIZER_RULES.warning(
     "DS502 an optimizer block without a type",
-    at("optimizer", when.without_type, "the block has no type, so DeepSpeed ignores it"),
+    at("optimizer", when.without_type, "the block has no type"),
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_optimizer_name",
@@ -319,7 +319,7 @@ SCHEDULER_RULES.warning(
 )
 SCHEDULER_RULES.warning(
     "DS607 a scheduler block without a type",
-    at("scheduler", when.without_type, "the block has no type, so DeepSpeed ignores it"),
+    at("scheduler", when.without_type, "the block has no type"),
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_scheduler_name",
