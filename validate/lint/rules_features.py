@@ -87,11 +87,7 @@ def no_experts(config: LintedConfig) -> Iterator[Violation]:
     fix="remove it, or use stage 2",
     since="0.19",
     source="runtime/engine.py _validate_zero3_moe_compatibility",
-    bad=plain(
-        bf16=ON,
-        zero_optimization=zero(3, zero_hpz_partition_size=8),
-        expert_parallel=_AUTOEP,
-    ),
+    bad=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8), expert_parallel=_AUTOEP),
     good=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8)),
 )
 def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
@@ -106,6 +102,7 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
 
 
 CHECKPOINT_RULES = Rules("Checkpointing")
+_CONTIGUOUS = {"contiguous_memory_optimization": True}
 _CHECKPOINT = "runtime/model_checkpointing/config.py"
 
 CHECKPOINT_RULES.error(
@@ -175,14 +172,8 @@ CHECKPOINT_RULES.advice(
     why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
     fix='set "partition_activations": true and "number_checkpoints"',
     source="runtime/activation_checkpointing/checkpointing.py configure",
-    bad=plain(activation_checkpointing={"contiguous_memory_optimization": True}),
-    good=plain(
-        activation_checkpointing={
-            "contiguous_memory_optimization": True,
-            "partition_activations": True,
-            "number_checkpoints": 32,
-        }
-    ),
+    bad=plain(activation_checkpointing=_CONTIGUOUS),
+    good=plain(activation_checkpointing=_CONTIGUOUS | {"partition_activations": True, "number_checkpoints": 32}),
 )
 def contiguous(config: LintedConfig) -> Iterator[Violation]:
     block = "activation_checkpointing"

@@ -15,6 +15,7 @@ from .rule_examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
 
 ZERO_RULES = Rules("ZeRO")
 _CONFIG = "runtime/zero/config.py"
+_GATHER_BUCKET = "zero_optimization.allgather_bucket_size"
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "runtime/zero/stage3.py"
 _ENGINE = "runtime/engine.py _configure_zero_optimizer"
@@ -78,7 +79,7 @@ def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.advice(
     "DS304 allgather_bucket_size, which has no effect",
-    at("zero_optimization.allgather_bucket_size", when.number(lambda _: True), "{name} has no effect"),
+    at(_GATHER_BUCKET, when.number(lambda _: True), "{name} has no effect"),
     why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
     "never had one",
     fix="remove it",
@@ -88,12 +89,7 @@ ZERO_RULES.advice(
 )
 ZERO_RULES.error(
     "DS305 an odd allgather_bucket_size",
-    at(
-        "zero_optimization.allgather_bucket_size",
-        when.stages(1, 2) & when.number(lambda size: size % 2 == 1),
-        "{number} is odd",
-        remove=True,
-    ),
+    at(_GATHER_BUCKET, when.stages(1, 2) & when.number(lambda size: size % 2 == 1), "{number} is odd", remove=True),
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
@@ -323,6 +319,7 @@ ZERO_RULES.advice(
 ZEROPP_RULES = Rules("ZeRO++")
 _HPZ = "zero_optimization.zero_hpz_partition_size"
 _QUANTIZED = "zero_optimization.zero_quantized_gradients"
+_QUANTIZING = zero(3, zero_quantized_gradients=True)
 _reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
 _above_ranks = Condition(lambda config, path: (config.number(path) or 0) > (config.world_size or 0))
 _GROUPS = "utils/groups.py _create_zero_param_parallel_group"
@@ -395,7 +392,7 @@ ZEROPP_RULES.error(
     fix='remove "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__ (all2all_process_group)",
     bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True, reduce_scatter=False)),
-    good=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+    good=plain(zero_optimization=_QUANTIZING),
 )
 ZEROPP_RULES.warning(
     "DS356 quantized gradients of bf16",
@@ -408,14 +405,8 @@ ZEROPP_RULES.warning(
     fix='write "communication_data_type": "fp16", or leave gradients as they are',
     source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
     "all_to_all_quant_reduce",
-    bad=plain(bf16={"enabled": True}, zero_optimization=zero(3, zero_quantized_gradients=True)),
-    good=(
-        plain(
-            bf16={"enabled": True},
-            communication_data_type="fp16",
-            zero_optimization=zero(3, zero_quantized_gradients=True),
-        )
-    ),
+    bad=plain(bf16=ON, zero_optimization=_QUANTIZING),
+    good=plain(bf16=ON, communication_data_type="fp16", zero_optimization=_QUANTIZING),
 )
 ZEROPP_RULES.advice(
     "DS357 quantized gradients on one node",
@@ -424,7 +415,7 @@ ZEROPP_RULES.advice(
     fix="remove it",
     source="runtime/zero/stage3.py __avg_scatter_grads (num_nodes > 1)",
     options={"gpus": "8xH100"},
-    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+    bad=plain(zero_optimization=_QUANTIZING),
     good=plain(zero_optimization=zero(3)),
 )
 ZEROPP_RULES.warning(
