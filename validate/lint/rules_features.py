@@ -107,7 +107,7 @@ _CHECKPOINT = "runtime/model_checkpointing/config.py"
 
 CHECKPOINT_RULES.error(
     "DS801 an unknown tag validation",
-    at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail"), "{name} is {value}"),
+    at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail")),
     why="DeepSpeed knows Warn, Ignore and Fail",
     fix='write "Warn"',
     source="runtime/config.py get_checkpoint_tag_validation_mode",
@@ -144,7 +144,7 @@ CHECKPOINT_RULES.advice(
 )
 CHECKPOINT_RULES.error(
     "DS803 a pipeline stage that is not true or false",
-    at("checkpoint.parallel_write.pipeline_stage", when.given & ~when.equals(0, 1), "{name} is {value}"),
+    at("checkpoint.parallel_write.pipeline_stage", when.given & ~when.equals(0, 1)),
     why="DeepSpeed raises an error for any other value",
     fix="write true or false",
     source="runtime/config.py get_checkpoint_parallel_write_pipeline",
@@ -263,7 +263,7 @@ LOGGING_RULES.advice(
 )
 LOGGING_RULES.error(
     "DS857 autotuning without a folder",
-    at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty, "{name} is {value}"),
+    at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty),
     why="DeepSpeed asserts that the folders' names are not empty, even with autotuning off",
     fix="remove the key",
     source="autotuning/config.py _initialize",

@@ -205,7 +205,7 @@ OFFLOAD_RULES.error(
 )
 OFFLOAD_RULES.warning(
     "DS417 a partly offloaded optimizer with a separate optimizer on the GPU",
-    at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & when.may_have_adam, "{name} is {value}"),
+    at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & when.may_have_adam),
     why="a second AdamW steps that part; it reads the learning rate once, so no schedule reaches the sub-groups of the "
     "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",
     fix="remove ratio, unless the learning rate is constant and training never resumes",
@@ -215,12 +215,7 @@ OFFLOAD_RULES.warning(
 )
 OFFLOAD_RULES.warning(
     "DS410 SuperOffload below stage 3",
-    at(
-        "zero_optimization.offload_optimizer.super_offload",
-        when.on & when.stages(0, 1, 2),
-        "{name} has no effect at stage {stage}",
-        remove=True,
-    ),
+    at("zero_optimization.offload_optimizer.super_offload", when.on & when.stages(0, 1, 2), remove=True),
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
     source="runtime/engine.py _configure_zero_optimizer",
@@ -285,11 +280,7 @@ OFFLOAD_RULES.error(
 )
 OFFLOAD_RULES.warning(
     "DS413 torch's Adam on the CPU",
-    at(
-        "optimizer.params.torch_adam",
-        when.on & when.stages(1, 2, 3) & when.offloaded,
-        "the offloaded optimizer is torch's Adam",
-    ),
+    at("optimizer.params.torch_adam", when.on & when.stages(1, 2, 3) & when.offloaded),
     why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
     fix="remove torch_adam",
     source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
@@ -362,7 +353,6 @@ AIO_RULES.error(
     at(
         ("aio.block_size", "aio.queue_depth", "aio.intra_op_parallelism"),
         when.swaps & when.not_null & ~_whole_above_zero,
-        "{name} is {value}",
     ),
     why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
     fix="write a whole number above zero",

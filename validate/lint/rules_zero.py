@@ -151,7 +151,7 @@ def all_live(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.error(
     "DS309 legacy_stage1",
-    at("zero_optimization.legacy_stage1", when.on & when.stages(1, 2, 3), "{name} is on"),
+    at("zero_optimization.legacy_stage1", when.on & when.stages(1, 2, 3)),
     why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
     fix="remove it",
     source=_ENGINE,
@@ -257,7 +257,7 @@ def two_buckets(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.advice(
     "DS315 gradients that are not contiguous",
-    at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded, "{name} is off"),
+    at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded),
     why="each gradient then is an allocation of its own, and the GPU's memory fragments",
     fix="remove contiguous_gradients: true is the default",
     source=_CONFIG,
@@ -302,11 +302,7 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.advice(
     "DS318 gradients reduced whole",
-    at(
-        "zero_optimization.reduce_scatter",
-        when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3)),
-        "{name} is off",
-    ),
+    at("zero_optimization.reduce_scatter", when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3))),
     why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
     "and 3",
     fix="remove reduce_scatter: true is the default",
@@ -377,7 +373,7 @@ ZEROPP_RULES.error(
     at(
         _HPZ,
         when.number(lambda size: size > 1) & when.stages(3) & when.param_on_nvme,
-        "a group has {number} GPUs, the parameters are on NVMe",
+        "the parameters are on NVMe",
     ),
     why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
     fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
@@ -420,11 +416,7 @@ ZEROPP_RULES.advice(
 )
 ZEROPP_RULES.warning(
     "DS358 frozen weights stored in 8 bits",
-    at(
-        "zero_optimization.zero_quantized_nontrainable_weights",
-        when.on & when.stages(3),
-        "frozen weights are truncated or left as they are",
-    ),
+    at("zero_optimization.zero_quantized_nontrainable_weights", when.on & when.stages(3)),
     why="weights that are frozen while the model is built are copied into 8-bit tensors without being quantized, which "
     "leaves whole numbers of them; those frozen later stay as they are unless the script calls "
     "quantize_nontrainable_params(), which takes fp16 only",
