@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster, cpu_cores, threads_per_rank
 from ..estimators.workload import Framework
+from .write import read_file
 
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]
 
@@ -184,7 +185,7 @@ _ENTRY = re.compile(r"^(\S+)\s+slots=(\d{1,9})(?!\d)")
 _NAME = re.compile(r"^(?:[\w.-]+@)?[A-Za-z0-9_][\w.:-]*$")
 """Names that ssh cannot read as an option."""
 
-_MOST_CHARACTERS = 1_000_000
+_MAX_BYTES = 1_000_000
 _FIX = "write a line such as `worker-0 slots=8` for each node"
 
 
@@ -195,7 +196,10 @@ def read_hostfile(file: Path) -> dict[str, int]:
     ssh could read as an option, and for a file that cannot be read.
     """
     nodes: dict[str, int] = {}
-    for number, line in enumerate(_text(file).split("\n"), start=1):
+    raw = read_file(file, _MAX_BYTES, fix="pass the path of a file; " + _FIX)
+    if len(raw) > _MAX_BYTES:
+        raise ConfigFileError(f"hostfile {file}: it is too large", why="it names the nodes", fix=_FIX)
+    for number, line in enumerate(re.split(r"\r\n?|\n", raw.decode(errors="replace")), start=1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
             continue
@@ -211,21 +215,3 @@ def read_hostfile(file: Path) -> dict[str, int]:
     if not nodes:
         raise ConfigFileError(f"hostfile {file}: it names no node", why="DeepSpeed's launcher refuses it", fix=_FIX)
     return nodes
-
-
-def _text(file: Path) -> str:
-    try:
-        if not file.is_file():  # a pipe would be waited for
-            raise ValueError("it is not a file" if file.exists() else "there is no such file")
-        with file.open(encoding="utf-8", errors="replace") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
-        if len(text) > _MOST_CHARACTERS:
-            raise ValueError("it is too large")
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name, too
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigFileError(
-            f"cannot read the hostfile {file} ({reason})",
-            why="it names the nodes",
-            fix="pass the path of a file; " + _FIX,
-        ) from None
-    return text

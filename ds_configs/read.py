@@ -372,13 +372,10 @@ def _number(
 
 
 def _share(block: Mapping[str, Any], key: str, *, default: float, where: str) -> float:
-    """A number from 0 to 1."""
-    value = block.get(key)
-    if value is None or value == "auto":
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise _refused(where + key, value, "a number from 0 to 1")
-    return float(value)
+    value = default if block.get(key) in (None, "auto") else block[key]
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise _refused(where + key, value, "a number from 0 to 1")
 
 
 def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:

@@ -1,4 +1,4 @@
-"""Write a configuration file without ever losing one of the user's."""
+"""Configuration files: read within bounds, written without ever losing one of the user's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ..estimators.errors import ConfigFileError
+
+
+def read_file(path: Path, most_bytes: int, *, fix: str) -> bytes:
+    """At most `most_bytes` + 1 bytes of a regular file. Raises ConfigFileError for anything else (a pipe, a device)."""
+    try:
+        if not path.is_file():
+            found = "is no regular file" if path.exists() else "no such file"
+            raise ConfigFileError(f"{path}: {found}", fix=fix)
+        with path.open("rb") as stream:
+            return stream.read(most_bytes + 1)
+    except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
+        reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
+        raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -48,7 +61,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
                 why="the configuration cannot replace it",
                 fix="pass another path with -o",
             )
-        if _has_content(target, path, text):
+        if read_file(target, len(text.encode()), fix="pass another path with -o") == text.encode():
             return
         if not force:
             raise ConfigFileError(
@@ -63,17 +76,6 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             f"cannot write {path}: {error.strerror}",
             why="the configuration was not written",
             fix="pass a path in a folder that you may write to with -o, or --no-write",
-        ) from error
-
-
-def _has_content(target: Path, path: Path, text: str) -> bool:
-    try:
-        return target.read_bytes() == text.encode()
-    except OSError as error:
-        raise ConfigFileError(
-            f"cannot read {path}: {error.strerror}",
-            why="it may differ, and would be lost",
-            fix="pass another path with -o",
         ) from error
 
 

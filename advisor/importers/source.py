@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ...ds_configs.write import read_file
 from ...estimators.errors import ConfigFileError
-from ...validate.lint.config_file import read_file
 from ...validate.lint.document import MAX_BYTES, read_document
 from ..launch.script_arguments import ScriptArguments
 from ..question.run import read_ds_config

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...ds_configs.write import replace_file
+from ...ds_configs.write import read_file, replace_file
 from ...estimators.errors import ConfigFileError
 from .document import FIX, MAX_BYTES, Document, DocumentNode, Member, read_document
 
@@ -99,26 +99,13 @@ class ConfigFile:
 
 def read_config_file(path: Path) -> ConfigFile:
     """The configuration in a file, `-` for standard input. Raises ConfigFileError where there is none."""
-    raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES)
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES, fix=FIX)
     return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path)))
 
 
 def shown_name(path: Path) -> str:
     """The file's name in messages."""
     return "standard input" if path == STANDARD_INPUT else str(path)
-
-
-def read_file(path: Path, most_bytes: int, *, fix: str = FIX) -> bytes:
-    """At most `most_bytes` + 1 bytes of a regular file. Raises ConfigFileError for anything else (a pipe, a device)."""
-    try:
-        if not path.is_file():
-            found = "is no regular file" if path.exists() else "no such file"
-            raise ConfigFileError(f"{path}: {found}", fix=fix)
-        with path.open("rb") as stream:
-            return stream.read(most_bytes + 1)
-    except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
-        reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
-        raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
 def correct(

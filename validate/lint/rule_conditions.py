@@ -1,6 +1,6 @@
 """Checks of a key's value: `at`, and the conditions that it takes.
 
-    at("zero_optimization.legacy_stage1", on & stages(1, 2, 3), "{name} is on")
+    at("zero_optimization.legacy_stage1", on & stages(1, 2, 3))
 
 reports the key where it is on at one of these stages.
 """
@@ -126,11 +126,7 @@ def is_block(other: str) -> Condition:
 
 
 def at(
-    paths: str | Sequence[str],
-    when: Condition,
-    what: str,
-    *,
-    remove: bool = False,
+    paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}", *, remove: bool = False
 ) -> RuleCheck:
     """A check that reports each of the keys for which the condition holds.
 

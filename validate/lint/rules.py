@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import rules_batch as batch
 from . import rules_features as features
+from . import rules_file as file
 from . import rules_keys as keys
 from . import rules_offload as offload
 from . import rules_optimizer as optimizer
@@ -17,9 +18,9 @@ RULES: tuple[Rule, ...] = tuple(
         (
             rule
             for subject in (
-                keys.FILE_RULES,
+                file.FILE_RULES,
                 keys.KEY_RULES,
-                keys.TYPE_RULES,
+                file.TYPE_RULES,
                 batch.BATCH_RULES,
                 batch.TRAINER_RULES,
                 batch.COMMUNICATION_RULES,

@@ -317,7 +317,6 @@ COMMUNICATION_RULES.error(
     at(
         ("communication_data_type", "seq_parallel_communication_data_type"),
         when.not_null & ~when.like("fp32", "fp16", "bf16", "auto"),
-        "{name} is {value}",
     ),
     why="DeepSpeed knows fp32, fp16 and bf16, and stops at any other",
     fix='write "fp32", "fp16" or "bf16", or remove it',
@@ -336,7 +335,7 @@ COMMUNICATION_RULES.advice(
 )
 COMMUNICATION_RULES.error(
     "DS703 an unknown reduction of gradients",
-    at("gradient_allreduce_op", when.given & ~when.like("mean", "sum", "auto") & when.known, "{name} is {value}"),
+    at("gradient_allreduce_op", when.given & ~when.like("mean", "sum", "auto") & when.known),
     why='DeepSpeed knows "mean" and "sum"',
     fix='write "mean" or "sum"',
     source="runtime/config.py get_gradient_allreduce_op",

@@ -87,11 +87,7 @@ def no_experts(config: LintedConfig) -> Iterator[Violation]:
     fix="remove it, or use stage 2",
     since="0.19",
     source="runtime/engine.py _validate_zero3_moe_compatibility",
-    bad=plain(
-        bf16=ON,
-        zero_optimization=zero(3, zero_hpz_partition_size=8),
-        expert_parallel=_AUTOEP,
-    ),
+    bad=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8), expert_parallel=_AUTOEP),
     good=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8)),
 )
 def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
@@ -106,11 +102,12 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
 
 
 CHECKPOINT_RULES = Rules("Checkpointing")
+_CONTIGUOUS = {"contiguous_memory_optimization": True}
 _CHECKPOINT = "runtime/model_checkpointing/config.py"
 
 CHECKPOINT_RULES.error(
     "DS801 an unknown tag validation",
-    at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail"), "{name} is {value}"),
+    at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail")),
     why="DeepSpeed knows Warn, Ignore and Fail",
     fix='write "Warn"',
     source="runtime/config.py get_checkpoint_tag_validation_mode",
@@ -147,7 +144,7 @@ CHECKPOINT_RULES.advice(
 )
 CHECKPOINT_RULES.error(
     "DS803 a pipeline stage that is not true or false",
-    at("checkpoint.parallel_write.pipeline_stage", when.given & ~when.equals(0, 1), "{name} is {value}"),
+    at("checkpoint.parallel_write.pipeline_stage", when.given & ~when.equals(0, 1)),
     why="DeepSpeed raises an error for any other value",
     fix="write true or false",
     source="runtime/config.py get_checkpoint_parallel_write_pipeline",
@@ -175,14 +172,8 @@ CHECKPOINT_RULES.advice(
     why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
     fix='set "partition_activations": true and "number_checkpoints"',
     source="runtime/activation_checkpointing/checkpointing.py configure",
-    bad=plain(activation_checkpointing={"contiguous_memory_optimization": True}),
-    good=plain(
-        activation_checkpointing={
-            "contiguous_memory_optimization": True,
-            "partition_activations": True,
-            "number_checkpoints": 32,
-        }
-    ),
+    bad=plain(activation_checkpointing=_CONTIGUOUS),
+    good=plain(activation_checkpointing=_CONTIGUOUS | {"partition_activations": True, "number_checkpoints": 32}),
 )
 def contiguous(config: LintedConfig) -> Iterator[Violation]:
     block = "activation_checkpointing"
@@ -272,7 +263,7 @@ LOGGING_RULES.advice(
 )
 LOGGING_RULES.error(
     "DS857 autotuning without a folder",
-    at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty, "{name} is {value}"),
+    at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty),
     why="DeepSpeed asserts that the folders' names are not empty, even with autotuning off",
     fix="remove the key",
     source="autotuning/config.py _initialize",

@@ -40,21 +40,26 @@ def _is_tmpfs(folder: str) -> bool:
 
 
 _on_tmpfs = Condition(lambda config, path: bool(config.text(path)) and _is_tmpfs(config.text(path)))
-_whole_above_zero = Condition(
-    lambda config, path: (
-        isinstance(config.get(path), int) and not isinstance(config.get(path), bool) and config.get(path) > 0
-    )
-)
+_part = Condition(lambda config, path: _is_part(config.get(path)))
+_whole_above_zero = Condition(lambda config, path: type(config.get(path)) is int and config.get(path) > 0)
+_HALF = CPU | {"ratio": 0.5}
+_ADAGRAD = {"type": "Adagrad", "params": {"lr": 0.01}}
+_SGD = {"type": "SGD", "params": {"lr": 0.1}}
+_TORCH_ADAM = {"type": "AdamW", "params": {"torch_adam": True}}
+_ZENFLOW = "zero_optimization.zenflow"
+
+
+def _zenflow(**settings: Any) -> dict[str, Any]:
+    """A zero_optimization block with ZenFlow."""
+    return zero(2, offload_optimizer=CPU, zenflow=settings)
+
+
 _STAGE_3 = "runtime/zero/stage3.py"
 _SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
 
 OFFLOAD_RULES.error(
     "DS401 NVMe without a path",
-    at(
-        _both("nvme_path"),
-        when.stages(3) & when.to_nvme & when.equals(None, "auto"),
-        "{block} is on NVMe, but {name} is missing",
-    ),
+    at(_both("nvme_path"), when.stages(3) & when.to_nvme & when.equals(None, "auto"), "{name} of {block} is missing"),
     why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
     fix='add "nvme_path": a folder on the local NVMe drive',
     source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
@@ -178,16 +183,12 @@ def unused_nvme(config: LintedConfig) -> Iterator[Violation]:
 
 OFFLOAD_RULES.error(
     "DS408 a partly offloaded optimizer below stage 3",
-    at(
-        _RATIO,
-        Condition(lambda config, path: _is_part(config.get(path))) & when.stages(0, 1, 2),
-        "{name} is {value} at stage {stage}",
-    ),
+    at(_RATIO, _part & when.stages(0, 1, 2), "{name} is {value} at stage {stage}"),
     why="the class asserts that a ratio below 1 comes with stage 3",
     fix="use stage 3, or remove ratio",
     source="runtime/zero/config.py offload_ratio_check",
-    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"ratio": 0.5})),
-    good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+    bad=plain(zero_optimization=zero(2, offload_optimizer=_HALF)),
+    good=plain(zero_optimization=zero(3, offload_optimizer=_HALF)),
 )
 OFFLOAD_RULES.error(
     "DS409 a partly offloaded optimizer that is not Adam",
@@ -199,32 +200,22 @@ OFFLOAD_RULES.error(
     why="the part on the GPU is a copy of DeepSpeed's CPU Adam, and stage 3 asserts that it is one",
     fix="use AdamW, or remove ratio",
     source=_STAGE_3 + " __init__ (Hybrid Optimizer)",
-    bad=(
-        plain(
-            optimizer={"type": "Adagrad", "params": {"lr": 0.01}},
-            zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5}),
-        )
-    ),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+    bad=plain(optimizer=_ADAGRAD, zero_optimization=zero(3, offload_optimizer=_HALF)),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=_HALF)),
 )
 OFFLOAD_RULES.warning(
     "DS417 a partly offloaded optimizer with a separate optimizer on the GPU",
-    at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & when.may_have_adam, "{name} is {value}"),
+    at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & when.may_have_adam),
     why="a second AdamW steps that part; it reads the learning rate once, so no schedule reaches the sub-groups of the "
     "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",
     fix="remove ratio, unless the learning rate is constant and training never resumes",
     source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
-    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=_HALF)),
     good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU)),
 )
 OFFLOAD_RULES.warning(
     "DS410 SuperOffload below stage 3",
-    at(
-        "zero_optimization.offload_optimizer.super_offload",
-        when.on & when.stages(0, 1, 2),
-        "{name} has no effect at stage {stage}",
-        remove=True,
-    ),
+    at("zero_optimization.offload_optimizer.super_offload", when.on & when.stages(0, 1, 2), remove=True),
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
     source="runtime/engine.py _configure_zero_optimizer",
@@ -233,16 +224,12 @@ OFFLOAD_RULES.warning(
 )
 OFFLOAD_RULES.error(
     "DS411 ZenFlow without CPU offload",
-    at(
-        "zero_optimization.zenflow",
-        when.not_null & when.stages(1, 2) & ~when.offloaded,
-        "the optimizer is not offloaded",
-    ),
+    at(_ZENFLOW, when.not_null & when.stages(1, 2) & ~when.offloaded, "the optimizer is not offloaded"),
     why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
     source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
     bad=plain(optimizer=ADAMW, zero_optimization=zero(2, zenflow={"topk_ratio": 0.1})),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
+    good=plain(optimizer=ADAMW, zero_optimization=_zenflow(topk_ratio=0.1)),
 )
 
 
@@ -251,14 +238,11 @@ OFFLOAD_RULES.error(
     why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
     fix='with "select_strategy": "auto" leave select_interval out; else write a number',
     source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
-    bad=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_interval": 4})),
-    good=plain(
-        optimizer=ADAMW,
-        zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_strategy": "step", "select_interval": 4}),
-    ),
+    bad=plain(optimizer=ADAMW, zero_optimization=_zenflow(select_interval=4)),
+    good=plain(optimizer=ADAMW, zero_optimization=_zenflow(select_strategy="step", select_interval=4)),
 )
 def zenflow_intervals(config: LintedConfig) -> Iterator[Violation]:
-    block = "zero_optimization.zenflow"
+    block = _ZENFLOW
     if not isinstance(config.get(block), dict):
         return
     strategy, interval = config.get(f"{block}.select_strategy"), config.get(f"{block}.select_interval")
@@ -287,33 +271,20 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Violation]:
 
 OFFLOAD_RULES.error(
     "DS416 ZenFlow without an optimizer block",
-    at(
-        "zero_optimization.zenflow",
-        when.not_null & when.stages(1, 2) & ~when.is_block("optimizer.params"),
-        "the configuration has no optimizer.params",
-    ),
+    at(_ZENFLOW, when.not_null & when.stages(1, 2) & ~when.is_block("optimizer.params"), "no optimizer.params"),
     why="ZenFlow makes its optimizer on the GPU from optimizer.params, and raises a TypeError without them",
     fix="add the optimizer block, with params",
     source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
-    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
+    bad=plain(zero_optimization=_zenflow(topk_ratio=0.1)),
+    good=plain(optimizer=ADAMW, zero_optimization=_zenflow(topk_ratio=0.1)),
 )
 OFFLOAD_RULES.warning(
     "DS413 torch's Adam on the CPU",
-    at(
-        "optimizer.params.torch_adam",
-        when.on & when.stages(1, 2, 3) & when.offloaded,
-        "the offloaded optimizer is torch's Adam",
-    ),
+    at("optimizer.params.torch_adam", when.on & when.stages(1, 2, 3) & when.offloaded),
     why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
     fix="remove torch_adam",
     source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
-    bad=(
-        plain(
-            optimizer={"type": "AdamW", "params": {"torch_adam": True}},
-            zero_optimization=zero(2, offload_optimizer=CPU),
-        )
-    ),
+    bad=plain(optimizer=_TORCH_ADAM, zero_optimization=zero(2, offload_optimizer=CPU)),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 
@@ -324,11 +295,7 @@ OFFLOAD_RULES.warning(
     "is a kernel for GPUs",
     fix="use AdamW, or do not offload the optimizer",
     source="runtime/engine.py _configure_basic_optimizer",
-    bad=plain(
-        optimizer={"type": "SGD", "params": {"lr": 0.1}},
-        zero_allow_untested_optimizer=True,
-        zero_optimization=zero(2, offload_optimizer=CPU),
-    ),
+    bad=plain(optimizer=_SGD, zero_allow_untested_optimizer=True, zero_optimization=zero(2, offload_optimizer=CPU)),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def no_cpu_form(config: LintedConfig) -> Iterator[Violation]:
@@ -386,7 +353,6 @@ AIO_RULES.error(
     at(
         ("aio.block_size", "aio.queue_depth", "aio.intra_op_parallelism"),
         when.swaps & when.not_null & ~_whole_above_zero,
-        "{name} is {value}",
     ),
     why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
     fix="write a whole number above zero",

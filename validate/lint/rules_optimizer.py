@@ -50,7 +50,7 @@ def unknown(config: LintedConfig) -> Iterator[Violation]:
 
 OPTIMIZER_RULES.warning(
     "DS502 an optimizer block without a type",
-    at("optimizer", when.without_type, "the block has no type, so DeepSpeed ignores it"),
+    at("optimizer", when.without_type, "the block has no type"),
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_optimizer_name",
@@ -59,11 +59,7 @@ OPTIMIZER_RULES.warning(
 )
 OPTIMIZER_RULES.error(
     "DS503 max_grad_norm in the optimizer",
-    at(
-        "optimizer.params.max_grad_norm",
-        when.given & ~when.is_missing("optimizer.type"),
-        "{name} is in optimizer.params",
-    ),
+    at("optimizer.params.max_grad_norm", when.given & ~when.is_missing("optimizer.type")),
     why="DeepSpeed itself clips the gradients, and refuses the key in optimizer.params",
     fix='move it to the top level as "gradient_clipping"',
     source=_ENGINE,
@@ -310,7 +306,7 @@ def long_warmup(config: LintedConfig) -> Iterator[Violation]:
 
 SCHEDULER_RULES.warning(
     "DS606 an unknown warm-up",
-    at("scheduler.params.warmup_type", when.not_null & ~when.equals("log", "linear") & _warms_up, "{name} is {value}"),
+    at("scheduler.params.warmup_type", when.not_null & ~when.equals("log", "linear") & _warms_up),
     why="the schedulers know log and linear; for any other they print a warning and take log",
     fix='write "linear" or "log"',
     source=_SCHEDULES,
@@ -319,7 +315,7 @@ SCHEDULER_RULES.warning(
 )
 SCHEDULER_RULES.warning(
     "DS607 a scheduler block without a type",
-    at("scheduler", when.without_type, "the block has no type, so DeepSpeed ignores it"),
+    at("scheduler", when.without_type, "the block has no type"),
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_scheduler_name",

@@ -33,6 +33,7 @@ _DTYPES = {
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
 _BF16_MASTERS = ("bf16.bf16_master_weights_and_grads", "bfloat16.bf16_master_weights_and_grads")
 _BF16_STATES = ("bf16.bf16_optimizer_states", "bfloat16.bf16_optimizer_states")
+_ALL_IN_BF16 = ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}
 _TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 _LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
 
@@ -189,9 +190,7 @@ def master_without_offload(config: LintedConfig) -> Iterator[Violation]:
     fix='set "bf16_master_weights_and_grads": true, or remove the key',
     source="runtime/config.py _do_error_check",
     bad=plain(bf16=ON | {"bf16_optimizer_states": True}, zero_optimization=zero(2)),
-    good=plain(
-        bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}, zero_optimization=zero(2)
-    ),
+    good=plain(bf16=_ALL_IN_BF16, zero_optimization=zero(2)),
 )
 def states_without_master(config: LintedConfig) -> Iterator[Violation]:
     block = config.bf16_block
@@ -213,14 +212,8 @@ PRECISION_RULES.warning(
     "the first step stops at an assertion",
     fix='write "device": "cpu", or remove bf16_master_weights_and_grads',
     source="runtime/swap_tensor/optimizer_utils.py release_memory, utils.py SwapBufferManager",
-    bad=plain(
-        bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True},
-        zero_optimization=zero(3, offload_optimizer=NVME),
-    ),
-    good=plain(
-        bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True},
-        zero_optimization=zero(3, offload_optimizer=CPU),
-    ),
+    bad=plain(bf16=_ALL_IN_BF16, zero_optimization=zero(3, offload_optimizer=NVME)),
+    good=plain(bf16=_ALL_IN_BF16, zero_optimization=zero(3, offload_optimizer=CPU)),
 )
 
 

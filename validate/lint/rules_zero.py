@@ -15,6 +15,7 @@ from .rule_examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
 
 ZERO_RULES = Rules("ZeRO")
 _CONFIG = "runtime/zero/config.py"
+_GATHER_BUCKET = "zero_optimization.allgather_bucket_size"
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "runtime/zero/stage3.py"
 _ENGINE = "runtime/engine.py _configure_zero_optimizer"
@@ -78,7 +79,7 @@ def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.advice(
     "DS304 allgather_bucket_size, which has no effect",
-    at("zero_optimization.allgather_bucket_size", when.number(lambda _: True), "{name} has no effect"),
+    at(_GATHER_BUCKET, when.number(lambda _: True), "{name} has no effect"),
     why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
     "never had one",
     fix="remove it",
@@ -88,12 +89,7 @@ ZERO_RULES.advice(
 )
 ZERO_RULES.error(
     "DS305 an odd allgather_bucket_size",
-    at(
-        "zero_optimization.allgather_bucket_size",
-        when.stages(1, 2) & when.number(lambda size: size % 2 == 1),
-        "{number} is odd",
-        remove=True,
-    ),
+    at(_GATHER_BUCKET, when.stages(1, 2) & when.number(lambda size: size % 2 == 1), "{number} is odd", remove=True),
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
@@ -155,7 +151,7 @@ def all_live(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.error(
     "DS309 legacy_stage1",
-    at("zero_optimization.legacy_stage1", when.on & when.stages(1, 2, 3), "{name} is on"),
+    at("zero_optimization.legacy_stage1", when.on & when.stages(1, 2, 3)),
     why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
     fix="remove it",
     source=_ENGINE,
@@ -261,7 +257,7 @@ def two_buckets(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.advice(
     "DS315 gradients that are not contiguous",
-    at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded, "{name} is off"),
+    at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded),
     why="each gradient then is an allocation of its own, and the GPU's memory fragments",
     fix="remove contiguous_gradients: true is the default",
     source=_CONFIG,
@@ -306,11 +302,7 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
 
 ZERO_RULES.advice(
     "DS318 gradients reduced whole",
-    at(
-        "zero_optimization.reduce_scatter",
-        when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3)),
-        "{name} is off",
-    ),
+    at("zero_optimization.reduce_scatter", when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3))),
     why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
     "and 3",
     fix="remove reduce_scatter: true is the default",
@@ -323,6 +315,7 @@ ZERO_RULES.advice(
 ZEROPP_RULES = Rules("ZeRO++")
 _HPZ = "zero_optimization.zero_hpz_partition_size"
 _QUANTIZED = "zero_optimization.zero_quantized_gradients"
+_QUANTIZING = zero(3, zero_quantized_gradients=True)
 _reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
 _above_ranks = Condition(lambda config, path: (config.number(path) or 0) > (config.world_size or 0))
 _GROUPS = "utils/groups.py _create_zero_param_parallel_group"
@@ -380,7 +373,7 @@ ZEROPP_RULES.error(
     at(
         _HPZ,
         when.number(lambda size: size > 1) & when.stages(3) & when.param_on_nvme,
-        "a group has {number} GPUs, the parameters are on NVMe",
+        "the parameters are on NVMe",
     ),
     why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
     fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
@@ -395,7 +388,7 @@ ZEROPP_RULES.error(
     fix='remove "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__ (all2all_process_group)",
     bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True, reduce_scatter=False)),
-    good=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+    good=plain(zero_optimization=_QUANTIZING),
 )
 ZEROPP_RULES.warning(
     "DS356 quantized gradients of bf16",
@@ -408,14 +401,8 @@ ZEROPP_RULES.warning(
     fix='write "communication_data_type": "fp16", or leave gradients as they are',
     source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
     "all_to_all_quant_reduce",
-    bad=plain(bf16={"enabled": True}, zero_optimization=zero(3, zero_quantized_gradients=True)),
-    good=(
-        plain(
-            bf16={"enabled": True},
-            communication_data_type="fp16",
-            zero_optimization=zero(3, zero_quantized_gradients=True),
-        )
-    ),
+    bad=plain(bf16=ON, zero_optimization=_QUANTIZING),
+    good=plain(bf16=ON, communication_data_type="fp16", zero_optimization=_QUANTIZING),
 )
 ZEROPP_RULES.advice(
     "DS357 quantized gradients on one node",
@@ -424,16 +411,12 @@ ZEROPP_RULES.advice(
     fix="remove it",
     source="runtime/zero/stage3.py __avg_scatter_grads (num_nodes > 1)",
     options={"gpus": "8xH100"},
-    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+    bad=plain(zero_optimization=_QUANTIZING),
     good=plain(zero_optimization=zero(3)),
 )
 ZEROPP_RULES.warning(
     "DS358 frozen weights stored in 8 bits",
-    at(
-        "zero_optimization.zero_quantized_nontrainable_weights",
-        when.on & when.stages(3),
-        "frozen weights are truncated or left as they are",
-    ),
+    at("zero_optimization.zero_quantized_nontrainable_weights", when.on & when.stages(3)),
     why="weights that are frozen while the model is built are copied into 8-bit tensors without being quantized, which "
     "leaves whole numbers of them; those frozen later stay as they are unless the script calls "
     "quantize_nontrainable_params(), which takes fp16 only",

@@ -1,0 +1,267 @@
+"""The text of a file, and the types and ranges of its values (DS00x, DS02x)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from .config_file import Edit, Replace
+from .document import Departure, DocumentNode
+from .facts import DeepSpeedFacts
+from .linted_config import LintedConfig, is_converted_text, number_in, problem, shown
+from .rule import Path, Rules, Violation, unquoted, violation
+from .rule_examples import ON, plain, zero
+
+FILE_RULES = Rules("The file")
+_CONFIG = "runtime/config.py DeepSpeedConfig"
+_NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
+_HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
+
+
+@FILE_RULES.error(
+    "DS001 more than JSON in a file that is read as JSON",
+    why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json and stop",
+    fix="write plain JSON, or pass the file to deepspeed.initialize",
+    source=_HF,
+    bad='{"train_micro_batch_size_per_gpu": "auto", # per GPU\n "zero_optimization": {"stage": 2}}',
+    good='{"train_micro_batch_size_per_gpu": "auto",\n "zero_optimization": {"stage": 2}}',
+)
+def more_than_json(config: LintedConfig) -> Iterator[Violation]:
+    departures = [found for found in config.document.departures if found.kind not in _NOT_NUMBERS]
+    if config.framework == "hf" and departures:
+        first = departures[0]
+        line, column = config.document.place(first.start)
+        kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
+        yield Violation(
+            path=_path_at(config.document.root, first), what=f"{kinds} (first at line {line}, column {column})"
+        )
+
+
+@FILE_RULES.error(
+    "DS002 a number too large for a float",
+    why="DeepSpeed's reader fails on it with an OverflowError; Python's json makes it infinite",
+    fix="write a number below 1.8e308",
+    source="hjson decoder.py scantfnns",
+    bad='{"train_batch_size": 8, "gradient_clipping": 1e400}',
+    good='{"train_batch_size": 8, "gradient_clipping": 1e30}',
+)
+def infinite_number(config: LintedConfig) -> Iterator[Violation]:
+    literal = {found.start for found in config.document.departures}
+    for path, node in _walk(config.document.root, ()):
+        if isinstance(node.value, float) and math.isinf(node.value) and node.start not in literal:
+            yield Violation(
+                path=path,
+                what=f"{config.document.text[node.start : node.end][:20]} is infinite",
+                severity="warning" if config.framework == "hf" else None,
+            )
+
+
+@FILE_RULES.error(
+    "DS003 a byte order mark in front of the file",
+    why="DeepSpeed's reader skips it, but Python's json, with which the Trainer and accelerate read, stops at it",
+    fix="save the file as UTF-8 without a byte order mark",
+    source=_HF,
+    bad='\ufeff{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
+    good='{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
+)
+def byte_order_mark(config: LintedConfig) -> Iterator[Violation]:
+    if config.document.byte_order_mark and config.framework == "hf":
+        yield Violation(path=(), what="the file begins with a byte order mark")
+
+
+@FILE_RULES.error(
+    "DS004 a key twice in one object",
+    why="DeepSpeed refuses the file; the Trainer and accelerate silently take the last one",
+    fix="remove one of them",
+    source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
+    bad='{"train_batch_size": 8, "train_batch_size": 16}',
+    good='{"train_batch_size": 16}',
+)
+def duplicate(config: LintedConfig) -> Iterator[Violation]:
+    for path, member in config.document.duplicates():
+        line, _ = config.document.place(member.start)
+        yield Violation(
+            path=path,
+            what=f"{path[-1]!r} is repeated here (line {line})",
+            severity="warning" if config.framework == "hf" else None,
+        )
+
+
+@FILE_RULES.warning(
+    "DS005 NaN or Infinity",
+    why="JSON has no such value: DeepSpeed's reader takes the word, and the rest of the line, as text",
+    fix="write a number",
+    source="hjson decoder.py scantfnns",
+    bad='{"train_batch_size": 8, "gradient_clipping": NaN\n}',
+    good='{"train_batch_size": 8, "gradient_clipping": 1.0}',
+)
+def not_a_number(config: LintedConfig) -> Iterator[Violation]:
+    for found in config.document.departures:
+        if found.kind in _NOT_NUMBERS:
+            yield Violation(path=_path_at(config.document.root, found), what=f"{found.kind} is not JSON")
+
+
+def _walk(node: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]:
+    yield path, node
+    for member in node.members:
+        yield from _walk(member.node, (*path, member.key))
+    for index, item in enumerate(node.items):
+        yield from _walk(item, (*path, str(index)))
+
+
+def _path_at(node: DocumentNode, found: Departure) -> Path:
+    """The key with this place in its value or name, or the key before the place."""
+    before = [member for member in node.members if member.start <= found.start]
+    if not before:
+        return ()
+    return (before[-1].key, *_path_at(before[-1].node, found))
+
+
+TYPE_RULES = Rules("Types and ranges")
+_LEAF = "zero_optimization.leaf_module"
+"""The block that takes a name in the place of a list of names, and null for itself
+(runtime/zero/leaf_module_config.py `_coerce_container_types`)."""
+
+
+@TYPE_RULES.error(
+    "DS020 a value that DeepSpeed does not take",
+    why="its pydantic class cannot convert it, or it is out of range, and DeepSpeed stops",
+    source="runtime/zero/config.py, runtime/precision_config.py and the other classes of DeepSpeedConfigModel",
+    bad=plain(zero_optimization=zero(4)),
+    good=plain(zero_optimization=zero(3)),
+)
+def wrong_value(config: LintedConfig) -> Iterator[Violation]:
+    for block in config.facts.blocks:
+        if not block.strict or not isinstance(config.get(block.path), dict) or _unread(config, block.path):
+            continue
+        for key, value in config.block(block.path).items():
+            field = block.field(key)
+            path = f"{block.path}.{key}"
+            if (
+                field is None
+                or value == "auto"
+                or (path == _LEAF and value is None)
+                or (block.path == _LEAF and isinstance(value, str))
+            ):
+                continue
+            wrong = problem(field, value)
+            if wrong:
+                number = number_in(value)
+                mended = number is not None and not problem(field, number)
+                yield violation(path, f"{key} {wrong}", fix=_fix(wrong), edits=unquoted(path, value) if mended else ())
+
+
+@TYPE_RULES.error(
+    "DS021 not an object where DeepSpeed expects one",
+    why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name the key",
+    source="runtime/config.py, runtime/precision_config.py",
+    bad=plain(bf16=True),
+    good=plain(bf16=ON),
+)
+def no_object(config: LintedConfig) -> Iterator[Violation]:
+    for path in _objects(config.facts):
+        if not config.has(path) or isinstance(config.get(path), dict):
+            continue
+        value = config.get(path)
+        if path == "zero_optimization" and isinstance(value, bool):
+            continue
+        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(config, path):
+            continue
+        switch = (
+            f'write {{"enabled": {shown(value)}}}' if isinstance(value, bool) else "write an object, or remove the key"
+        )
+        yield violation(path, f"{path} is {shown(value)}", fix=switch)
+
+
+@TYPE_RULES.warning(
+    "DS022 a number or truth value written as text",
+    why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
+    "not stage 3 to them",
+    source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
+    bad=plain(zero_optimization={"stage": "3"}),
+    good=plain(zero_optimization=zero(3)),
+)
+def text(config: LintedConfig) -> Iterator[Violation]:
+    for block in config.facts.blocks:
+        for key, value in config.block(block.path).items() if block.strict else ():
+            field = block.field(key)
+            if field is None or value == "auto" or not is_converted_text(field, value):
+                continue
+            path = f"{block.path}.{key}"
+            plain = _plain(field.type.name, value)
+            yield violation(
+                path,
+                f"{key} is the text {shown(value)}",
+                fix=f"write {shown(plain)}",
+                edits=(Replace(tuple(path.split(".")), plain),),
+            )
+
+
+@TYPE_RULES.error(
+    "DS023 text where DeepSpeed computes with a number",
+    why="this key is not checked when the file is read: the training stops later with a TypeError",
+    source="runtime/engine.py, runtime/config.py",
+    bad=plain(gradient_clipping="1.0"),
+    good=plain(gradient_clipping=1.0),
+)
+def unchecked(config: LintedConfig) -> Iterator[Violation]:
+    for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
+        value = config.get(name)
+        if not isinstance(value, bool | int) and config.has(name):
+            yield violation(name, f"{name} is {shown(value)}", fix="write true or false", edits=_truth(name, value))
+    size = config.get("vocabulary_size")
+    if size and not isinstance(size, int | float):  # its remainder by 8 is looked at
+        edits = unquoted("vocabulary_size", size)
+        yield violation("vocabulary_size", f"vocabulary_size is {shown(size)}", fix="write a whole number", edits=edits)
+    for name in ("gradient_clipping", "gradient_predivide_factor"):
+        value = config.get(name)
+        if isinstance(value, str | list | dict) and not (value == "auto" and name == "gradient_clipping"):
+            yield violation(name, f"{name} is {shown(value)}", fix="write a number", edits=unquoted(name, value))
+        elif value is None and config.has(name):
+            yield violation(name, f"{name} is null", fix="remove it, or write a value")
+
+
+def _truth(path: str, value: object) -> tuple[Edit, ...]:
+    """The edit that writes true or false in the place of its text."""
+    truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
+    return () if truth is None else (Replace(tuple(path.split(".")), truth),)
+
+
+def _unread(config: LintedConfig, path: str) -> bool:
+    """Whether the block is bfloat16 and bf16 exists too."""
+    return path == "bfloat16" and config.get("bf16") is not None
+
+
+def _objects(facts: DeepSpeedFacts) -> list[str]:
+    """The blocks with keys that DeepSpeed looks up; a block within a checked block is checked with that."""
+    found = [
+        block.path
+        for block in facts.blocks
+        if block.path
+        and (
+            "." not in block.path
+            or block.path in ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
+        )
+    ]
+    top = facts.block("")
+    others = (
+        "pipeline",
+        "data_efficiency",
+        "expert_parallel",
+        "compression_training",
+        "elasticity",
+        "curriculum_learning",
+        "nebula",
+    )
+    return found + [name for name in others if top is not None and name in top.keys]
+
+
+def _fix(wrong: str) -> str:
+    wanted = wrong.partition("which is not ")[2] or wrong.partition("but must be ")[2]
+    return f"write {wanted}" if "which is not" in wrong else f"write a value that is {wanted}"
+
+
+def _plain(kind: str, text: str) -> bool | int | float:
+    if kind == "bool":
+        return text.lower() in ("true", "yes", "on", "1", "t", "y")
+    return float(text) if kind == "float" else int(float(text))
