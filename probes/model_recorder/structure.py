@@ -179,14 +179,18 @@ def _run(
         trace.step("layer", path, call.hidden, result)
         return result
 
-    handle = model.get_input_embeddings().register_forward_hook(
-        lambda _, __, result: embedded.append(trace.number(result))
-    )
+    table = model.get_input_embeddings().weight
+    handles = [
+        module.register_forward_hook(lambda _, __, result: embedded.append(trace.number(result)))
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and module.weight is table
+    ]
     try:
         with _replaced(layers, skip), tracing(trace) as unseen:
             output = model(**batch, use_cache=False)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     return _Run(trace, calls, sources, _of_layers(trace), embedded, trace.keep(tensors_in(output)[0]))
 
 
