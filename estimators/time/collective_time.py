@@ -63,8 +63,8 @@ CALL_S = 20e-6
 """Starting a collective: the launch on the host and NCCL's kernel."""
 
 LOCAL_HOP_S, NETWORK_HOP_S = 3.4e-6, 14e-6
-"""Each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL 2.27 src/graph/tuning.cc `hwLat`, Ring, Simple;
-for small messages NCCL has faster protocols). With `CALL_S` an 8-byte all-gather over eight GPUs takes 44 us;
+"""Each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL 2.27 src/graph/tuning.cc `hwLat`: Ring,
+Simple; small messages have faster protocols). With `CALL_S` an 8-byte all-gather over eight GPUs takes 44 us;
 NVIDIA/nccl #1530: 42 us for an all-reduce over eight RTX 4090."""
 
 POSTED_HOP_S = 4.5e-6
