@@ -63,7 +63,7 @@ CALL_S = 20e-6
 """Starting a collective: the launch on the host and NCCL's kernel."""
 
 LOCAL_HOP_S, NETWORK_HOP_S = 3.4e-6, 14e-6
-"""Each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL 2.27 src/graph/tuning.cc `hwLat`: Ring,
+"""Each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL src/graph/tuning.cc `hwLat`: Ring,
 Simple; small messages have faster protocols). With `CALL_S` an 8-byte all-gather over eight GPUs takes 44 us;
 NVIDIA/nccl #1530: 42 us for an all-reduce over eight RTX 4090."""
 
