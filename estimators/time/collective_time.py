@@ -62,9 +62,14 @@ NETWORK_SHARE = 0.85
 CALL_S = 20e-6
 """Starting a collective: the launch on the host and NCCL's kernel."""
 
-LOCAL_HOP_S, NETWORK_HOP_S = 3e-6, 10e-6
-"""Each of the N - 1 steps of a ring, within a node and between nodes. With `CALL_S` an 8-byte all-gather over eight
-GPUs takes 41 us; NVIDIA/nccl #1530: 42 us for an all-reduce over eight RTX 4090. Between nodes: assumed."""
+LOCAL_HOP_S, NETWORK_HOP_S = 3.4e-6, 14e-6
+"""Each of the N - 1 steps of a ring, over NVLink and between nodes (NCCL src/graph/tuning.cc `hwLat`: Ring,
+Simple; small messages have faster protocols). With `CALL_S` an 8-byte all-gather over eight GPUs takes 44 us;
+NVIDIA/nccl #1530: 42 us for an all-reduce over eight RTX 4090."""
+
+POSTED_HOP_S = 4.5e-6
+"""A step within a node where the ring spans several: three times what posting to the network takes, 1 us on Intel's
+hosts and 2 us on AMD's (tuning.cc `getNetOverhead`); the mean of the two."""
 
 CONTENTION = 0.3
 """Slowdown of kernels and a collective that run together: L seconds of collectives and G of kernels take max(G, L) +
@@ -126,7 +131,7 @@ def ring(cluster: Cluster) -> Ring:
             )
         rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
-    hops = nodes * (local - 1) * LOCAL_HOP_S + (nodes - 1) * NETWORK_HOP_S
+    hops = nodes * (local - 1) * (LOCAL_HOP_S if nodes == 1 else POSTED_HOP_S) + (nodes - 1) * NETWORK_HOP_S
     slowest = rates.get(resource, 1.0)
     all_reduce, measured_s = (cluster.all_reduce_bytes_per_s, cluster.collective_call_s) if nodes == 1 else (None, None)
     return Ring(

@@ -92,6 +92,7 @@ def test_a_feature_is_left_out_where_it_does_not_help_or_changes_the_training(
     ("question", "flag", "other"),
     [
         ({"model": MIXTURE}, "--experts autoep", {"model": "Qwen2.5-7B"}),
+        ({"model": MIXTURE, "software": "transformers=4.51"}, "--software transformers=5.0", {"model": MIXTURE}),
         ({"model": "Qwen2.5-7B", "gpus": "4x24GB"}, "--optimizer-dtype bf16", {"optimizer_dtype": "bf16"}),
         ({"model": "Llama-3.1-70B", "gpus": "8x8xA100-80GB-SXM", "interconnect": "100Gb/s"}, "--zeropp", {}),
     ],

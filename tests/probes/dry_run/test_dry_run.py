@@ -14,7 +14,7 @@ from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import OptimizerStep, Software, Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
 from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.run import Run
@@ -257,3 +257,24 @@ def test_muon_runs_as_it_is_written() -> None:
     result = dry_run(Run(config=muon, model=MODEL, cluster=h100s(1), workload=Workload(seq_len=64)), iterations=1)
     matrices = PARAMETERS - (2 * 4000 * 512 + (2 * 3 + 1) * 512)
     assert result.peak_by_phase["step"]["optimizer states"] >= 2 * matrices
+
+
+@pytest.mark.parametrize("step", ["foreach", "loop"])
+def test_an_optimizer_of_the_script_steps_as_the_closed_form_says(step: OptimizerStep) -> None:
+    """Without an optimizer block: torch's AdamW, whose foreach step holds one fp32 copy of a sub-group and its loop
+    two."""
+    by_script = {name: value for name, value in config(3).items() if name != "optimizer"}
+    run = Run(
+        config=by_script,
+        model=MODEL,
+        shape=shape_from_config(MODEL, name="llama"),
+        cluster=h100s(1),
+        workload=Workload(seq_len=32, software=Software(optimizer_step=step)),
+    )
+    result = dry_run(run, iterations=2)
+    estimate = run.estimate(result.config)
+    assert estimate is not None
+    held = max(phase.gpu_peak_bytes for phase in result.phases if phase.phase == "step")
+    (said,) = (phase for phase in estimate.memory.phases if phase.name == "step")
+    assert held + result.library_workspace_bytes == pytest.approx(said.allocated_bytes, rel=0.01)
+    assert held > (2 + 2 + 12 + (8 if step == "foreach" else 12)) * PARAMETERS
