@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> Mode
     try:
         shape: ModelShape = from_json(ModelShape, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
+        print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
         shape = _record(config, name)
         _keep(file, shape)
     return replace(
