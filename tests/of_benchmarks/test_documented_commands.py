@@ -72,6 +72,10 @@ COMMANDS = {
     "ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB --micro-batch 4 --explain": How(
         says="GiB", slow=True
     ),
+    "ds-advise dry-run ds_config.json --model Qwen2.5-32B --gpus 8xA100-80GB --software transformers=4.45": How(
+        elsewhere="test_script_optimizer.py, with smaller models"
+    ),
+    "ds-advise ./my-model --gpus 8xH100": How(elsewhere="test_model_recorder.py records such folders"),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
     "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(says="tokens/s", slow=True),
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,

@@ -26,7 +26,7 @@ def test_the_ranks_parts_add_up_to_the_layers_and_repeat_norms_and_embedding() -
     """Of Llama-3.1-8B two ranks hold one model, and the embedding and 65 norms once more."""
     whole = 128_256 * 4096 + (2 * 32 + 1) * 4096
     assert 2 * split_layers(LLAMA, 2).parameters == LLAMA.parameters + whole
-    assert split_layers(LLAMA, 1) is LLAMA
+    assert split_layers(LLAMA, 1) == LLAMA
 
 
 def test_split_layers_are_all_reduced_in_every_pass() -> None:
