@@ -105,6 +105,8 @@ def advise(
         warn_ignored("budget", "without --probe")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
+    if destination != "-" and not Path(destination).name:
+        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None

@@ -83,7 +83,7 @@ class AccelerateFormat:
             nodes=machines,
             gpus_per_node=max(1, processes // machines) if processes else None,
             faults=tuple(faults),
-            obstacle="" if is_known and not missing else f"there are no figures here of {', '.join(missing) or kind}",
+            obstacle="" if is_known and not missing else f"not predicted: {', '.join(missing) or kind}",
             uncounted=tuple(
                 f"deepspeed_config.{name}" for name in block if name not in (*_WITHOUT_EFFECT, *_WITH_FILE)
             ),

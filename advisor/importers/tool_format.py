@@ -59,7 +59,7 @@ class Reading:
 
     def lacks(self, what: str) -> None:
         """The estimators cannot compute the run."""
-        self.obstacles.append(f"there are no figures here of {what}")
+        self.obstacles.append(f"not predicted: {what}")
 
     def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
         """Adapters on frozen weights of this many bits; None: not quantized."""

@@ -74,7 +74,7 @@ _LLAMA_FACTORY_V1 = ("dist_config", "model_class")
 def _llama_factory_details(reading: Reading) -> None:
     arguments, training = reading.arguments, reading.training
     if arguments.flag("use_muon"):
-        training["optimizer"] = "muon"
+        reading.lacks("LLaMA-Factory's own Muon, which stops under DeepSpeed in its first step")
     in_16_bits = bool(arguments.flag("pure_bf16"))
     if in_16_bits:
         training["precision"] = "bf16"

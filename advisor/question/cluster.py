@@ -218,7 +218,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         if named is not None:
             return _gpu_of_name_and_memory(named[1], float(named[2]))
         other = _OTHER_ORDER.fullmatch(gpus.strip())
-        if other is not None:
+        if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["before"], other["kind"] or other["behind"]
             fix = f"write --gpus {count}x{kind.strip()}"
             raise ClusterError(f"--gpus {gpus!r} has the count in another place", fix=fix) from None

@@ -118,6 +118,9 @@ def test_where_the_configuration_is_written(here: Path, capsys: pytest.CaptureFi
     assert [file.name for file in here.iterdir()] == ["zero.json"]
     assert run_here(["gpt2", "--gpus", "T4", "--no-write", "-o", "a.json", *FAST]) == 2
     assert "--output and --no-write contradict each other" in capsys.readouterr().err
+    for folder in (".", "/"):
+        assert run_here(["gpt2", "--gpus", "T4", "-o", folder, *FAST]) == 2
+        assert f"--output {folder} is a folder" in capsys.readouterr().err
 
 
 def test_nothing_fits_exits_1_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -262,3 +262,14 @@ def test_options_of_from_override_the_file(folder: Path) -> None:
     assert answer.figures is not None
     workload, plan = answer.figures.workload, answer.figures.plan
     assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)
+
+
+def test_an_optimizer_that_stops_under_deepspeed_gets_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LLaMA-Factory's own Muon: `KeyError: 'use_muon'` in the first step of DeepSpeed's engine."""
+    example = EXAMPLES / "LLaMA-Factory/examples/extras/muon/qwen2_full_sft.yaml"
+    (tmp_path / "muon.yaml").write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
+    assert run(["from", str(tmp_path / "muon.yaml"), "--gpus", "2xRTX4090", "--offline"]) != 0
+    said = capsys.readouterr()
+    assert "not predicted: LLaMA-Factory's own Muon" in said.err and "Better" not in said.out
