@@ -37,7 +37,6 @@ def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> Mode
     try:
         shape: ModelShape = from_json(ModelShape, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
-        print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
         shape = _record(config, name)
         _keep(file, shape)
     return replace(
@@ -102,6 +101,7 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     text = built.get_text_config()
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _cannot(name, f"it has {layers:,} layers")
+    print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
     window = getattr(text, "sliding_window", None)
     if isinstance(window, int):
         text.sliding_window = _UNLIMITED
