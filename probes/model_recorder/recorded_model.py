@@ -121,6 +121,7 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
 _IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantization_config")
 """Fields that name code or kernels from elsewhere, or change the types of weights, which `--method` says."""
 
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 

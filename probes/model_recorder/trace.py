@@ -170,34 +170,24 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-class WithoutData(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers the questions that code asks of tensors without data: all elements are equal, so that nothing is padded
-    or packed. Raises UnrecordableError where operations do not end."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations = 0
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
-            return True
-        self.operations += 1
-        if self.operations > MOST_OPERATIONS:
-            raise UnrecordableError("a forward pass has tens of thousands of operations, as in a loop over tokens")
-        return op(*args, **(kwargs or {}))
-
-
-class _Operations(WithoutData):  # type: ignore[no-untyped-call]
-    """Records the operations that torch dispatches."""
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations that torch dispatches. Code that asks whether all elements are equal, to find padding or
+    packing, is answered yes. Raises UnrecordableError where operations do not end."""
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.is_paused = False
+        self.count = 0
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = super().__torch_dispatch__(op, types, args, kwargs)
+        if op is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return True
+        self.count += 1
+        if self.count > MOST_OPERATIONS:
+            raise UnrecordableError("a forward pass has tens of thousands of operations, as in a loop over tokens")
+        result = op(*args, **kwargs)
         if self.is_paused:
             return result
         name = op._schema.name.partition("::")[2]
