@@ -361,7 +361,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
 }
 
 _UNKNOWN = FamilySpec("", dense.mistral)
-_RECORDED_FUSED, _RECORDED_EAGER = LayerVariant(), LayerVariant(kernels=frozenset())
 
 
 def family_of(model: ModelShape) -> FamilySpec:
@@ -389,7 +388,8 @@ def layer_variant(model: ModelShape, block: Block) -> LayerVariant:
     """How a block's layers are computed. A vision tower is plain unless its row says otherwise, and a recorded layer
     says itself what its class supports."""
     if block.program is not None:
-        return _RECORDED_FUSED if block.program.has_fused_attention else _RECORDED_EAGER
+        kernels = LayerVariant().kernels if block.program.has_fused_attention else frozenset[str]()
+        return LayerVariant(kernels=kernels, masked=block.program.has_mask)
     family = family_of(model)
     plain = _LLAMA if block.norm == "rms" else _GPT
     return (family.tower if block.hidden_size else family.layer) or plain

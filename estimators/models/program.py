@@ -124,6 +124,11 @@ class Program(NamedTuple):
     def has_fused_attention(self) -> bool:
         return any(instruction.kind == "attention" for instruction in self.instructions)
 
+    @property
+    def has_mask(self) -> bool:
+        """Attention gets a mask even where no window limits it."""
+        return any(dict(instruction.details).get("masked") for instruction in self.instructions)
+
     def sources(self, *, saved: bool) -> dict[int, Slot]:
         """The tensors from outside, by their number in the model. saved: only those that a derivative reads."""
         read = {

@@ -201,11 +201,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def unseen(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a function whose operations are not recorded."""
-        self.is_paused = True
+        was_paused, self.is_paused = self.is_paused, True
         try:
             return function(*args, **kwargs)
         finally:
-            self.is_paused = False
+            self.is_paused = was_paused
 
 
 class _Functions(TorchFunctionMode):
@@ -270,6 +270,8 @@ def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         call = original.__get__(None, cls)
+        if operations.is_paused:
+            return call(*args, **kwargs)
         result = operations.unseen(call, *args, **kwargs)
         trace.step("operation", cls.__name__, (args, kwargs), result, (call, args, kwargs))
         return result
