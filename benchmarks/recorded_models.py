@@ -2,8 +2,7 @@
 
     python -m benchmarks.recorded_models [TYPE ...] [--answers FILE] [--write]
 
-TYPE:      only these model types; by default all that transformers maps for causal language modeling, sequence to
-           sequence and image-text-to-text.
+TYPE:      only these model types; by default all that transformers maps for causal language modeling.
 --answers: keep the results in FILE, and do not record again what is in it.
 --write:   put the table into docs/models.md.
 
@@ -57,16 +56,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def model_types() -> list[str]:
-    """The model types of the three tasks."""
-    from transformers.models.auto import modeling_auto
+    """The model types of causal language modeling."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return sorted(
-        {
-            *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-            *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        }
-    )
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def answer(model_type: str) -> str:

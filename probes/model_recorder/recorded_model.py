@@ -91,14 +91,13 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
 
     try:
         built = transformers_config(config)
-        chosen = model_class(built)
+        chosen, text = model_class(built), built.get_text_config()
     except UnusableModelError as error:
         raise _cannot(name, str(error)) from None
     except Exception as error:  # validators of configurations raise errors of their own
         raise _cannot(name, f"transformers refuses the configuration: {_first_line(error)}") from error
     if chosen.main_input_name != "input_ids":
         raise _cannot(name, f"{chosen.__name__} takes other inputs than the tokens of one sequence")
-    text = built.get_text_config()
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _cannot(name, f"it has {layers:,} layers")
     print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
