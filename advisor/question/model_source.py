@@ -16,7 +16,6 @@ from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelEr
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import ModelShape
-from ...probes.model_recorder.recorded_model import recorded_model
 
 MAX_BYTES = 10_000_000
 """A configuration has kilobytes; a larger file is another file."""
@@ -45,6 +44,9 @@ def shape_of(config: dict[str, Any], *, name: str, source: str = "") -> ModelSha
     try:
         return shape_from_config(config, name=name, source=source)
     except UnknownModelTypeError:
+        # Here: what it imports takes milliseconds that most answers do not need.
+        from ...probes.model_recorder.recorded_model import recorded_model
+
         return recorded_model(config, name=name, source=source)
 
 
