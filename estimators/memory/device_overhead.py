@@ -146,18 +146,18 @@ def library_workspace(gpu: Gpu) -> Terms:
     return _WORKSPACE.term(CUBLAS_HANDLES * size, handles=CUBLAS_HANDLES, workspace=size)
 
 
-def allocator_overhead(plan: Plan, transient_bytes: int) -> Terms:
+def allocator_overhead(plan: Plan, transient_bytes: int, *, expandable: bool) -> Terms:
     """What the caching allocator holds beyond the live tensors at the peak and cannot return. With memory to spare it
-    caches more (nvidia-smi shows it), and returns that before a request fails."""
+    caches more (nvidia-smi shows it), and returns that before a request fails.
+
+    expandable: with expandable segments. Without them a half-used segment and a larger share of transient bytes, since
+    blocks of one phase (a layer's gradients) cannot be made of segments of another (the logits).
+    """
+    if not expandable:
+        wasted = SEGMENT_BYTES + FIXED_SEGMENTS_SHARE * transient_bytes
+        return FIXED_SEGMENTS.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
     share, pages = SLACK_SHARE[plan.zero_stage], SLACK_PAGES * SEGMENT_BYTES
     return _SLACK.term(pages + share * transient_bytes, pages=pages, share=share, transient=transient_bytes)
-
-
-def fixed_segments_overhead(transient_bytes: int) -> Terms:
-    """`allocator_overhead` without expandable segments: a half-used segment, and a share of transient bytes. Blocks of
-    one phase (a layer's gradients) cannot be made of segments of another (the logits)."""
-    wasted = SEGMENT_BYTES + FIXED_SEGMENTS_SHARE * transient_bytes
-    return FIXED_SEGMENTS.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
 
 
 STREAM_OF = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offload_staging": "reduce"}

@@ -41,7 +41,6 @@ from .activations.loss import logits_gap_bytes, loss_tiles, output_terms, tile_o
 from .device_overhead import (
     allocator_overhead,
     cache,
-    fixed_segments_overhead,
     heap_overhead,
     library_workspace,
     outside_allocator,
@@ -89,7 +88,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - kept))
     else:
-        overhead = allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient)
+        overhead = allocator_overhead(plan, transient, expandable=expandable)
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     node = memory.node
     # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.

@@ -42,7 +42,6 @@ from .activations.loss import logits_gap_bytes, output_terms
 from .device_overhead import (
     allocator_overhead,
     cache,
-    fixed_segments_overhead,
     library_workspace,
     outside_allocator,
 )
@@ -82,7 +81,7 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     return MemoryEstimate(
         phases=phases,
-        reserved_terms=allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient),
+        reserved_terms=allocator_overhead(plan, transient, expandable=expandable),
         cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, expandable=expandable),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=(),

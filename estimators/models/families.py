@@ -37,18 +37,22 @@ leaf_experts: its mixture of experts is a leaf to ZeRO-3, with hooks on the mixt
     0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`).
 """
 
-_SPLIT_EXPERTS = {
-    "gate": "mlp.gate.weight",
-    "gate_proj": "mlp.experts.gate_up_proj",
-    "up_proj": "mlp.experts.gate_up_proj",
-    "down_proj": "mlp.experts.down_proj",
+PEFT_EXPERTS: Mapping[str, Mapping[str, str]] = {
+    "qwen2_moe": {
+        "gate": "mlp.gate.weight",
+        "gate_proj": "mlp.experts.gate_up_proj",
+        "up_proj": "mlp.experts.gate_up_proj",
+        "down_proj": "mlp.experts.down_proj",
+    },
+    "mixtral": {
+        "gate": "mlp.gate.weight",
+        "w1": "mlp.experts.gate_up_proj",
+        "w3": "mlp.experts.gate_up_proj",
+        "w2": "mlp.experts.down_proj",
+    },
 }
-_MIXTRAL_EXPERTS = {
-    "gate": "mlp.gate.weight",
-    "w1": "mlp.experts.gate_up_proj",
-    "w3": "mlp.experts.gate_up_proj",
-    "w2": "mlp.experts.down_proj",
-}
+"""Tensors of a layer by the former names of experts' projections, by the scheme to which transformers assigns a model
+type (peft 0.21 utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
 
 
 class FamilySpec(NamedTuple):
@@ -143,7 +147,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         experts.deepseek_v2,
         LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
         supports=("liger",),
-        peft_experts=_SPLIT_EXPERTS,
+        peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
     ),
     "deepseek_v3": FamilySpec(
@@ -151,7 +155,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         experts.deepseek_v3,
         LayerVariant(router_fp32=True, routing_fp32=True),
         supports=("liger",),
-        peft_experts=_SPLIT_EXPERTS,
+        peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
     ),
     "ernie4_5": FamilySpec(
@@ -254,7 +258,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(routing_fp32=True),
         supports=("liger", "leaf_experts"),
         autoep_preset="mixtral",
-        peft_experts=_MIXTRAL_EXPERTS,
+        peft_experts=PEFT_EXPERTS["mixtral"],
         module_experts=True,
     ),
     "mpt": FamilySpec("Mpt", dense.mpt, LayerVariant(norm="layer", kernels=frozenset(), boolean_mask=True)),
@@ -268,7 +272,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "olmo2": FamilySpec("Olmo2", decoder(OLMO_2), _OLMO_2, supports=("ulysses", "tiles", "liger")),
     "olmo3": FamilySpec("Olmo3", decoder(OLMO_2, window=all_but_each(4)), _OLMO_2),
     "olmoe": FamilySpec(
-        "Olmoe", experts.olmoe, supports=("ulysses",), peft_experts=_SPLIT_EXPERTS, module_experts=True
+        "Olmoe", experts.olmoe, supports=("ulysses",), peft_experts=PEFT_EXPERTS["qwen2_moe"], module_experts=True
     ),
     "opt": FamilySpec("OPT", dense.opt, LayerVariant(norm="layer", scaled_query=True, summed_input=True)),
     "phi": FamilySpec(
@@ -305,11 +309,11 @@ FAMILIES: Mapping[str, FamilySpec] = {
         experts.qwen3_moe,
         supports=("ulysses", "liger", "leaf_experts"),
         autoep_preset="qwen3_moe",
-        peft_experts=_SPLIT_EXPERTS,
+        peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
     ),
     "qwen3_next": FamilySpec(
-        "Qwen3Next", experts.qwen3_next, _QWEN_3_5, peft_experts=_SPLIT_EXPERTS, module_experts=True
+        "Qwen3Next", experts.qwen3_next, _QWEN_3_5, peft_experts=PEFT_EXPERTS["qwen2_moe"], module_experts=True
     ),
     "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
     "seed_oss": FamilySpec(

@@ -86,7 +86,7 @@ class Derivative(NamedTuple):
     """Kernels of the backward pass."""
 
 
-Kind = Literal["operation", "cast", "linear", "attention", "layer", "hold"]
+Kind = Literal["operation", "cast", "linear", "attention", "hold"]
 """hold: tensors whose memory is released here, because variables of the code held them."""
 
 

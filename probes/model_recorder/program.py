@@ -50,7 +50,7 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     first = parts[0]
     kinds = [[(step.kind, step.name, len(step.inputs)) for step in part.steps] for part in parts]
     if any(each != kinds[0] for each in kinds):
-        raise UnrecordableError("which operations run depends on the length, as in a loop over chunks")
+        raise UnrecordableError("its operations depend on the sequence length, as in a loop over chunks")
     numbers = [_numbers(part) for part in parts]
     index = {number: place for place, number in enumerate(numbers[0])}
     made = {number for step in first.steps for number in step.outputs}
@@ -60,7 +60,7 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     )
     for step in first.steps:
         if step.kind == "attention" and any(slots[index[number]].needs_grad for number in step.inputs[3:]):
-            raise UnrecordableError("its attention adds relative positions, which train, to the scores")
+            raise UnrecordableError("its attention adds trainable relative positions to the scores")
     instructions = tuple(
         _instruction(each, parts, index, shapes) for each in zip(*(part.steps for part in parts), strict=True)
     )

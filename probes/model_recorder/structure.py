@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from ...estimators.models.families import PEFT_EXPERTS
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, attention_of
 from ...estimators.models.program import Around, Instruction, Program
 from .program import Part, Shapes, program, shapes_up_to
@@ -108,30 +109,18 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
     )
 
 
-_FORMER_EXPERTS = {
-    "qwen2_moe": {
-        "gate": "gate.weight",
-        "gate_proj": "gate_up_proj",
-        "up_proj": "gate_up_proj",
-        "down_proj": "down_proj",
-    },
-    "mixtral": {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
-}
-"""Former names of experts' layers and the tensors that they are part of now, by the scheme to which transformers
-assigns a model type (peft 0.21 utils/transformers_weight_conversion.py `_MOE_TARGET_MODULE_MAPPING`)."""
-
-
 def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
     """The tensors that peft adapts under the former names of experts' layers."""
     from transformers import conversion_mapping
 
     schemes: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
-    former = _FORMER_EXPERTS.get(schemes.get(model_type, ""), {})
+    tensors = PEFT_EXPERTS.get(schemes.get(model_type, ""), {})
     names = dict.fromkeys(
         tensor.name for block in blocks for tensor in block.tensors if tensor.role in ("expert", "router")
     )
-    for target, now in former.items():
-        yield from ((target, name) for name in names if name.endswith(f".{now}"))
+    for target, tensor in tensors.items():
+        end = tensor.removeprefix("mlp").removeprefix(".experts")  # other types name the mixture otherwise
+        yield from ((target, name) for name in names if name.endswith(end))
 
 
 def _max_positions(config: Any) -> int:

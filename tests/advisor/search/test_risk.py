@@ -17,7 +17,7 @@ from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.json_form import to_json
-from ds_advise.estimators.memory.device_overhead import allocator_overhead, fixed_segments_overhead, outside_allocator
+from ds_advise.estimators.memory.device_overhead import allocator_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import SourceSpread, fit_probability
 from ds_advise.estimators.plan import Plan
 
@@ -124,7 +124,7 @@ def test_nine_tenths_of_a_card_are_no_certainty() -> None:
 
 def _need(share: float, transient: int, cluster: Cluster) -> MemoryEstimate:
     """A plan that needs this share of a GPU, so many bytes of it within a step only."""
-    overhead = allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient)
+    overhead = allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient, expandable=True)
     return _made_up(round(share * cluster.gpu.memory_bytes), transient, overhead, cluster)
 
 
@@ -148,7 +148,7 @@ def test_what_needs_more_than_there_is_is_never_likely_to_fit(transient_gib: flo
     cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
     transient = round(transient_gib * 2**30)
     plan = Plan(zero_stage=3, micro_batch_size=1)
-    overhead = allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient)
+    overhead = allocator_overhead(plan, transient, expandable=expandable)
     for missing in (1, 2**20, 2**26):
         memory = _made_up(cluster.gpu.memory_bytes + missing, transient, overhead, cluster)
         assert memory.device_bytes_per_gpu == cluster.gpu.memory_bytes + missing
