@@ -129,6 +129,11 @@ def test_an_encoder_decoder_has_two_stacks() -> None:
     assert (encoder.stack, encoder.count, encoder.attention.causal) == ("encoder", 2, False)
     assert (decoder.stack, decoder.count, decoder.attention.causal) == ("decoder", 3, True)
     assert decoder.cross_attention is not None and decoder.cross_attention.cross
+    # The decoder's layers read the encoder's output, which requires a gradient; masks and tables do not.
+    outside = [
+        [slot for slot in block.program.slots if slot.source > 0] for block in (encoder, decoder) if block.program
+    ]
+    assert [any(slot.needs_grad for slot in slots) for slots in outside] == [False, True]
 
 
 @pytest.mark.parametrize(
