@@ -46,10 +46,10 @@ def ds_config(
 ) -> dict[str, Any]:
     """The JSON-ready configuration of a plan. It has only keys that have an effect at the plan's stage.
 
-    flavor "hf": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision, learning
-    rate, weight decay), so that the file and the arguments cannot contradict each other. Buckets and thresholds are
-    numbers: the Trainer's values for `auto` differ from those of the memory estimate. There is no scheduler, so the
-    Trainer's own runs.
+    flavor "hf" or "trl": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision,
+    learning rate, weight decay), so that the file and the arguments cannot contradict each other. Buckets and
+    thresholds are numbers: the Trainer's values for `auto` differ from those of the memory estimate. There is no
+    scheduler, so the Trainer's own runs.
 
     flavor "deepspeed": every value explicit, for `deepspeed.initialize(config=...)`.
 
@@ -58,7 +58,7 @@ def ds_config(
     Raises ClusterError where a plan swaps to NVMe and the cluster names no folder for it, and WorkloadError where the
     optimizer cannot be offloaded.
     """
-    auto = flavor == "hf"
+    auto = flavor != "deepspeed"
     micro, accumulation = plan.micro_batch_size, plan.gradient_accumulation_steps
     config: dict[str, Any] = {
         "train_batch_size": micro * accumulation * cluster.world_size // plan.sequence_parallel_size,

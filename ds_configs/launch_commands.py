@@ -76,7 +76,7 @@ class Rendezvous(NamedTuple):
 def config_arguments(framework: Framework, config_path: str, *, flag: bool = True) -> list[str]:
     """The configuration as the frameworks' argument parsers expect it: `--deepspeed FILE` (TrainingArguments) or
     `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments), without the first where `flag` is False."""
-    if framework == "hf":
+    if framework != "deepspeed":
         return ["--deepspeed", config_path]
     return [*(["--deepspeed"] if flag else []), "--deepspeed_config", config_path]
 
@@ -173,7 +173,7 @@ def launch_commands(
         "deepspeed": [*before, shell_line(by_deepspeed)],
         "torchrun": [shell_line(launcher_words("torchrun", cluster, target, rendezvous=by_hand))],
     }
-    if framework == "hf":
+    if framework != "deepspeed":
         words = launcher_words("accelerate", cluster, [script], config_path=config_path, rendezvous=by_hand)
         commands["accelerate"] = [shell_line(words)]
     return commands

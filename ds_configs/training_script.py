@@ -104,7 +104,7 @@ _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torc
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines that the plan needs in the training script before the training begins."""
     lines = model_lines(workload) + _pageable_inputs(plan, workload)
-    if workload.framework == "hf":
+    if workload.uses_trainer:
         arguments = script_arguments(workload, plan, cluster, config_path)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
@@ -124,7 +124,7 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     """The lines that a script with the Trainer needs before `trainer.train()`."""
-    return _tiling_lines(model, plan, workload, "trainer.model") if workload.framework == "hf" else []
+    return _tiling_lines(model, plan, workload, "trainer.model") if workload.uses_trainer else []
 
 
 def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> dict[str, Any]:

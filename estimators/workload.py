@@ -25,6 +25,8 @@ class Software:
     """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
     every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 hpZ's second
     copy does not serve what a recomputation gathers; before 0.6 stage 3 waits for the GPU at every fetch."""
+    trl: tuple[int, int] = (1, 16)
+    """Major and minor version, for `Workload.framework` "trl". Before 1.7 its trainers have transformers' loss."""
     reentrant: bool = False
     """Reentrant checkpointing (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen weights hold
     every layer's input to the end of the backward pass."""
@@ -59,11 +61,11 @@ DEFAULT = Software()
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
-LossKernel = Literal["standard", "fused", "in-place", "chunked", "tiled"]
+LossKernel = Literal["standard", "fused", "in-place", "chunked", "chunked-softmax", "chunked-head", "tiled"]
 Mlp = Literal["whole", "tiled"]
 Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
-Framework = Literal["hf", "deepspeed"]
+Framework = Literal["hf", "trl", "deepspeed"]
 
 DEFAULT_SEQ_LEN = 2048
 """Default, if neither the user nor the data give a length."""
@@ -96,9 +98,7 @@ class Workload:
     attention: AttentionKernel = "sdpa"
     """"triton" is FlashAttention's Triton kernel of 2023, from the model's own code (llm-foundry)."""
     loss: LossKernel = "standard"
-    """"fused" never holds all logits (Liger's fused linear cross entropy); "in-place" writes the gradient over them
-    (flash-attn, unsloth); "chunked" upcasts a part at a time (litgpt); "tiled" makes a part of the logits at a time,
-    forward and backward (DeepSpeed's sequence_tiled_compute)."""
+    """A key of `losses.LOSSES`. `losses.default_loss` is what the framework does by itself."""
     mlp: Mlp = "whole"
     """"tiled": by parts of the tokens, again in the backward pass (DeepSpeed's TiledMLP)."""
     kernels: LayerKernels = "torch"
@@ -107,7 +107,7 @@ class Workload:
     document_len: int | None = None
     """Mean length of packed documents, each of which attends to itself alone; None: a sample is one document."""
     framework: Framework = "hf"
-    """"hf": Trainer or accelerate; "deepspeed": plain `deepspeed.initialize`."""
+    """"hf": Trainer or accelerate; "trl": TRL's trainers; "deepspeed": plain `deepspeed.initialize`."""
     software: Software = DEFAULT
     sequence_parallel_size: int = 1
     """P, if this is one rank's part of a job under Ulysses (`of_rank`); `seq_len` is then S / P."""
@@ -128,12 +128,17 @@ class Workload:
         return _of_weights(self)
 
     @property
+    def uses_trainer(self) -> bool:
+        """Whether transformers' Trainer, which TRL's trainers extend, or accelerate reads the configuration."""
+        return self.framework != "deepspeed"
+
+    @property
     def script_step(self) -> OptimizerStep:
         """Implementation of an Adam that the training script makes: of `software`, else the default of the Trainer's
         version or, in a loop of one's own, of torch."""
         if self.software.optimizer_step != "auto":
             return self.software.optimizer_step
-        fused = self.framework == "hf" and self.software.transformers >= FUSED_BY_DEFAULT
+        fused = self.uses_trainer and self.software.transformers >= FUSED_BY_DEFAULT
         return "fused" if fused else "foreach"
 
     @property

@@ -100,7 +100,7 @@ def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launch
     steps on the device."""
     if chosen.plan.offload_optimizer == "none":
         return {}
-    launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.framework == "hf"]
+    launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.uses_trainer]
     return {name: _slower_with(question, chosen, unset_threads(name, question.cluster)) for name in launchers}
 
 
@@ -190,7 +190,7 @@ def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     """The script's arguments, and one way to start it."""
     question, workload, plan = answer.question, answer.question.workload, chosen.plan
-    if workload.framework == "hf":
+    if workload.uses_trainer:
         arguments = script_arguments(workload, plan, question.cluster, config_path)
         for elsewhere in ("output_dir", "deepspeed", "parallelism_config"):  # any folder, on the command line, a line
             arguments.pop(elsewhere, None)
@@ -220,7 +220,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
         yield Block(text="In the training script:", code=tuple(lines))
-        if workload.framework == "hf" and plan.zero_stage == 3:
+        if workload.uses_trainer and plan.zero_stage == 3:
             yield Block(text="Create the TrainingArguments before the model: it is then sharded while it loads.")
     if lines := trainer_lines(question.model, workload, plan):
         yield Block(text="After the Trainer is created, before trainer.train():", code=tuple(lines))

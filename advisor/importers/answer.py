@@ -129,7 +129,7 @@ def _with_options(
     given = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     remarks = list(run.remarks)
-    by_script = run.micro_batch_size is None and run.framework == "hf"
+    by_script = run.micro_batch_size is None and run.framework != "deepspeed"
     if by_script and micro is None:
         remarks.append("the script decides the micro batch, which is counted as 1 (--micro-batch)")
     if run.training.get("seq_len") is None and "seq_len" not in given and run.tool != "ms-swift":

@@ -144,7 +144,7 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     output_dir = arguments.output_dir
     if output_dir is None or run.shape is None:
         return []
-    kept = arguments.checkpoints if run.workload.framework == "hf" else None
+    kept = arguments.checkpoints if run.workload.uses_trainer else None
     one, free = checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
     count = 1 if kept is None else kept
     if count * one <= free:

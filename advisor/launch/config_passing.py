@@ -19,7 +19,7 @@ from .script_arguments import ScriptArguments
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 """The configuration's parameters of `deepspeed.initialize` (0.19.8 `deepspeed/__init__.py`)."""
 
-_NAMES: dict[Framework, str] = {"deepspeed": "deepspeed_config", "hf": "deepspeed"}
+_NAMES: dict[Framework, str] = {"deepspeed": "deepspeed_config", "hf": "deepspeed", "trl": "deepspeed"}
 """The parser's name of the file that `launch` passes. A script with `args.NAME` or the text NAME may read the file."""
 
 
@@ -110,7 +110,7 @@ def _given(call: ast.Call, framework: Framework) -> ast.expr | None:
     if framework == "deepspeed" and name == "initialize":
         values = [keyword.value for keyword in call.keywords if keyword.arg in _INITIALIZE_KEYWORDS]
         values += call.args[_INITIALIZE_POSITION : _INITIALIZE_POSITION + 1]
-    elif framework == "hf" and name.endswith(("TrainingArguments", "Config")):
+    elif framework != "deepspeed" and name.endswith(("TrainingArguments", "Config")):
         values = [keyword.value for keyword in call.keywords if keyword.arg == "deepspeed"]
     return next((value for value in values if not (isinstance(value, ast.Constant) and value.value is None)), None)
 

@@ -114,7 +114,7 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
     """
     arguments = ScriptArguments(request.script.arguments)
     takes_config = request.passes_config or bool(arguments.configs)
-    resumes = request.run.workload.framework == "hf" and arguments.are_training_arguments and takes_config
+    resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
     checkpoint = outcome.checkpoint if resumes else None
     following = with_less_memory(request, outcome, checkpoint, folder)
     if following.request is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Device = Literal["cuda", "cpu"]
+LossChoice = Literal["auto", LossKernel]
 Experts = Literal["zero", "autoep"]
 OptimizerDtype = Literal["fp32", "bf16"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "fp32"]
@@ -156,11 +157,13 @@ class TrainingOptions(TypedDict, total=False):
         AttentionKernel, Option("Attention kernel; triton: FlashAttention of 2023 in the model's own code.", "sdpa")
     ]
     loss: Annotated[
-        LossKernel,
+        LossChoice,
         Option(
-            "Loss kernel: fused (Liger) and tiled (DeepSpeed) never store all logits, in-place (unsloth) overwrites "
-            "them with their gradient, chunked (LitGPT) upcasts a part at a time.",
-            "standard",
+            "Loss kernel; auto: the framework's, or the one that an argument of it turns on if that is faster or alone "
+            "fits. fused (Liger), chunked-head (TRL) and tiled (DeepSpeed) never store all logits, chunked-softmax "
+            "(DeepSpeed) stores them in 16 bits, in-place (unsloth) overwrites them with their gradient, chunked "
+            "(LitGPT) upcasts a part at a time.",
+            "auto",
         ),
     ]
     mlp: Annotated[Mlp, Option("Feed-forward on all tokens at once, or in tiles (DeepSpeed's TiledMLP).", "whole")]
@@ -169,7 +172,9 @@ class TrainingOptions(TypedDict, total=False):
 class SoftwareOptions(TypedDict, total=False):
     """The software that trains."""
 
-    framework: Annotated[Framework, Option("Training backend: HF Trainer, or plain deepspeed.initialize.", "hf")]
+    framework: Annotated[
+        Framework, Option("Training backend: HF Trainer, TRL's trainers, or plain deepspeed.initialize.", "hf")
+    ]
     kernels: Annotated[
         LayerKernels,
         Option("Kernels of norms, rotary embedding and activation; Liger's and unsloth's are fused.", "torch"),
@@ -177,7 +182,7 @@ class SoftwareOptions(TypedDict, total=False):
     software: Annotated[
         str | Mapping[str, Any] | None,
         Option(
-            "Differences from current software: transformers=4.45, deepspeed=0.18, reentrant, autocast, "
+            "Differences from current software: transformers=4.45, deepspeed=0.18, trl=1.6, reentrant, autocast, "
             "fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=foreach, expandable-segments=no, "
             "pinned-inputs=no.",
             metavar="NAME[=VALUE],...",

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.losses import unusable_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
@@ -118,14 +119,15 @@ class Question:
         obstacle = untileable(model, workload)
         if obstacle is not None:
             raise WorkloadError("tiles are not possible here", why=obstacle, fix="leave --mlp and --loss tiled out")
-        if not supports(model, "liger"):
-            for option, needs_liger in (("kernels", workload.kernels == "liger"), ("loss", workload.loss == "fused")):
-                if needs_liger:
-                    raise WorkloadError(
-                        f"Liger has no {'kernels' if option == 'kernels' else 'fused loss'} for {model.name}",
-                        why=f"it does not patch {model.model_type} models",
-                        fix=f"leave --{option} out",
-                    )
+        obstacle = unusable_loss(model, workload.loss)
+        if obstacle is not None:
+            raise WorkloadError(f"the {workload.loss} loss is not possible here", why=obstacle, fix="leave --loss out")
+        if workload.kernels == "liger" and not supports(model, "liger"):
+            raise WorkloadError(
+                f"Liger has no kernels for {model.name}",
+                why=f"it does not patch {model.model_type} models",
+                fix="leave --kernels out",
+            )
 
     def _check_sequence_parallel_size(self, size: int) -> None:
         ranks = self.cluster.world_size

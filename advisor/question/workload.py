@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
+from ...estimators.losses import default_loss
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import DEFAULT_SEQ_LEN, Precision, Software, Workload
@@ -36,6 +37,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     seq_len = sequence_length(model, given["seq_len"])  # type: ignore[arg-type]  # "max" has been resolved
     dropout = _dropout(given["lora_dropout"])
     adapted = given["method"] != "full"
+    software = software_of(given["software"])
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
@@ -45,7 +47,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "document_len": _document_length(given["document_len"], seq_len),
         "precision": resolve_precision(given["precision"], gpu),
         "optimizer": _optimizer(given["optimizer"]),
-        "software": software_of(given["software"]),
+        "software": software,
+        "loss": default_loss(given["framework"], software) if given["loss"] == "auto" else given["loss"],
         "global_batch_size": given["global_batch"],
     }
     return Workload(**{name: given[name] for name in _SHARED} | converted)  # type: ignore[literal-required]

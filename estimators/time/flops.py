@@ -29,8 +29,8 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
     pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
     so when checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
- 7. Tiled compute (`Workload.mlp`, a "tiled" loss) runs forward once more in its backward pass, and keeps its input
-    alone: checkpointing then repeats all of a tiled feed-forward.
+ 7. Tiled compute (`Workload.mlp`) and a loss that repeats the head (`losses.LOSSES`) run forward once more in their
+    backward pass, and keep their input alone: checkpointing then repeats all of a tiled feed-forward.
  8. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
 The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which
@@ -48,6 +48,7 @@ from typing import NamedTuple
 
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
+from ..losses import LOSSES
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
 from ..models.rank_part import of_rank
@@ -200,7 +201,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         rows=micro_batch * workload.seq_len,
         inner=model.hidden_size,
         columns=columns,
-        backward=(2 if trains_head(model, workload) else 1) + (workload.loss == "tiled"),
+        backward=(2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].head_again,
     )
 
 
@@ -274,7 +275,7 @@ def model_flops_utilization(
     if not peak:
         return None
     rank, part = of_rank(model, plan), workload.of_rank(plan.sequence_parallel_size)
-    part = replace(part, mlp="whole", loss="standard" if part.loss == "tiled" else part.loss)
+    part = replace(part, mlp="whole", loss="standard" if LOSSES[part.loss].head_again else part.loss)
     flops, micro = micro_batch_flops(rank, part, plan), plan.micro_batch_size
     attention = sum(
         block.count * pairs for block in rank.blocks for _, pairs in block_attention(rank, block, part, micro)

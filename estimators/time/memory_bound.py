@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from ..losses import LOSSES
 from ..memory.activations.loss import mlp_tiles
 from ..memory.trainable import TensorSet
 from ..models.lora import quantized
 from ..models.model_shape import Attention, Block, ModelShape
 from ..plan import Plan
 from ..workload import Workload
-
-LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8), "in-place": (4, 8), "chunked": (14, 22), "tiled": (14, 36)}
-"""Bytes per logit, forward and backward, by loss kernel.
-
-standard: transformers' `ForCausalLMLoss`: upcast to fp32 (2 + 4), log-softmax (4 + 4); backward softmax gradient (4 + 4
-+ 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2). fused, in-place: logits in the
-compute dtype, overwritten by their gradient. chunked: the same passes as standard, a part at a time. tiled: the same,
-with the forward pass again in the backward pass.
-"""
 
 UNCAST_LOGIT_BYTES = (8, 16)
 """The standard loss of GPT-2 before transformers 4.48, in 16 bits: logits without the last token copied (2 + 2),
@@ -117,11 +109,11 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     if model.vocab_size == 0 or model.num_labels:
         return 0.0, 0.0
     logits = micro_batch * workload.seq_len * model.vocab_size
-    forward, backward = LOGIT_BYTES[workload.loss]
+    forward, backward = LOSSES[workload.loss].logit_bytes
     uncast = model.model_type == "gpt2" and workload.software.transformers < (4, 48) and workload.weight_bytes == 2
     if uncast and workload.loss == "standard":
         forward, backward = UNCAST_LOGIT_BYTES
-    if model.logit_softcap and workload.loss in ("standard", "chunked"):
+    if model.logit_softcap and workload.loss in ("standard", "chunked", "chunked-softmax"):
         forward, backward = (
             forward + SOFTCAP_PASSES[0] * workload.weight_bytes,
             backward + SOFTCAP_PASSES[1] * workload.weight_bytes,

@@ -37,7 +37,7 @@ def filled_config(run: Run, hidden_size: int | None) -> dict[str, Any]:
     `trainer_config_finalize`. Of these values, only those that follow from the hidden size change memory
     (`ConfigKey.filled_from_hidden_size`).
 
-    Raises UnfilledAutoError for the Trainer's framework and an `auto` without a value. Plain DeepSpeed gets such an
+    Raises UnfilledAutoError under the Trainer for an `auto` without a value. Plain DeepSpeed gets such an
     `auto` unchanged.
     """
     config = copy.deepcopy(dict(run.config))
@@ -61,7 +61,7 @@ def filled_config(run: Run, hidden_size: int | None) -> dict[str, Any]:
             for known in PLAN_FIELDS.values()
             if known.filled_from_hidden_size is not None
         }
-    strict = run.workload.framework == "hf"
+    strict = run.workload.uses_trainer
     if strict:  # as accelerate does (DeepSpeedPlugin.__post_init__)
         values |= {"steps_per_print": 10, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False}
     _fill(config, "", values, strict=strict)
@@ -151,7 +151,7 @@ def run(
 def holds_output(run: Run) -> bool:
     """Whether the loop keeps the model's output in a variable (`output = engine(x); loss = criterion(output, y)`), as
     loops with plain DeepSpeed or a module of the user's do. The Trainer drops the output."""
-    return run.description is None or run.workload.framework == "deepspeed"
+    return run.description is None or not run.workload.uses_trainer
 
 
 def _micro_batch(
@@ -189,7 +189,7 @@ def model_dtype(config: dict[str, Any]) -> torch.dtype:
 def announce_zero3(run: Run, config: dict[str, Any]) -> Any:
     """Announce ZeRO-3 to transformers, as TrainingArguments does, so that the model is partitioned while it is built
     (`zero.Init`); the returned object must outlive the run."""
-    if run.workload.framework != "hf" or run.description is None:
+    if not run.workload.uses_trainer or run.description is None:
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
     return integrations.HfDeepSpeedConfig(config)

@@ -77,7 +77,8 @@ def lint(
                else plain DeepSpeed.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     """
-    chosen: Framework = framework or ("hf" if is_for_the_trainer(document.root.value, facts) else "deepspeed")
+    by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.root.value, facts)
+    chosen: Framework = "hf" if by_trainer else "deepspeed"
     config = LintedConfig(
         document=document,
         values=_first_tuned(_as_read(document.root, chosen)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
+from ...losses import LOSSES, upcasts
 from ...models.families import family_of, supports
 from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
@@ -59,22 +60,6 @@ def untileable(model: ModelShape, workload: Workload) -> str | None:
 LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of cross_entropy"
 LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
 
-UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-"""Classes with a loss through `loss_function`, which upcasts; others pass bf16 logits to CrossEntropyLoss."""
-
-NATIVE_HEADS = frozenset(
-    [
-        "BertForMaskedLM",
-        "DebertaForMaskedLM",
-        "DebertaV2ForMaskedLM",
-        "MT5ForConditionalGeneration",
-        "RobertaForMaskedLM",
-        "T5ForConditionalGeneration",
-        "WhisperForConditionalGeneration",
-    ]
-)
-"""Exceptions among them."""
-
 _PER_LOGIT = {**MEMORY_SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
 _KEPT = tuple(
     Formula(name, "c B S V", LOSS_SOURCE, _PER_LOGIT)
@@ -83,18 +68,25 @@ _KEPT = tuple(
 _SOFT_CAP = Formula("soft cap of logits", "w B S V", LOSS_SOURCE)
 _CHUNK = Formula(
     "logits of one chunk",
-    "c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))",
-    LIGER_SOURCE,
-    {**MEMORY_SYMBOLS, "c": "tokens of one chunk"},
+    "k c v",
+    "",
+    {
+        **MEMORY_SYMBOLS,
+        "c": "tokens of one chunk",
+        "v": "columns of one chunk, V unless the loss also splits the vocabulary",
+        "k": "bytes per logit of a chunk at this moment",
+    },
 )
-_TILE = Formula(
-    "log-softmax of one tile, and two gradients",
-    "12 c V",
-    "deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute; torch 2.13 cross_entropy",
-    {**MEMORY_SYMBOLS, "c": "tokens of one tile"},
-)
-_HIDDEN_GRADIENT = Formula("gradient of hidden states", "B S H w", LIGER_SOURCE)
-_HEAD_GRADIENT = Formula("gradient of the head's weight", "V H w", LIGER_SOURCE)
+_GRADIENT = {**MEMORY_SYMBOLS, "k": "bytes per element at this moment"}
+_HIDDEN_GRADIENT = Formula("gradient of hidden states", "k B S H", "", _GRADIENT)
+_HEAD_GRADIENT = Formula("gradient of the head's weight", "k V H", "", _GRADIENT)
+_SOFTMAX_SOURCE = "deepspeed 0.19.8 runtime/chunked_cross_entropy.py _TritonCrossEntropy"
+_SOFTMAX_LOGITS = Formula("logits", "w B S V", _SOFTMAX_SOURCE)
+_SOFTMAX_GRADIENT = Formula("gradient of logits", "w B S V", _SOFTMAX_SOURCE)
+
+HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
+"""Tokens and columns of one tile of TRL's chunked head (trl 1.16 kernels/chunked_logprob.py `TOKEN_CHUNK_SIZE`,
+trainer/utils.py `_CHUNKED_LOGPROB_CHUNK_SIZE`)."""
 
 CHUNKS = 8
 """Parts of the logits in a chunked loss, torchtune's default."""
@@ -129,13 +121,18 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         "chunked"                         w + w + 1        fp32 copies of one of 8 chunks, log-softmax in 16 bits
         "in-place"                        as these, without the log-softmax; from 4.48 on w + 4
 
-    "fused": Liger's fused linear cross-entropy goes through the B S tokens in chunks of
-    c = next_power_of_2(ceil(B S / ceil(V / H))): logits of one chunk c V w, the gradient of the hidden states B S H w
-    and, where the head trains, of its weight V H w, all in the forward pass.
+    "chunked-softmax": the logits w, which it saves, and their gradient w; fp32 exists in registers alone.
 
-    "tiled": DeepSpeed cuts S in n tiles (`tiles.loss_tiles`), c = B ceil(S / n) tokens each, and runs head and loss of
-    one in the backward pass: 3 x 4 c V bytes and the gradient of the hidden states B S H w, beside the head's
-    gradient, to which the tiles add (`gradients`).
+    "fused", "tiled" and "chunked-head" hold the logits of a chunk of c tokens and v columns, k c v bytes (`_Chunks`),
+    the gradient of the hidden states and, where the head trains, of its weight.
+
+                        moment      c                                   v        k    hidden   head
+        "fused"         forward     next_power_of_2(ceil(B S H / V))    V        w    w        w
+        "tiled"         backward    B ceil(S / tiles)                   V        12   w        0
+        "chunked-head"  backward    min(B S, 4096)                      32768    w    4 + w    4 + w
+
+    The head's gradient of tiles is among the reduced ones (`gradients`). The chunked head sums both gradients in fp32
+    and casts them at its end.
 
     Not covered: a classifier's few logits; losses that keep more (label smoothing, distillation).
     """
@@ -148,31 +145,70 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
         return states + _COPIES.term(copies * tokens * v, c=copies, V=v, B=micro_batch_size, S=workload.seq_len)
     inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "w": w}
-    if workload.loss == "fused":
-        h = model.hidden_size
-        chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // h))))
-        inputs |= {"H": h, "c": chunk}
-        head = _HEAD_GRADIENT.term(v * h * w, **inputs) if trains_head(model, workload) else ()
-        return _CHUNK.term(chunk * v * w, **inputs) + _HIDDEN_GRADIENT.term(tokens * h * w, **inputs) + head
-    if workload.loss == "tiled":
-        return _tiled_terms(model, workload, micro_batch_size)
-    c = inputs["c"] = 4 if _upcasts(model) else w
+    if workload.loss in _IN_CHUNKS:
+        return _terms_of_chunks(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
+    if workload.loss == "chunked-softmax":  # a loop that holds the model's output holds these logits with it
+        logits = _SOFTMAX_LOGITS.term(w * tokens * v, **inputs) if workload.uses_trainer else ()
+        return logits + _SOFTMAX_GRADIENT.term(w * tokens * v, **inputs) + cap
+    c = inputs["c"] = 4 if upcasts(model) else w
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
 
 
-def _tiled_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    w, v, h = workload.weight_bytes, model.vocab_size, model.hidden_size
-    tiles = loss_tiles(model, workload, micro_batch_size)
-    tile = micro_batch_size * -(-workload.seq_len // tiles)
-    inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "w": w, "H": h, "c": tile}
-    hidden = _HIDDEN_GRADIENT.term(micro_batch_size * workload.seq_len * h * w, **inputs)
-    return _TILE.term(12 * tile * v, **inputs) + hidden
+class _Chunks(NamedTuple):
+    """What a loss that never holds all logits has at its largest moment."""
+
+    tokens: int
+    columns: int
+    logit_bytes: int
+    gradient_bytes: int
+    """Per element of the hidden states' gradient."""
+    head_bytes: int
+    """Per element of the head's gradient, where the loss makes it."""
+    source: str
+
+
+def _liger_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
+    tokens, v, w = micro_batch_size * workload.seq_len, model.vocab_size, workload.weight_bytes
+    chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // model.hidden_size))))
+    return _Chunks(chunk, v, w, w, w, LIGER_SOURCE)
+
+
+def _tiles(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
+    tile = micro_batch_size * -(-workload.seq_len // loss_tiles(model, workload, micro_batch_size))
+    source = "deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute; torch 2.13 cross_entropy"
+    return _Chunks(tile, model.vocab_size, 12, workload.weight_bytes, 0, source)
+
+
+def _head_chunks(_: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
+    tokens, w = min(HEAD_TOKENS, micro_batch_size * workload.seq_len), workload.weight_bytes
+    summed = 4 + (w if w < 4 else 0)
+    source = "trl 1.16 kernels/chunked_logprob.py ChunkedLogProbFunction"
+    return _Chunks(tokens, HEAD_COLUMNS, w, summed, summed, source)
+
+
+_IN_CHUNKS = {"fused": _liger_chunks, "tiled": _tiles, "chunked-head": _head_chunks}
+
+
+def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+    chunks, h = _IN_CHUNKS[workload.loss](model, workload, micro_batch_size), model.hidden_size
+    tokens, v = micro_batch_size * workload.seq_len, model.vocab_size
+    inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "H": h}
+    logits = _CHUNK._replace(source=chunks.source).term(
+        chunks.logit_bytes * chunks.tokens * chunks.columns, k=chunks.logit_bytes, c=chunks.tokens, v=chunks.columns
+    )
+    hidden, head = (each._replace(source=chunks.source) for each in (_HIDDEN_GRADIENT, _HEAD_GRADIENT))
+    made = chunks.head_bytes if trains_head(model, workload) else 0
+    return (
+        logits
+        + hidden.term(chunks.gradient_bytes * tokens * h, **inputs, k=chunks.gradient_bytes)
+        + head.term(made * v * h, **inputs, k=made)
+    )
 
 
 def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
     """Tokens with logits alive at a time; 0 for a loss without logits."""
-    if workload.loss == "fused":
+    if workload.loss in ("fused", "chunked-head"):
         return 0
     tiles = loss_tiles(model, workload, micro_batch_size) if workload.loss == "tiled" else 1
     return micro_batch_size * -(-workload.seq_len // tiles)
@@ -181,7 +217,7 @@ def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int)
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
     """Bytes per logit of losses other than transformers' from 4.48 on; 0 for that."""
     w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
-    if workload.loss in ("fused", "tiled") or model.num_labels:
+    if workload.loss in (*_IN_CHUNKS, "chunked-softmax") or model.num_labels:
         return 0
     if workload.loss == "chunked":
         return 2 * w + 8 / CHUNKS
@@ -206,13 +242,9 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
     4.47) logits that stay alive: 0."""
     version, w = workload.software.transformers, workload.weight_bytes
     stays = _KEEPS_LOGITS <= version < _PADDED_LABELS
-    if workload.loss != "standard" or w == 4 or stays or model.num_labels or not _upcasts(model):
+    if workload.loss != "standard" or w == 4 or stays or model.num_labels or not upcasts(model):
         return 0
     return w * micro_batch_size * workload.seq_len * model.vocab_size
-
-
-def _upcasts(model: ModelShape) -> bool:
-    return model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_HEADS
 
 
 def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
@@ -220,7 +252,7 @@ def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -
     until the name is bound again: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused or tiled
     loss has no logits."""
     v = model.vocab_size
-    if workload.framework != "deepspeed" or not v or workload.loss in ("fused", "tiled") or model.num_labels:
+    if workload.uses_trainer or not v or not LOSSES[workload.loss].makes_logits or model.num_labels:
         return ()
     c = 4 if workload.software.transformers < _KEEPS_LOGITS else workload.weight_bytes
     size = c * micro_batch_size * workload.seq_len * v

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
+from ...losses import LOSSES
 from ...models.families import layer_variant
 from ...models.layer_variant import LayerVariant
 from ...models.lora import adapters, trained_copies, trains_head
@@ -266,7 +267,7 @@ def end(recorder: LayerRecorder) -> End:
         output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
     trained = trains_head(model, recorder.workload)
-    kept = recorder.zero3 or recorder.workload.loss == "tiled"  # tiled compute keeps its input whatever trains
+    kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # which needs its input whatever trains
     if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
         ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
     recording = Recording(ops.graph, value, output)

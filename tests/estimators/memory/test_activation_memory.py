@@ -62,15 +62,24 @@ def test_the_loss_holds_three_fp32_copies_of_the_logits() -> None:
     )
 
 
-def test_the_fused_loss_goes_in_chunks() -> None:
-    """Liger: ceil(V / H) = 32, so 4096 tokens go in chunks of 128; hidden and head gradients are made at once."""
-    terms = {term.name: term.size_bytes for term in memory(batch=2, loss="fused").loss_terms}
-    assert terms["logits of one chunk"] == 128 * V * 2
-    assert terms["gradient of hidden states"] == 4096 * H * 2
-    assert terms["gradient of the head's weight"] == V * H * 2
-    assert "gradient of the head's weight" not in {
-        term.name for term in memory(batch=2, loss="fused", method="lora").loss_terms
-    }
+@pytest.mark.parametrize(
+    ("loss", "logits", "width"), [("fused", 256 * V * 2, 2), ("chunked-head", 4096 * 32768 * 2, 4 + 2)]
+)
+def test_losses_in_chunks_make_the_gradients_at_once(loss: str, logits: int, width: int) -> None:
+    """Liger: ceil(V / H) = 32, so 8192 tokens go in chunks of 256. TRL: 4096 tokens by 32768 columns, gradients in fp32
+    and then cast."""
+    terms = {term.name: term.size_bytes for term in memory(batch=4, loss=loss).loss_terms}
+    assert terms["logits of one chunk"] == logits
+    assert terms["gradient of hidden states"] == 8192 * H * width
+    assert terms["gradient of the head's weight"] == V * H * width
+    adapted = {term.name for term in memory(batch=4, loss=loss, method="lora").loss_terms}
+    assert "gradient of the head's weight" not in adapted
+
+
+def test_a_chunked_softmax_holds_the_logits_and_their_gradient_in_16_bits() -> None:
+    terms = {term.name: term.size_bytes for term in memory(batch=2, loss="chunked-softmax").loss_terms}
+    del terms["final norm and head input"]
+    assert terms == dict.fromkeys(("logits", "gradient of logits"), 2 * 2 * 2048 * V)
 
 
 @BOTH
