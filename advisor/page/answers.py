@@ -51,6 +51,9 @@ COLUMNS = {
 }
 """Titles of the table's columns by field of `LadderRow`."""
 
+_EXCERPT_COLUMNS = 60
+"""Of a line of a configuration; a phone shows 40 and scrolls."""
+
 MEMORY_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """GPUs that are named by their memory alone."""
 
@@ -188,9 +191,10 @@ def _lint_view(report: LintReport) -> dict[str, Any]:
             {
                 "severity": finding.severity,
                 "place": f"{finding.code} · line {finding.line} · {'.'.join(finding.path)}".removesuffix(" · "),
-                "what": _sentence(finding.what),
-                "why": _sentence(finding.why),
-                "fix": _sentence(finding.fix),
+                "excerpt": "\n".join(finding.excerpt(report.document.text, _EXCERPT_COLUMNS)),
+                "what": _sentence(finding.sentence, capital=False),
+                "why": _sentence(f"why: {finding.why}"),
+                "fix": _sentence(f"fix: {finding.fix}"),
             }
             for finding in report.findings
         ],
@@ -214,8 +218,9 @@ def _error(error: DsAdviseError) -> dict[str, str]:
     return {"part": "error", "sentence": " ".join(filter(None, (_sentence(reason), _sentence(error.fix))))}
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
+def _sentence(text: str, *, capital: bool = True) -> str:
+    first = text[:1].upper() if capital else text[:1]
+    return f"{first}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
 
 
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {

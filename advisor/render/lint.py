@@ -15,7 +15,7 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..question.lint_file import LintAnswer
-from ..text.lines import blank, ended, printable, row, sentence
+from ..text.lines import WIDTH, blank, capitalised, ended, printable, row, sentence
 from ..text.units import counted_noun
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
@@ -98,10 +98,13 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
         sentence(console, "Nothing can be corrected without changing the training.")
         blank(console)
     render_findings(name, answer.report, console)
+    if answer.report.fixable:
+        blank(console)
+        sentence(console, f"{answer.report.fixable} fixable with --fix.")
 
 
 def render_findings(name: str, report: LintReport, console: Console) -> None:
-    """A line with counts, then every finding: place, what, why (once per rule), and what to do."""
+    """A line with counts, then every finding: its place, its line of the file, what, why (once per rule), and fix."""
     counts = [counted_noun(report.count(kind), kind) for kind in ("error", "warning") if report.count(kind)]
     advice = report.count("advice")
     if advice:
@@ -115,21 +118,22 @@ def render_findings(name: str, report: LintReport, console: Console) -> None:
     explained: set[str] = set()
     for finding in report.findings:
         blank(console)
-        _render(finding, console, why=finding.code not in explained)
+        _render(finding, report.document.text, console, why=finding.code not in explained)
         explained.add(finding.code)
     if report.more:
         blank(console)
         sentence(console, f"{report.more} more are not shown.")
 
 
-def _render(finding: LintFinding, console: Console, *, why: bool) -> None:
-    path, what = printable(".".join(finding.path)), printable(finding.what)
+def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> None:
+    path = printable(".".join(finding.path))
     title = Text()
     title.append(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
     title.append(f"  line {finding.line}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
     sentence(console, title)
-    names_key = bool(finding.path) and what.startswith(f"{finding.path[-1]} ")
-    sentence(console, f"  {ended(what if names_key else _capital(what))}", hang=2)
+    for line in finding.excerpt(text, min(console.width, WIDTH) - 4):
+        row(console, Text(f"   {line}", style="dim"))
+    sentence(console, f"  {ended(printable(finding.sentence))}", hang=2)
     if why:
         sentence(console, f"  Why: {finding.why}.", hang=2)
     if finding.fix:
@@ -146,7 +150,7 @@ def render_diff(name: str, new_name: str, old: str, new: str, console: Console) 
 def render_rule(rule: Rule, console: Console) -> None:
     """One rule with its examples."""
     sentence(console, f"{rule.code} {rule.severity}: {rule.title}", style=_STYLES[rule.severity])
-    sentence(console, f"{_capital(rule.why)}.")
+    sentence(console, f"{capitalised(rule.why)}.")
     if rule.fix:
         sentence(console, f"Fix: {rule.fix}.")
     sentence(console, f"DeepSpeed {rule.versions}; read in {rule.source}.", style="dim")
@@ -163,9 +167,3 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
 
 def _compact(config: Any) -> str:
     return printable(config if isinstance(config, str) else json.dumps(config))
-
-
-def _capital(text: str) -> str:
-    """A sentence begins with a capital letter, a key keeps its own."""
-    first = text.split(" ", 1)[0]
-    return text if "_" in first or "." in first or not first.isalpha() else text[:1].upper() + text[1:]

@@ -54,6 +54,7 @@ LISTED = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": [0, 1], "reduce_bucket_size": [1000, 2000]},
 }
+INDIVISIBLE = {"train_batch_size": 4, "gradient_accumulation_steps": 8}
 READ = {
     "unfilled": (UNFILLED, "hf", "DS151"),
     "misspelled": (MISSPELLED, "hf", "DS151"),
@@ -61,12 +62,15 @@ READ = {
     "accelerate's own": (TWO, "hf", ""),
     "dropped by DeepSpeed": (DROPPED, "deepspeed", ""),
     "choices of the autotuner": (LISTED, "deepspeed", ""),
+    "no number of ranks": (INDIVISIBLE, "deepspeed", "DS104"),
+    "nor of the Trainer's": ({**AUTO, **INDIVISIBLE, "zero_optimization": {"stage": 2}}, "hf", "DS104"),
 }
 
 
 @pytest.mark.parametrize("name", READ)
-def test_an_auto_is_an_error_only_where_its_reader_stops(name: str) -> None:
-    """Accelerate stops at every "auto" that is left; DeepSpeed drops it from the blocks that it checks."""
+def test_what_is_an_error_depends_on_the_reader(name: str) -> None:
+    """Accelerate stops at every "auto" that is left; DeepSpeed drops it from the blocks that it checks. Neither takes
+    a total batch that the accumulation steps do not divide."""
     config, reader, code = READ[name]
     report = judged(config)
     assert report.framework == reader
@@ -74,7 +78,7 @@ def test_an_auto_is_an_error_only_where_its_reader_stops(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_readers_stop_at_an_auto_as_lint_says() -> None:
+def test_readers_stop_as_lint_says() -> None:
     """The same configurations, by the real readers and the engine."""
     said = answers([EngineQuestion(config=json.loads(json.dumps(c)), framework=r) for c, r, _ in READ.values()])  # type: ignore[arg-type]
     assert {name: bool(words) for name, words in zip(READ, said, strict=True)} == {

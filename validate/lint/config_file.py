@@ -61,6 +61,11 @@ def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
     return document.text, made
 
 
+def can_be_made(document: Document, edits: Sequence[Edit]) -> bool:
+    """Whether the first of a finding's edits, which the others follow, can be made."""
+    return bool(edits) and _span(document, edits[0]) is not None
+
+
 def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     """(start, end, new text) of an edit."""
     *above, name = edit.path

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from unicodedata import east_asian_width
 
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
-from .config_file import Edit
+from .config_file import Edit, Remove, can_be_made
 from .document import Document, DocumentNode
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
-from .rule import Path, Rule, Severity, Violation
+from .rule import REMOVAL, Path, Rule, Severity, Violation
 from .rules import RULES
 from .rules_batch import is_for_the_trainer
 
@@ -34,6 +35,8 @@ class LintFinding:
     line: int
     """From 1, as `column`: of the key, or of its block where the key is missing."""
     column: int
+    length: int
+    """Characters of the key or of the place, within its line or beyond it."""
     what: str
     why: str
     fix: str
@@ -41,11 +44,29 @@ class LintFinding:
     source: str
     edits: tuple[Edit, ...] = ()
 
+    @property
+    def sentence(self) -> str:
+        """`what` with a capital letter, unless it begins with a key."""
+        first = self.what.split(" ", 1)[0]
+        is_key = first in self.path or "_" in first or "." in first
+        return self.what if is_key else self.what[:1].upper() + self.what[1:]
+
+    def excerpt(self, text: str, columns: int) -> tuple[str, str]:
+        """The finding's line of the file and carets below its place, cut to a number of columns around it."""
+        line = "".join(char if char.isprintable() else " " for char in text.split("\n")[self.line - 1].rstrip())
+        first, margin = self.column - 1, f"{self.line} | "
+        room = columns - len(margin)
+        begin = max(0, min(first - room // 3, len(line) - room))
+        before, found = line[begin:first], line[first : first + self.length]
+        carets = " " * (len(margin) - 2) + "| " + " " * _columns(before) + "^" * max(1, _columns(found))
+        return f"{margin}{line[begin : begin + room]}", carets[:columns]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
     """The findings of one configuration."""
 
+    document: Document
     findings: tuple[LintFinding, ...]
     """Errors first, each severity in the order of the file."""
     more: int
@@ -58,8 +79,18 @@ class LintReport:
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
+    def fixable(self) -> int:
+        """Number of findings that `--fix` mends."""
+        return sum(bool(finding.edits) for finding in self.findings)
+
+    @property
     def edits(self) -> tuple[Edit, ...]:
         return tuple(edit for finding in self.findings for edit in finding.edits)
+
+
+def _columns(text: str) -> int:
+    """Columns that a terminal takes for it."""
+    return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def lint(
@@ -96,6 +127,7 @@ def lint(
     ]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
     return LintReport(
+        document=document,
         findings=tuple(found[:MOST_FINDINGS]),
         more=max(0, len(found) - MOST_FINDINGS),
         facts=facts,
@@ -105,13 +137,17 @@ def lint(
 
 
 def _finding(document: Document, rule: Rule, violation: Violation) -> LintFinding:
-    offset, node = document.root.start, document.root
+    start, end = document.root.start, document.root.start + 1
+    node = document.root
     for name in violation.path:  # the key, or the innermost of its blocks that is there
         member = node.member(name)
         if member is None:
             break
-        offset, node = member.start, member.node
-    line, column = document.place(offset)
+        start, end, node = member.start, member.end, member.node
+    start, end = violation.span or (start, end)
+    line, column = document.place(start)
+    fix = violation.fix or rule.fix
+    edits = violation.edits or ((Remove(violation.path),) if fix in REMOVAL else ())
     return LintFinding(
         code=rule.code,
         severity=violation.severity or rule.severity,
@@ -119,12 +155,13 @@ def _finding(document: Document, rule: Rule, violation: Violation) -> LintFindin
         path=violation.path,
         line=line,
         column=column,
+        length=end - start,
         what=violation.what,
         why=rule.why,
-        fix=violation.fix or rule.fix,
+        fix=fix,
         versions=rule.versions,
         source=rule.source,
-        edits=violation.edits,
+        edits=edits if can_be_made(document, edits) else (),
     )
 
 

@@ -1,21 +1,20 @@
 """A configuration as rules see it: as DeepSpeed gets it, with what is known of the version, the model and the GPUs.
 
-Whether DeepSpeed's pydantic classes take a value (`problem`) is decided here where the value has the field's own type,
-and by pydantic otherwise. The readers of `LintedConfig` answer with the type that they promise whatever the file holds;
-a value of another type is reported by other rules.
+`problem` decides by pydantic's rules whether DeepSpeed takes a value; it imports no pydantic, which browsers lack. The
+readers of `LintedConfig` answer with the type that they promise whatever the file holds; a value of another type is
+reported by other rules.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError
@@ -29,23 +28,22 @@ from .facts import ConfigField, DeepSpeedFacts, FieldType
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
-_TYPES: Mapping[str, tuple[Any, str]] = {
-    "bool": (bool, "true or false"),
-    "int": (int, "a whole number"),
-    "float": (float, "a number"),
-    "str": (str, "text"),
-    "path": (Path, "a path"),
-    "list": (list, "a list"),
-    "dict": (dict, "an object"),
-    "any": (Any, "a value that a file can hold"),
+_WORDS: Mapping[str, str] = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "path": "a path",
+    "list": "a list",
+    "dict": "an object",
 }
-"""Name of a type -> Python's, and words."""
+"""Name of a type -> words."""
 
 
 def problem(field: ConfigField, value: Any) -> str:
     """What is wrong with a value, "" where DeepSpeed takes it. `value` is not "auto", which DeepSpeed drops before."""
     try:
-        taken = value if _plainly_right(field.type, value) else _converted(field.type, value)
+        taken = _taken(field.type, value)
     except ValueError:
         return f"is {shown(value)}, which is not {wanted(field.type)}"
     if field.bounds and isinstance(taken, int | float):
@@ -86,10 +84,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """`; did you mean 'overlap_comm'?`, "" where no known name is near."""
-    near = get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The known name that a misspelled one is near, "" where none is."""
+    return next(iter(get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)), "")
 
 
 def wanted(kind: FieldType) -> str:
@@ -98,7 +95,7 @@ def wanted(kind: FieldType) -> str:
         return f"one of {', '.join(map(shown, kind.choices))}"
     if kind.name == "union":
         return " or ".join(map(wanted, kind.parts))
-    _, words = _TYPES.get(kind.name, (None, "a value that a file can hold"))
+    words = _WORDS.get(kind.name, "a value that a file can hold")
     return f"{words} or null" if kind.optional and kind.name == "dict" else words
 
 
@@ -114,31 +111,47 @@ def _plainly_right(kind: FieldType, value: Any) -> bool:
     return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
 
 
+_TRUTHS = dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True)
+_TRUTHS |= dict.fromkeys(("0", "off", "f", "false", "n", "no"), False)
+_INTEGER = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(?:\.0+)?\s*", re.ASCII)
+
+
+def _taken(kind: FieldType, value: Any) -> Any:
+    return value if _plainly_right(kind, value) else _converted(kind, value)
+
+
 def _converted(kind: FieldType, value: Any) -> Any:
-    """The value that pydantic makes of it. Raises ValueError where it makes none."""
-    infinite = kind.name == "int" and isinstance(value, float) and not math.isfinite(value)
-    if value is None or kind.name == "unwritable" or infinite:
-        raise ValueError
-    from pydantic import TypeAdapter
+    """The value that pydantic makes of another type's. Raises ValueError where it makes none.
 
-    return TypeAdapter(_python(kind)).validate_python(value)
+    Source: pydantic-core 2 (input/shared.rs, validators/enum_.rs).
+    """
+    if kind.name == "union":
+        for part in kind.parts:
+            with contextlib.suppress(ValueError):
+                return _taken(part, value)
+    elif kind.name == "list" and isinstance(value, list):
+        return [_taken(part, item) for part in kind.parts for item in value]
+    elif kind.name == "choice" and not all(isinstance(choice, str) for choice in kind.choices):
+        if (number := _whole(value)) in kind.choices:
+            return number
+    elif kind.name == "bool":
+        if isinstance(value, str) and value.lower() in _TRUTHS:
+            return _TRUTHS[value.lower()]
+        if isinstance(value, int | float) and value in (0, 1):
+            return bool(value)
+    elif kind.name == "int":
+        return _whole(value)
+    elif kind.name == "float" and isinstance(value, int | float | str) and str(value).isascii():
+        return float(value)
+    raise ValueError
 
 
-def _python(kind: FieldType) -> Any:
-    """The type as Python writes it."""
-    found: Any
-    if kind.name in ("union", "list") and kind.parts:
-        parts = tuple(map(_python, kind.parts))
-        found = Union[parts] if kind.name == "union" else list[parts[0]]  # type: ignore[valid-type]  # noqa: UP007
-    elif kind.name == "literal":
-        found = Literal[kind.choices]
-    elif kind.choices:
-        enumeration: Any = Enum
-        base = str if all(isinstance(choice, str) for choice in kind.choices) else int
-        found = enumeration("Choice", {f"of_{choice}": choice for choice in kind.choices}, type=base)
-    else:
-        found, _ = _TYPES[kind.name]
-    return Optional[found] if kind.optional else found  # noqa: UP045  made while running
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and (match := _INTEGER.fullmatch(value)):
+        return int(match[1])
+    if isinstance(value, bool | int) or (isinstance(value, float) and abs(value) < 2**63 and not value % 1):
+        return int(value)
+    raise ValueError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 from .config_file import Edit, Remove, Replace
 from .facts import DeepSpeedFacts
-from .linted_config import LintedConfig, number_in, shown
+from .linted_config import LintedConfig, nearest, number_in, shown
 
 Severity = Literal["error", "warning", "advice"]
 Path = tuple[str, ...]
@@ -27,7 +27,13 @@ class Violation:
     severity: Severity | None = None
     """Where it differs from the rule's."""
     edits: tuple[Edit, ...] = ()
-    """What `--fix` does: only what cannot change the training."""
+    """What `--fix` does, where the fix is not `REMOVAL`: only what cannot change the training."""
+    span: tuple[int, int] | None = None
+    """Where it is in the text, for a place that is no key."""
+
+
+REMOVAL = ("remove it", "remove the key", "remove the block")
+"""Fixes that take the key of the violation out, which `--fix` does. Rules that leave a choice use other words."""
 
 
 def violation(
@@ -48,6 +54,12 @@ def bad_value(
 def removed(path: str) -> tuple[Edit, ...]:
     """The edit that takes a key out."""
     return (Remove(tuple(path.split("."))),)
+
+
+def unknown_name(path: Path, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
+    """A violation by a name that is not known. The fix is the nearest known name, and `fix` where none is near."""
+    near = nearest(path[-1], known, cutoff=cutoff)
+    return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix)
 
 
 def unquoted(path: str, value: Any) -> tuple[Edit, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .linted_config import LintedConfig, shown
-from .rule import RuleCheck, Violation, removed, violation
+from .rule import RuleCheck, Violation, violation
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,11 @@ def is_block(other: str) -> Condition:
     return Condition(lambda config, _: isinstance(config.get(other), dict))
 
 
-def at(
-    paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}", *, remove: bool = False
-) -> RuleCheck:
+def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}") -> RuleCheck:
     """A check that reports each of the keys for which the condition holds.
 
     what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
         {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs.
-    remove: `--fix` takes the key out.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
@@ -148,6 +145,6 @@ def at(
                     "optimizer": config.optimizer,
                     "ranks": config.world_size,
                 }
-                yield violation(path, what.format(**words), edits=removed(path) if remove else ())
+                yield violation(path, what.format(**words))
 
     return check

@@ -27,15 +27,17 @@ TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
     good={TOTAL: 32, MICRO: 4, STEPS: 2},
 )
 def contradiction(config: LintedConfig) -> Iterator[Violation]:
-    total, micro, steps = (_positive(config, name) for name in (TOTAL, MICRO, STEPS))
+    total, micro, steps = _positive(config, TOTAL), _positive(config, MICRO), _steps(config)
     ranks = _data_parallel_ranks(config)
     if not total or not micro:
         return
+    default = "" if config.has(STEPS) else f"; accelerate sets an absent {STEPS} to 1"
     if steps and ranks is None and total % (micro * steps):
-        yield violation(TOTAL, f"{total} is not a multiple of {micro} samples x {steps} accumulation steps on any GPUs")
+        product = f"{micro} samples x {steps} accumulation steps on any number of GPUs"
+        yield violation(TOTAL, f"{total} is not a multiple of {product}{default}")
     elif steps and ranks and total != micro * steps * ranks:
-        product = micro * steps * ranks
-        yield violation(TOTAL, f"{total} is not {micro} samples x {steps} steps x {ranks} GPUs, which are {product}")
+        product = f"{micro} samples x {steps} steps x {ranks} GPUs, which is {micro * steps * ranks}"
+        yield violation(TOTAL, f"{total} is not {product}{default}")
     elif not steps and total % micro:
         yield violation(TOTAL, f"{total} is not a multiple of the micro batch {micro}")
     elif not steps and ranks and total % (micro * ranks):
@@ -75,7 +77,7 @@ def not_positive(config: LintedConfig) -> Iterator[Violation]:
 
 
 @BATCH_RULES.error(
-    "DS104 a batch that does not divide by the GPUs",
+    "DS104 a batch that GPUs and accumulation steps do not divide",
     why="each GPU's micro batch is train_batch_size / GPUs / accumulation steps, rounded down, and DeepSpeed then "
     "finds that the product is another",
     fix="choose a multiple of GPUs x accumulation steps",
@@ -85,10 +87,11 @@ def not_positive(config: LintedConfig) -> Iterator[Violation]:
     good={TOTAL: 8},
 )
 def indivisible(config: LintedConfig) -> Iterator[Violation]:
-    total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS), _data_parallel_ranks(config)
-    if total and ranks and config.get(MICRO) is None and total % (ranks * (steps or 1)):
-        over = f"{ranks} GPUs" + (f" x {steps} accumulation steps" if steps else "")
-        yield violation(TOTAL, f"{total} is not a multiple of {over}")
+    total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS) or 1, _data_parallel_ranks(config) or 1
+    open_micro = config.get(MICRO) is None or (config.is_auto(MICRO) and config.framework == "hf")
+    if total and open_micro and total % (ranks * steps):
+        factors = [f"{n} {what}" for n, what in ((ranks, "GPUs"), (steps, "accumulation steps")) if n > 1]
+        yield violation(TOTAL, f"{total} is not a multiple of {' x '.join(factors)}")
 
 
 @BATCH_RULES.advice(
@@ -139,6 +142,12 @@ def _positive(config: LintedConfig, name: str) -> int:
     """A whole number above zero, 0 for anything else."""
     value = config.number(name)
     return int(value) if value is not None and value > 0 and not value % 1 else 0
+
+
+def _steps(config: LintedConfig) -> int:
+    """The accumulation steps, 0 where they are not known. accelerate writes 1 into a file without the key
+    (accelerate 1.15, utils/dataclasses.py `DeepSpeedPlugin.__post_init__`)."""
+    return 1 if config.framework == "hf" and not config.has(STEPS) else _positive(config, STEPS)
 
 
 def _data_parallel_ranks(config: LintedConfig) -> int | None:

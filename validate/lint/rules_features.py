@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from .. import parse_version
 from . import rule_conditions as when
-from .installed_facts import installed_version
+from .installed_facts import installed_version, source_folder
 from .linted_config import LintedConfig, number_in, shown
 from .rule import Rules, Violation, unquoted, violation
 from .rule_conditions import at
@@ -270,3 +270,24 @@ LOGGING_RULES.error(
     bad=plain(autotuning={"enabled": False, "results_dir": ""}),
     good=plain(autotuning={"enabled": False, "results_dir": "results"}),
 )
+
+_MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+"""Block -> the package that it imports (monitor/utils.py)."""
+
+
+@LOGGING_RULES.warning(
+    "DS858 a monitor without its package",
+    why="rank 0 imports the package when the engine is built, and stops with an ImportError",
+    fix="install the package where the training runs, or disable the block",
+    source="monitor/utils.py",
+    bad=plain(comet=ON),
+    good=plain(comet={"enabled": False}),
+)
+def missing_package(config: LintedConfig) -> Iterator[Violation]:
+    for block, package in _MONITOR_PACKAGES.items():
+        if config.flag(f"{block}.enabled") and source_folder(package) is None:
+            yield violation(
+                f"{block}.enabled",
+                f"{block} is enabled, and the package {package} is not installed here",
+                severity=None if config.facts.origin == "installed" else "advice",  # elsewhere than the training
+            )

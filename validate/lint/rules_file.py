@@ -30,11 +30,9 @@ def more_than_json(config: LintedConfig) -> Iterator[Violation]:
     departures = [found for found in config.document.departures if found.kind not in _NOT_NUMBERS]
     if config.framework == "hf" and departures:
         first = departures[0]
-        line, column = config.document.place(first.start)
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
-        yield Violation(
-            path=_path_at(config.document.root, first), what=f"{kinds} (first at line {line}, column {column})"
-        )
+        path = _path_at(config.document.root, first)
+        yield Violation(path=path, what=f"the file has: {kinds}", span=(first.start, first.end))
 
 
 @FILE_RULES.error(
@@ -79,11 +77,11 @@ def byte_order_mark(config: LintedConfig) -> Iterator[Violation]:
 )
 def duplicate(config: LintedConfig) -> Iterator[Violation]:
     for path, member in config.document.duplicates():
-        line, _ = config.document.place(member.start)
         yield Violation(
             path=path,
-            what=f"{path[-1]!r} is repeated here (line {line})",
+            what=f"{path[-1]!r} is repeated here",
             severity="warning" if config.framework == "hf" else None,
+            span=(member.start, member.end),
         )
 
 
@@ -98,7 +96,8 @@ def duplicate(config: LintedConfig) -> Iterator[Violation]:
 def not_a_number(config: LintedConfig) -> Iterator[Violation]:
     for found in config.document.departures:
         if found.kind in _NOT_NUMBERS:
-            yield Violation(path=_path_at(config.document.root, found), what=f"{found.kind} is not JSON")
+            path = _path_at(config.document.root, found)
+            yield Violation(path=path, what=f"{found.kind} is not JSON", span=(found.start, found.end))
 
 
 def _walk(node: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]:

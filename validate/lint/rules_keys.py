@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from . import rule_conditions as when
 from .config_file import Edit, Remove, Rename, Replace
 from .facts import ConfigBlock, ConfigField
-from .linted_config import LintedConfig, did_you_mean
-from .rule import Path, Rules, Violation, violation
+from .linted_config import LintedConfig
+from .rule import Path, Rules, Violation, unknown_name, violation
 from .rule_conditions import at
 from .rule_examples import CPU, ON, plain, zero
 
@@ -49,7 +50,6 @@ _LONGEST_NAME = 60
 @KEY_RULES.error(
     "DS010 an unknown key in a block that DeepSpeed checks",
     why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
-    fix="remove it, or correct its name",
     source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
     bad=plain(zero_optimization=zero(2, overlap_com=True)),
     good=plain(zero_optimization=zero(2, overlap_comm=True)),
@@ -58,13 +58,12 @@ def refused(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
-            yield Violation(path=path, what=_no_such_key(path[-1], block), severity="warning" if dropped else None)
+            yield replace(_no_such_key(path, block, fix="remove it"), severity="warning" if dropped else None)
 
 
 @KEY_RULES.warning(
     "DS011 an unknown key that DeepSpeed ignores",
     why="DeepSpeed never looks it up, so it has no effect, and there is no message",
-    fix="remove it, or correct its name",
     source="runtime/config.py (get_scalar_param)",
     bad=plain(gradient_cliping=1.0),
     good=plain(gradient_clipping=1.0),
@@ -72,7 +71,7 @@ def refused(config: LintedConfig) -> Iterator[Violation]:
 def ignored(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if not block.strict and not place:
-            yield Violation(path=path, what=_no_such_key(path[-1], block))
+            yield _no_such_key(path, block, fix="remove it, unless the training script reads it")
 
 
 @KEY_RULES.warning(
@@ -96,7 +95,6 @@ def misplaced(config: LintedConfig) -> Iterator[Violation]:
 @KEY_RULES.error(
     "DS013 a feature that was removed from DeepSpeed",
     why="DeepSpeed stops at the key instead of ignoring it",
-    fix="remove the block",
     source="runtime/config.py _reject_removed_config_keys",
     since="0.19.7",
     bad=plain(amp=ON),
@@ -107,8 +105,8 @@ def removed(config: LintedConfig) -> Iterator[Violation]:
         if config.has(path):
             value = config.get(path)
             unused = not value or (isinstance(value, dict) and config.off(f"{path}.enabled"))
-            edits: tuple[Edit, ...] = (Remove(tuple(path.split("."))),) if unused else ()
-            yield violation(path, words.partition(" See http")[0].strip(), edits=edits)
+            fix = "remove the block" if unused else "remove the block, and configure what replaces it"
+            yield violation(path, words.partition(" See http")[0].strip(), fix=fix)
 
 
 @KEY_RULES.warning(
@@ -135,7 +133,7 @@ def deprecated(config: LintedConfig) -> Iterator[Violation]:
 @KEY_RULES.error(
     "DS015 a deprecated key together with its successor",
     why="DeepSpeed would have to overwrite one with the other, and stops",
-    fix="remove the deprecated key",
+    fix="remove the deprecated key, if both mean the same",
     source="runtime/config_utils.py _process_deprecated_field",
     bad=plain(zero_optimization=zero(2, cpu_offload=True, offload_optimizer=CPU)),
     good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
@@ -144,7 +142,10 @@ def both_names(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _given_fields(config):
         moved = field.deprecated and field.moves and not config.is_auto(path)
         if moved and _successor_stands(config, block, field):
-            yield violation(path, f"{field.name} and {_usual_name(block, field.successor)} are both set")
+            successor = _usual_name(block, field.successor)
+            same = config.get(path) is True and config.get(f"{block.path_of(successor)}.device") == "cpu"
+            fix = "remove it" if same else ""
+            yield violation(path, f"{field.name} and {successor} are both set", fix=fix)
 
 
 @KEY_RULES.warning(
@@ -214,9 +215,9 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
                 yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
-def _no_such_key(key: str, block: ConfigBlock) -> str:
-    near = did_you_mean(key, block.names(), cutoff=0.75)
-    return f"{block.path or 'DeepSpeed'} has no key {key[:_LONGEST_NAME]!r}{near}"
+def _no_such_key(path: Path, block: ConfigBlock, *, fix: str) -> Violation:
+    what = f"{block.path or 'DeepSpeed'} has no key {path[-1][:_LONGEST_NAME]!r}"
+    return unknown_name(path, what, block.names(), cutoff=0.75, fix=fix)
 
 
 def _is_comment(key: str, block: ConfigBlock) -> bool:

@@ -10,7 +10,7 @@ from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.trainable import tensor_set
 from . import rule_conditions as when
 from .linted_config import LintedConfig
-from .rule import Rules, Violation, bad_value, violation
+from .rule import Rules, Violation, bad_value, removed, violation
 from .rule_conditions import Condition, at
 from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
 
@@ -176,9 +176,9 @@ def unused_nvme(config: LintedConfig) -> Iterator[Violation]:
         paths = [path for path, known in CONFIG_KEYS.items() if known.nvme_only and path.startswith(f"{block}.")]
         given = [path.rpartition(".")[2] for path in paths if config.has(path)]
         if given and config.offload(what) != "nvme":
-            yield violation(
-                f"{block}.{given[0]}", f"the device is {config.offload(what)}: no effect of {', '.join(given)}"
-            )
+            edits = tuple(edit for name in given for edit in removed(f"{block}.{name}"))
+            what = f"the device is {config.offload(what)}: no effect of {', '.join(given)}"
+            yield violation(f"{block}.{given[0]}", what, edits=edits)
 
 
 OFFLOAD_RULES.error(
@@ -215,9 +215,9 @@ OFFLOAD_RULES.warning(
 )
 OFFLOAD_RULES.warning(
     "DS410 SuperOffload below stage 3",
-    at("zero_optimization.offload_optimizer.super_offload", when.on & when.stages(0, 1, 2), remove=True),
+    at("zero_optimization.offload_optimizer.super_offload", when.on & when.stages(0, 1, 2)),
     why="only stage 3 has an optimizer for it; other stages ignore it",
-    fix="use stage 3, or remove super_offload",
+    fix="remove it",
     source="runtime/engine.py _configure_zero_optimizer",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"super_offload": True})),
     good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"super_offload": True})),
@@ -282,7 +282,7 @@ OFFLOAD_RULES.warning(
     "DS413 torch's Adam on the CPU",
     at("optimizer.params.torch_adam", when.on & when.stages(1, 2, 3) & when.offloaded),
     why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
-    fix="remove torch_adam",
+    fix='set "torch_adam": false',
     source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
     bad=plain(optimizer=_TORCH_ADAM, zero_optimization=zero(2, offload_optimizer=CPU)),
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),

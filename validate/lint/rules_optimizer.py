@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from . import rule_conditions as when
 from .config_file import Replace
 from .facts import Parameter
-from .linted_config import LintedConfig, did_you_mean, number_in, shown
-from .rule import Rules, Severity, Violation, bad_value, unquoted, violation
+from .linted_config import LintedConfig, nearest, number_in, shown
+from .rule import Rules, Severity, Violation, bad_value, unknown_name, unquoted, violation
 from .rule_conditions import Condition, at
 from .rule_examples import ADAMW, ON, plain, zero
 
@@ -44,8 +44,9 @@ def unknown(config: LintedConfig) -> Iterator[Violation]:
                 fix='write "AdamW", without the arguments for compression in params',
             )
             return
-        near = did_you_mean(kind, names) or did_you_mean(kind.lower(), names)
-        yield violation("optimizer.type", f"neither DeepSpeed nor torch.optim has {shown(kind)}{near}")
+        near = nearest(kind, names) or nearest(kind.lower(), names)
+        what = f"neither DeepSpeed nor torch.optim has {shown(kind)}"
+        yield violation("optimizer.type", what, fix=f"write {shown(near)}" if near else "")
 
 
 OPTIMIZER_RULES.warning(
@@ -101,14 +102,14 @@ def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
         return
     for name in given:
         if name not in taken and name != "max_grad_norm":
-            path = f"optimizer.params.{name}" if "." not in name else "optimizer.params"
-            yield violation(path, f"{config.optimizer} takes no {name[:40]!r}{did_you_mean(name, taken, cutoff=0.5)}")
+            what = f"{config.optimizer} takes no {name[:40]!r}"
+            yield unknown_name(("optimizer", "params", name), what, taken, cutoff=0.5)
 
 
 @OPTIMIZER_RULES.error(
     "DS506 amsgrad",
     why="DeepSpeed's Adams do not have it and raise a RuntimeError",
-    fix="remove amsgrad",
+    fix="set it to false",
     source="ops/adam/fused_adam.py, ops/adam/cpu_adam.py",
     bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}),
     good=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}),
@@ -226,7 +227,9 @@ def unknown_scheduler(config: LintedConfig) -> Iterator[Violation]:
     if kind is not None and not isinstance(kind, str):
         yield violation("scheduler.type", f"type is {shown(kind)}", fix="write the scheduler's name")
     elif kind is not None and config.facts.torch_schedulers and kind not in names:
-        yield violation("scheduler.type", f"there is no scheduler {shown(kind)}{did_you_mean(kind, names)}")
+        near = nearest(kind, names)
+        what = f"there is no scheduler {shown(kind)}"
+        yield violation("scheduler.type", what, fix=f"write {shown(near)}" if near else "")
 
 
 @SCHEDULER_RULES.error(
@@ -264,9 +267,8 @@ def wrong_scheduler_argument(config: LintedConfig) -> Iterator[Violation]:
     names = [parameter.name for parameter in taken or ()]
     for name in config.block("scheduler.params") if taken is not None else ():
         if name not in names:
-            path = f"scheduler.params.{name}" if "." not in name else "scheduler.params"
-            kind = config.text("scheduler.type")
-            yield violation(path, f"{kind} takes no {name[:40]!r}{did_you_mean(name, names)}")
+            what = f"{config.text('scheduler.type')} takes no {name[:40]!r}"
+            yield unknown_name(("scheduler", "params", name), what, names)
 
 
 @SCHEDULER_RULES.error(

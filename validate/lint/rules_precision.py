@@ -220,7 +220,7 @@ PRECISION_RULES.warning(
 @PRECISION_RULES.error(
     "DS211 a param_dtype that contradicts the enabled precision",
     why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype is the same",
-    fix="remove data_types.param_dtype",
+    fix="remove data_types.param_dtype, or enable that precision",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
     since="0.19.6",
     bad=plain(bf16=ON, data_types={"param_dtype": "fp16"}),

@@ -89,7 +89,7 @@ ZERO_RULES.advice(
 )
 ZERO_RULES.error(
     "DS305 an odd allgather_bucket_size",
-    at(_GATHER_BUCKET, when.stages(1, 2) & when.number(lambda size: size % 2 == 1), "{number} is odd", remove=True),
+    at(_GATHER_BUCKET, when.stages(1, 2) & when.number(lambda size: size % 2 == 1), "{number} is odd"),
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
@@ -192,8 +192,8 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
 ZERO_RULES.warning(
     "DS311 elastic_checkpoint at stage 3",
     at("zero_optimization.elastic_checkpoint", when.on & when.stages(3), "stage 3 no longer supports {name}"),
-    why="stage 3 has no elastic checkpoints; DeepSpeed warns and continues",
-    fix="remove it; use universal checkpoints",
+    why="stage 3 has no elastic checkpoints, universal ones replace them; DeepSpeed warns and continues",
+    fix="remove it",
     source=_CONFIG + " elastic_checkpoint_deprecated",
     bad=plain(zero_optimization=zero(3, elastic_checkpoint=True)),
     good=plain(zero_optimization=zero(3)),
@@ -204,7 +204,7 @@ ZERO_RULES.warning(
     "DS312 scaled gradients with reduce_scatter",
     why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
     "pre-divided",
-    fix="remove prescale_gradients and gradient_predivide_factor",
+    fix="remove it",
     source=_STAGE_12 + ", " + _STAGE_3,
     bad=plain(prescale_gradients=True, zero_optimization=zero(2)),
     good=plain(prescale_gradients=True, zero_optimization=zero(1)),
@@ -259,7 +259,7 @@ ZERO_RULES.advice(
     "DS315 gradients that are not contiguous",
     at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded),
     why="each gradient then is an allocation of its own, and the GPU's memory fragments",
-    fix="remove contiguous_gradients: true is the default",
+    fix="set it to true, the default",
     source=_CONFIG,
     bad=plain(zero_optimization=zero(2, contiguous_gradients=False)),
     good=plain(zero_optimization=zero(2, contiguous_gradients=True)),
@@ -305,7 +305,7 @@ ZERO_RULES.advice(
     at("zero_optimization.reduce_scatter", when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3))),
     why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
     "and 3",
-    fix="remove reduce_scatter: true is the default",
+    fix="set it to true, the default",
     source=_STAGE_12,
     bad=plain(zero_optimization=zero(2, reduce_scatter=False)),
     good=plain(zero_optimization=zero(2, reduce_scatter=True)),
@@ -385,7 +385,7 @@ ZEROPP_RULES.error(
     "DS354 quantized gradients without reduce_scatter",
     at(_QUANTIZED, when.on & when.stages(3) & when.is_off("zero_optimization.reduce_scatter"), "reduce_scatter is off"),
     why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
-    fix='remove "reduce_scatter": false',
+    fix='set "reduce_scatter": true',
     source="runtime/zero/stage3.py __init__ (all2all_process_group)",
     bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True, reduce_scatter=False)),
     good=plain(zero_optimization=_QUANTIZING),

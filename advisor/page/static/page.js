@@ -253,13 +253,13 @@ function workerAnswers() {
     else {
       const request = waiting.get(data.id);
       if (data.part) request.onPart(data.part);
-      if (data.failed) showError(`The page itself failed: ${data.failed.trim().split("\n").pop()}`);
+      if (data.failed) failed(request.name, `The page itself failed: ${errorLine(data.failed)}`);
       if (data.done) waiting.delete(data.id);
     }
   };
   worker.onerror = (event) => { event.preventDefault(); loadFailed(event.message ?? "the worker did not start"); };
   return (name, request, onPart) => {
-    waiting.set(++id, { onPart });
+    waiting.set(++id, { name, onPart });
     worker.postMessage({ id, name, request: JSON.stringify(request) });
   };
 }
@@ -279,10 +279,13 @@ function serverAnswers() {
         for (const line of lines) if (!signal.aborted) onPart(JSON.parse(line));
       }
     } catch (error) {
-      if (!signal.aborted) showError("ds-advise page is not running any more: start it again in its terminal.");
+      if (!signal.aborted) failed(name, "ds-advise page is not running any more: start it again in its terminal.");
     }
   };
 }
+// A failure is shown where the answer would be. Python's exception is the last line that names one; hints may follow it.
+const errorLine = (text) => text.trim().split("\n").findLast((line, at) => at === 0 || /^[\w.]+(Error|Exception|Interrupt)\b/.test(line));
+const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError(sentence);
 let request;
 const ask = () => {
   const id = ++asked;
@@ -369,8 +372,9 @@ async function begin() {
 
 function showFindings({ part, sentence, title, basis, findings = [] }) {
   if (part === "error") { byId("findings").replaceChildren(make("p", { className: "error", textContent: sentence })); return; }
-  const list = findings.map(({ severity, place, what, why, fix }) => make("li", { className: severity },
-    make("b", { textContent: `${severity} · ${place}` }), ...[what, why, fix].filter(Boolean).map((text) => make("p", { textContent: text }))));
+  const list = findings.map(({ severity, place, excerpt, what, why, fix }) => make("li", { className: severity },
+    make("b", { textContent: `${severity} · ${place}` }), make("pre", { textContent: excerpt, tabIndex: 0 }),
+    ...[what, why, fix].filter(Boolean).map((text) => make("p", { textContent: text }))));
   byId("findings").replaceChildren(make("h4", { textContent: title }), make("p", { className: "soft", textContent: basis }), make("ul", {}, ...list));
 }
 

@@ -19,7 +19,7 @@ state = {"model": "Qwen2.5-7B", "gpus": "2x24GB", "method": "lora"}
 request = {"state": state, "picture": "memory", "width": 700}
 last = [json.loads(part) for part in REQUESTS["answer"](json.dumps(request))][-1]
 assert last["part"] == "whole", last
-found = json.loads(next(REQUESTS["judge"](json.dumps({"config": "{}", "state": None}))))
+found = json.loads(next(REQUESTS["judge"](json.dumps({"config": '{"bf16": {"enabled": "true"}}', "state": None}))))
 assert found["part"] == "lint", found
 """
 

@@ -20,6 +20,7 @@ from .lint_cases import facts
 POOL: list[Any] = [
     *(None, True, False, 0, 1, 2, 3, 4, -1, 0.5, 1.0, 1e9, math.inf, math.nan, 2**70),
     *("", "2", "2.0", "true", "yes", "none", "cpu", "nvme", "1e3", "0.5", "abc", "TRUE", " 2 ", "1_000", "z1", "torch"),
+    *("3.", ".5", "+3", "-3", "1__0", "1.5", "nan", "-inf", "\u0663", "2.00", "9" * 25, "t", "Off", "true "),
     *([], ["a"], [1], ["z1"], {}),
 ]
 OWN_RULES = {  # field -> the rule for what its class checks beyond the type
