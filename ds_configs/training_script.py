@@ -89,8 +89,11 @@ def _argument(name: str, value: Any) -> str:
     return f"{_CLASSES[name]}({inner}\n)"
 
 
-def python_source(value: Any) -> str:
-    """Source of a value, with the double quotes that formatters prefer."""
+def python_source(value: Any, name: str = "") -> str:
+    """Source of a value on one line, with the double quotes that formatters prefer. name: of the argument that it is,
+    which decides on the class of an object."""
+    if name in _CLASSES:
+        return f"{_CLASSES[name]}({', '.join(f'{key}={python_source(item, key)}' for key, item in value.items())})"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
@@ -103,7 +106,7 @@ _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torc
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines that the plan needs in the training script before the training begins."""
-    lines = model_lines(workload) + _pageable_inputs(plan, workload)
+    lines = model_lines(workload) + pageable_inputs(plan, workload)
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, cluster, config_path)
         if plan.sequence_parallel_size > 1:
@@ -161,7 +164,7 @@ def model_lines(workload: Workload) -> list[str]:
     return lines
 
 
-def _pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
+def pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
     """Lines that keep transformers from page-locking layers' inputs on the host, which rounds each up to a power of two
     (transformers 5.23 modeling_utils.py `_activation_checkpointing_enable`); none where the host has the memory."""
     if not plan.cpu_checkpointing or workload.software.pinned_inputs:

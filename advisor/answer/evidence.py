@@ -122,9 +122,7 @@ def evidence_of(answer: Recommendation) -> Iterator[str]:
     elif cluster.gpu.is_cpu:
         yield phrase("Evidence: analytic. Settle it by a few real runs on this machine: add --probe.")
     else:
-        yield phrase(
-            "Evidence: analytic. Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
-        )
+        yield phrase("Evidence: analytic. --verify dry-runs the real DeepSpeed engine, without a GPU.")
     if cluster.measured:
         yield phrase("Measured {how}.", how=cluster.measured)
 

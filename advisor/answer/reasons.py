@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
@@ -18,9 +17,6 @@ from ..search.choice import COMFORTABLE, SAME_SPEED, costly_features, tolerance
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times, whole_percents
 from .recommendation import closest
-
-if TYPE_CHECKING:
-    pass
 
 
 def reasons(
@@ -318,20 +314,39 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
         and not chosen.estimate.evidence == other.estimate.evidence == "probe"
         and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]
-    return (*(caution for applies, caution in cautions if applies), *assumption, *_close(close))
+    return (*(caution for applies, caution in cautions if applies), *assumption, *_close(close, chosen))
 
 
-def _close(plans: Sequence[Candidate]) -> tuple[str, ...]:
-    """`zero2 and zero3 are close: 25,600 to 30,400 tokens/s.`"""
-    if not plans:
-        return ()
-    *names, last = (candidate.rung for candidate in plans)
-    speeds = sorted(candidate.tokens_per_s for candidate in plans)
-    low, high = rate(speeds[0]), rate(speeds[-1])
-    speed = low if low == high else phrase("{low} to {high}", low=low, high=high)
-    if not names:
-        return (phrase("{rung} is close: {speed} tokens/s.", rung=last, speed=speed),)
-    return (phrase("{rungs} and {last} are close: {speed} tokens/s.", rungs=", ".join(names), last=last, speed=speed),)
+def _close(plans: Sequence[Candidate], chosen: Candidate) -> Iterator[Phrase]:
+    """`zero3: 2 % faster on paper, within the error; the simpler plan is taken.`, and `zero2 and ddp are close: 25,600
+    to 30,400 tokens/s.`"""
+    gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
+    ahead = [rung for rung, gain in gains.items() if gain >= 0.005]
+    behind = [plan for plan in plans if plan.rung not in ahead]
+    if ahead:
+        gain = percent(max(gains.values()))
+        if len(ahead) > 1:
+            gain = phrase("up to {gain}", gain=gain)
+        names = _joined(ahead)
+        yield phrase(
+            "{rungs}: {gain} faster on paper, within the error; the simpler plan is taken.", rungs=names, gain=gain
+        )
+    if behind:
+        speeds = sorted(plan.tokens_per_s for plan in behind)
+        low, high = rate(speeds[0]), rate(speeds[-1])
+        speed = low if low == high else phrase("{low} to {high}", low=low, high=high)
+        names = _joined([plan.rung for plan in behind])
+        yield (
+            phrase("{rung} is close: {speed} tokens/s.", rung=names, speed=speed)
+            if len(behind) == 1
+            else phrase("{rungs} are close: {speed} tokens/s.", rungs=names, speed=speed)
+        )
+
+
+def _joined(names: Sequence[str]) -> str:
+    """`zero2`, `zero2 and zero3`, `ddp, zero2 and zero3`."""
+    *first, last = names
+    return phrase("{first} and {last}", first=", ".join(first), last=last) if first else last
 
 
 _ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {

@@ -19,6 +19,7 @@ from ...ds_configs.launch_commands import (
 )
 from ...ds_configs.training_script import (
     model_lines,
+    pageable_inputs,
     python_source,
     script_arguments,
     script_lines,
@@ -188,26 +189,25 @@ def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
-    """The script's arguments, and one way to start it."""
+    """The script's arguments and further lines, and one way to start it."""
     question, workload, plan = answer.question, answer.question.workload, chosen.plan
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, question.cluster, config_path)
-        for elsewhere in ("output_dir", "deepspeed", "parallelism_config"):  # any folder, on the command line, a line
+        for elsewhere in ("output_dir", "deepspeed"):  # any folder, and on the command line
             arguments.pop(elsewhere, None)
         if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
             del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; without adapters either works
-        source = ", ".join(f"{name}={python_source(value)}" for name, value in arguments.items())
-        text = (
-            phrase("In the script, create TrainingArguments before the model, with {arguments}.", arguments=source)
+        source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
+        yield Block(
+            text=phrase("In the script, create TrainingArguments before the model, with {arguments}.", arguments=source)
             if plan.zero_stage == 3
             else phrase("In the script, create TrainingArguments with {arguments}.", arguments=source)
         )
-        tiled = "tiled" in (workload.mlp, workload.loss)
-        if model_lines(workload) or tiled or _has_pageable_inputs(answer, chosen) or plan.ranks_per_sample > 1:
-            text = phrase("{sentence} The script also needs the lines that --details prints.", sentence=text)
-        yield Block(text=text)
-    elif script_lines(question.model, workload, plan, question.cluster, config_path):
-        yield Block(text=phrase("The script needs the lines that --details prints."))
+        if lines := model_lines(workload) + pageable_inputs(plan, workload):
+            yield Block(text=phrase("The script also needs:"), code=tuple(lines))
+        yield from _after_trainer(answer, chosen)
+    else:
+        yield from _script_blocks(answer, chosen, config_path)
     exports = (f"export {setting}" for setting, _ in start_settings(answer, chosen))
     commands = start_commands(answer, chosen, config_path)["deepspeed"]
     text = phrase("Start it (--details has all launchers and arguments):")
@@ -216,18 +216,8 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
 
 def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     """Everything that the script needs, and every launcher's command."""
-    plan, question, workload = chosen.plan, answer.question, answer.question.workload
-    cluster = question.cluster
-    if lines := script_lines(question.model, workload, plan, cluster, config_path):
-        yield Block(text="In the training script:", code=tuple(lines))
-        if workload.uses_trainer and plan.zero_stage == 3:
-            yield Block(text="Create the TrainingArguments before the model: it is then sharded while it loads.")
-    if lines := trainer_lines(question.model, workload, plan):
-        yield Block(text="After the Trainer is created, before trainer.train():", code=tuple(lines))
-    if plan.cpu_checkpointing:
-        yield Block(text="offload needs a version of transformers that has it, such as 5.23.")
-    if plan.sequence_parallel_size > 1:
-        yield _position_ids(plan.sequence_parallel_size)
+    cluster = answer.question.cluster
+    yield from _script_blocks(answer, chosen, config_path)
     for setting, why in start_settings(answer, chosen):
         yield Block(text=why, code=(f"export {setting}",), is_shell=True)
     if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
@@ -237,6 +227,27 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     where = f" ({everywhere} on every node)" if cluster.nodes > 1 else ""
     commands = tuple(line for lines in by_launcher.values() for line in lines)
     yield Block(text=f"Start it with one of{where}:", code=commands, is_shell=True)
+
+
+def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
+    """The lines that the script needs."""
+    plan, question, workload = chosen.plan, answer.question, answer.question.workload
+    cluster = question.cluster
+    if lines := script_lines(question.model, workload, plan, cluster, config_path):
+        yield Block(text="In the training script:", code=tuple(lines))
+        if workload.uses_trainer and plan.zero_stage == 3:
+            yield Block(text="Create the TrainingArguments before the model: it is then sharded while it loads.")
+    if plan.cpu_checkpointing:
+        yield Block(text="offload needs a version of transformers that has it, such as 5.23.")
+    yield from _after_trainer(answer, chosen)
+
+
+def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
+    """What follows the creation of the Trainer."""
+    if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
+        yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
+    if chosen.plan.sequence_parallel_size > 1:
+        yield _position_ids(chosen.plan.sequence_parallel_size)
 
 
 def _position_ids(ranks: int) -> Block:

@@ -39,12 +39,12 @@ class Verdict:
 def verdict_of(answer: Recommendation) -> Verdict:
     """The verdict on the recommended plan, or on the closest."""
     question, chosen, risky = answer.question, answer.recommended, answer.try_first
-    largest = _largest_found(question.largest, chosen, question)
+    largest = _largest_found(question.largest, chosen)
     risk = () if risky is None else (_gain_of_risk(question, risky, chosen),)
     tone: Tone = "bad"
     notes: tuple[str, ...] = ()
     if chosen is not None:
-        tone = "good" if chosen.fit.fits else "unsure"
+        tone = "good" if chosen.fit.fits and not chosen.fit.assumed_host_bytes else "unsure"
         headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.rung))
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
@@ -112,7 +112,9 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
         text = phrase("About {speed}", speed=text)
     if between is not None:
         low, high = between
-        text = phrase("{speed} ({low} to {high})", speed=text, low=rough_rate(low), high=rough_rate(high))
+        text = phrase(
+            "{speed} ({low} to {high} in 80 % of runs)", speed=text, low=rough_rate(low), high=rough_rate(high)
+        )
     if ranks > 1:
         each = rate(chosen.tokens_per_s / ranks)
         text = phrase("{speed}, {each} per {device}", speed=text, each=each, device=device_label(cluster))
@@ -160,7 +162,9 @@ def _need(question: Question, chosen: Candidate) -> Phrase:
         text = phrase("{needs}, {need} GiB of NVMe", needs=text, need=gib(memory.nvme_bytes_per_node))
     if cluster.nodes > 1:
         text = phrase("{needs} per node", needs=text)
-    return phrase("{needs} (--ram checks it).", needs=text) if have is None else phrase("{words}.", words=text)
+    if have is None and not chosen.fit.assumed_host_bytes:
+        return phrase("{needs} (--ram checks it).", needs=text)
+    return phrase("{words}.", words=text)
 
 
 def _closest(question: Question, missed: Candidate) -> Phrase:
@@ -179,11 +183,11 @@ def _closest(question: Question, missed: Candidate) -> Phrase:
         probability = chance(missed.fit.probability)
         text = phrase("{needs}, which fits with a probability of {chance}", needs=text, chance=probability)
     if memory.host_bytes_per_node > (have or MOST_HOST_BYTES):
-        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have or MOST_HOST_BYTES)}
+        need = gib(memory.host_bytes_per_node)
         text = (
-            phrase("{needs} and {need} GiB of RAM per node, where hosts have {have} at most", needs=text, **host)
+            phrase("{needs} and {need} GiB of RAM per node (--ram)", needs=text, need=need)
             if have is None
-            else phrase("{needs} and {need} of {have} GiB of RAM per node", needs=text, **host)
+            else phrase("{needs} and {need} of {have} GiB of RAM per node", needs=text, need=need, have=gib(have))
         )
     if disk and not room:
         text = phrase("{needs} and {need} GiB of NVMe per node (--nvme)", needs=text, need=gib(disk))
@@ -192,7 +196,7 @@ def _closest(question: Question, missed: Candidate) -> Phrase:
     return phrase("{words}.", words=text)
 
 
-def _largest_found(found: Largest | None, chosen: Candidate | None, question: Question) -> tuple[str, ...]:
+def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str, ...]:
     """What was found for the option that was "max"."""
     if found is None:
         return ()
@@ -206,7 +210,7 @@ def _largest_found(found: Largest | None, chosen: Candidate | None, question: Qu
 
     if found.value is None:
         return (phrase("{smallest}, the smallest, does not fit.", smallest=named_value(found.too_large)),)
-    unknown = question.cluster.host_memory_bytes_per_node is None and chosen is not None and chosen.plan.offloads
+    unknown = chosen is not None and chosen.fit.assumed_host_bytes
     fits = phrase("fits if the host has the RAM") if unknown else phrase("fits")
     text = phrase("{largest} is the largest that {fits}", largest=named_value(found.value), fits=fits)
     if found.too_large:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
-from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of
+from ..search.candidate import MOST_HOST_BYTES, NEEDS_RAM, Candidate, chance, duration_of
 from ..text.job import hours, money, parts_sentences
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
@@ -269,17 +269,13 @@ def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
         yield phrase("tokens/s: every sample is {tokens} tokens", tokens=length)
     if any(candidate.plan.ranks_per_sample > 1 for candidate in shown):
         yield phrase(
-            "batch: micro batch / {device}s that share it x accumulation; ckpt: checkpointing",
+            "batch: micro batch / {device}s that share it x accumulation; RAM, NVMe: per node",
             device=device_label(cluster),
         )
     else:
-        yield phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing")
-    if cluster.gpu.is_cpu:
-        yield phrase("GiB: what a rank needs; RAM and NVMe: all ranks")
-    else:
-        yield phrase("GPU: device memory that the plan needs; RAM and NVMe: per node")
-    if any(candidate.fit.reason.endswith("any RAM") for candidate in shown):
-        yield phrase("any RAM: {most} GiB, the most that hosts have; --ram sets the amount", most=gib(MOST_HOST_BYTES))
+        yield phrase("batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node")
+    if any(candidate.fit.reason == NEEDS_RAM for candidate in shown):
+        yield phrase("needs --ram: state it where a host has more than {most} GiB", most=gib(MOST_HOST_BYTES))
     if any(candidate.fit.reason.endswith("%") for candidate in shown):
         yield phrase("%: the probability that it fits (--risk)")
 

@@ -19,7 +19,7 @@ from ...estimators.time.collective_time import ring
 from ...estimators.workload import DEFAULT
 from ..question.cluster import join_nodes, parse_ram
 from ..question.question import Question
-from ..search.candidate import Candidate, LadderStep, duration_of
+from ..search.candidate import MOST_HOST_BYTES, Candidate, LadderStep, duration_of
 from ..search.search import SampleBytes, fastest
 from ..text.job import hours, money
 from ..text.units import rate
@@ -36,6 +36,12 @@ LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
 
 LARGE_NODE_RAM = "2TB"
 """RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
+
+RAM_AS_SOLD = ("1TB", "512GB", "256GB", "128GB", "64GB", "32GB")
+"""Common sizes of a host's RAM."""
+
+LARGE_DRIVE_BYTES = 8 * 10**12
+"""An NVMe drive that is larger than any plan needs per node: what a plan really takes is listed."""
 
 ACCUMULATED = 4
 """Micro batches over which a step on the host is spread to show what that gains."""
@@ -101,7 +107,7 @@ def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
-    text = phrase("{rung}, about {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
+    text = phrase("{rung}, {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
     rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
     rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
     if rounds:
@@ -249,33 +255,69 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
 
 
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
-    """More host RAM or NVMe, and, where RAM is only required, the best plan that needs less of it."""
-    known = question.cluster.host_memory_bytes_per_node
+    """More host RAM or NVMe; and, for a plan that presumes an amount of RAM, what less of it is enough for."""
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
-    for limit, flag in (("host", "--ram "), ("nvme", "--nvme PATH:")):
+    for limit in ("host", "nvme"):
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
-        if not stopped or (limit == "host" and known is None):  # no host has that much
+        if not stopped:
             continue
-        fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
-        shown = [fastest]
+        best = max(stopped, key=lambda candidate: candidate.tokens_per_s)
+        shown = [best]
         if chosen is None:
-            least = min(stopped, key=lambda candidate: _need_gib(candidate, limit))
-            shown = [least] if fastest.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, fastest]
-        elif fastest.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
+            least = min(stopped, key=lambda candidate: _storage_gib(candidate, limit))
+            shown = [least] if best.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, best]
+        elif best.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
             continue
-        for best in shown:
-            yield Change(flags=f"{flag}{_need_gib(best, limit)}GiB", outcome=_outcome(best, chosen))
-    if chosen is not None and known is None:
-        enough = 0.7 * chosen.memory.host_bytes_per_node
-        taken = [step.candidate for step in ladder if step.taken and step.candidate is not None]
-        lean = [candidate for candidate in taken if candidate.memory.host_bytes_per_node <= enough]
-        if lean:
-            best = max(lean, key=lambda candidate: candidate.tokens_per_s)
-            outcome = phrase("suffices for {outcome}", outcome=_outcome(best, chosen))
-            yield Change(flags=f"--ram {_need_gib(best, 'host')}GiB", outcome=outcome)
+        for plan in shown:
+            larger = _with_storage(question.cluster, plan)
+            if (
+                fitting := fastest(replace(question, cluster=larger))
+            ) is not None:  # the GPU may be too small for `plan`
+                yield Change(flags=_storage_flags(question.cluster, larger), outcome=_outcome(fitting, chosen))
+    if chosen is not None and chosen.fit.assumed_host_bytes:
+        yield from _less_ram(question, chosen)
 
 
-def _need_gib(candidate: Candidate, limit: str) -> int:
+def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
+    """For each rung the least of the sizes in `RAM_AS_SOLD` below the need with which it is the answer, if need be with
+    an NVMe drive; and the first size with which nothing fits."""
+    given, found = question.cluster, dict[str, Change]()
+    for size in RAM_AS_SOLD:
+        usable, _ = parse_ram(size)
+        if usable >= chosen.memory.host_bytes_per_node:
+            continue
+        cluster = replace(given, host_memory_bytes_per_node=usable)
+        best = fastest(replace(question, cluster=cluster))
+        if best is None and not given.nvme_bytes_per_node:
+            best = fastest(replace(question, cluster=replace(cluster, nvme_bytes_per_node=LARGE_DRIVE_BYTES)))
+        if best is None:
+            found[""] = Change(flags=f"--ram {size}", outcome=phrase("nothing fits"))
+            break
+        drive = _storage_flags(cluster, _with_storage(cluster, best))
+        found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(best, chosen))
+    yield from found.values()
+
+
+def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
+    """The cluster with the RAM and NVMe that a plan needs, in whole GiB, where it has less."""
+    changes = {}
+    if plan.memory.host_bytes_per_node > (cluster.host_memory_bytes_per_node or MOST_HOST_BYTES):
+        changes["host_memory_bytes_per_node"] = _storage_gib(plan, "host") * 2**30
+    if plan.memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
+        changes["nvme_bytes_per_node"] = _storage_gib(plan, "nvme") * 2**30
+    return replace(cluster, **changes)
+
+
+def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
+    """The flags that state the larger cluster's RAM and NVMe."""
+    amounts = (
+        ("--ram ", cluster.host_memory_bytes_per_node, larger.host_memory_bytes_per_node),
+        ("--nvme PATH:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),
+    )
+    return " ".join(f"{flag}{new >> 30}GiB" for flag, old, new in amounts if new is not None and new != old)
+
+
+def _storage_gib(candidate: Candidate, limit: str) -> int:
     memory = candidate.memory
     need = memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
     return -(-need // 2**30)

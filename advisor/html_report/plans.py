@@ -8,16 +8,12 @@ from functools import partial
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ..answer.explanation import in_words
 from ..search.candidate import Candidate
+from ..text.families import MEMORY_FAMILIES, TIME_FAMILIES, memory_family, time_family
 from ..text.labels import component_key, component_title, shape_label
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
-from .canvas import memory_family, time_family, time_unit
+from .canvas import time_unit
 from .line_charts import Point, Scatter
-
-MEMORY_ORDER = ("weights", "gradients", "optimizer", "loss", "activations", "buffers", "runtime", "other")
-"""Families from left to right in bars of memory."""
-
-_TIME_ORDER = ("compute", "memory", "links", "pcie", "host", "nvme", "launch", "other")
 
 _MOST_MEMORY = 2.0
 """Bars of memory are cut at this multiple of the GPU's memory."""
@@ -60,7 +56,7 @@ def memory_bars(
         limit=limit_bytes,
         limit_words=f"{gib(limit_bytes)} GiB per {device}",
         ends_at=min(max(most, limit_bytes) * 1.02, _MOST_MEMORY * limit_bytes),
-        inks=MEMORY_ORDER,
+        inks=tuple(MEMORY_FAMILIES),
     )
 
 
@@ -100,7 +96,7 @@ def time_bars(
         bars=tuple(bars),
         unit=time_unit(end),
         ends_at=end,
-        inks=_TIME_ORDER,
+        inks=tuple(TIME_FAMILIES),
     )
 
 

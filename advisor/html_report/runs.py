@@ -8,14 +8,15 @@ from pathlib import Path
 
 from ..answer.recommendation import DryRunAnswer
 from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe
+from ..text.families import MEMORY_FAMILIES, memory_family, time_family
 from ..text.labels import cluster_title, versions_label
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
-from .canvas import Markup, joined, memory_family, time_family, time_unit
+from .canvas import Markup, joined, time_unit
 from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
-from .plans import MEMORY_ORDER, memory_parts
+from .plans import memory_parts
 
 _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
@@ -108,7 +109,7 @@ def _by_phase(answer: DryRunAnswer) -> StackedBars:
         limit=offer,
         limit_words=f"{gib(offer)} GiB per GPU",
         ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
-        inks=MEMORY_ORDER,
+        inks=tuple(MEMORY_FAMILIES),
     )
 
 

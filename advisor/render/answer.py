@@ -31,7 +31,7 @@ _WIDTHS = {
 _NARROW = 2 + sum(abs(width) + 1 for width in _WIDTHS.values())
 """Columns of a terminal below which each row of the ladder is a sentence."""
 
-_FEW_CHANGES = 5
+_FEW_CHANGES = 4
 """Changes that are printed without `details`."""
 
 _TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
@@ -45,7 +45,7 @@ def print_answer(
     all_candidates: bool = False,
     details: bool = False,
 ) -> None:
-    """Print the answer, and what to do next.
+    """Print the answer: the verdict and what to do next, then the plans, and why.
 
     details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
     """
@@ -54,6 +54,10 @@ def print_answer(
     sentence(console, verdict.headline, style=_TONES[verdict.tone])
     for line in verdict.sentences:
         sentence(console, line, style="bold yellow" if line == verdict.try_first else "")
+    changes_first = not view.figures
+    if changes_first:
+        _print_changes(view, console, details=details)
+    _print_steps(view, console)
     _paragraph(console, *view.subject)
     blank(console)
     _print_ladder(view, console)
@@ -61,25 +65,32 @@ def print_answer(
         _paragraph(console, view.memory)
         bar(view.memory_parts, console)
     reasons = view.reasons if details or not view.figures else ()
+    if view.time:
+        sentence(console, view.time)
     if view.job:
-        _paragraph(console, view.time)
         _paragraph(console, *view.job, *reasons, view.pytorch_baseline, title=phrase("The whole job"))
     else:
         utilization = view.utilization if details else ""
-        _paragraph(console, view.time, utilization, *reasons, view.pytorch_baseline)
+        _paragraph(console, utilization, *reasons, view.pytorch_baseline)
     for line in view.dry_runs:
         _paragraph(console, line)
     _print_probes(view, console)
     if details:
         _paragraph(console, view.deepspeed_estimate)
-    _print_changes(view, console, details=details)
+    if not changes_first:
+        _print_changes(view, console, details=details)
     assumed = f"Assumed: {'; '.join(view.assumptions)}." if details and view.assumptions else ""
     _paragraph(console, *view.evidence, assumed, style="dim")
+
+
+def _print_steps(view: AnswerView, console: Console) -> None:
+    """What was written, and what to do next."""
     if view.steps:
-        _paragraph(console, *(phrase("Wrote {path}.", path=path) for path in view.files))
-        blank(console) if not view.files else None
+        blank(console)
+    written = [phrase("Wrote {paths}.", paths=", ".join(view.files))] if view.files else []
     for block in view.steps:
-        sentence(console, block.text)
+        sentence(console, " ".join([*map(translate, written), translate(block.text)]))
+        written.clear()
         (commands if block.is_shell else copyable)(console, block.code)
 
 

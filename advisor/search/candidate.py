@@ -29,12 +29,15 @@ one in eleven; rarer ones follow Student's t (`fit_probability`)."""
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan."""
 
-MOST_HOST_BYTES = 8 * 2**40
-"""Most RAM assumed for a node of unknown RAM: two sockets with 16 modules of 256 GB each (servethehome.com's review of
-Supermicro's AS-1024US-TRT; newer servers of two sockets have as many slots)."""
+MOST_HOST_BYTES = 2 * 2**40
+"""Most RAM that a plan may need where the RAM of a node is unknown: that of NVIDIA's DGX H100 and DGX B200 (2 TB, data
+sheets)."""
 
 RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more yet"), phrase("failed")
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
+
+NEEDS_RAM = phrase("needs --ram")
+"""Reason of a plan that needs more than `MOST_HOST_BYTES` where the RAM is unknown."""
 
 _VERDICTS = {
     "likely fits": phrase("likely fits"),
@@ -54,6 +57,9 @@ class Fit(NamedTuple):
     """The largest of need / offer over GPU, host and NVMe."""
     limit: str
     """The first of "gpu", "host", "nvme" that is or may be exceeded; "" where the plan fits."""
+    assumed_host_bytes: int = 0
+    """RAM per node that the verdict presumes: what the plan needs where the RAM is unknown and the need is larger than
+    the memory of the node's GPUs. 0: known, or no more than that, which nearly every host has."""
 
     @property
     def fits(self) -> bool:
@@ -83,24 +89,25 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     Unknown host memory counts as `MOST_HOST_BYTES`; NVMe must be named, since it cannot be configured otherwise.
     """
     known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
-    host = _share(memory.host_bytes_per_node, known)
-    reason = phrase("{ratio} the RAM", ratio=times(host))
-    if known is None and memory.host_bytes_per_node > MOST_HOST_BYTES:
-        host = memory.host_bytes_per_node / MOST_HOST_BYTES
-        reason = phrase("{ratio} any RAM", ratio=times(host))
+    host = _share(memory.host_bytes_per_node, known or MOST_HOST_BYTES)
     disk = _share(memory.nvme_bytes_per_node, nvme or None)
     probability = fit_probability(memory, cluster)
-    on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, max(host, disk))
+    others = max(host if known or host > 1 else 0.0, disk)
+    on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, others)
     refused = on_gpu._replace(probability=0.0)
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:
+        reason = phrase("{ratio} the RAM", ratio=times(host)) if known else NEEDS_RAM
         return refused._replace(reason=reason, limit="host")
     if memory.nvme_bytes_per_node and not nvme:
         utilization = max(on_gpu.utilization, 1.0)
         return refused._replace(reason=phrase("needs --nvme"), limit="nvme", utilization=utilization)
     if disk > 1:
         return refused._replace(reason=phrase("{ratio} the NVMe", ratio=times(disk)), limit="nvme")
+    if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
+        reason = phrase("if RAM suffices") if on_gpu.fits else on_gpu.reason
+        return on_gpu._replace(reason=reason, assumed_host_bytes=memory.host_bytes_per_node)
     return on_gpu
 
 
@@ -140,10 +147,15 @@ def chance(probability: float) -> str:
 
 
 def fits_sentence(plan: str, fit: Fit) -> Phrase:
-    """`ZeRO-3 fits.`, or `ZeRO-3 probably fits (84 %).` for a plan that likely fits."""
-    if fit.fits:
-        return phrase("{plan} fits.", plan=plan)
-    return phrase("{plan} probably fits ({chance}).", plan=plan, chance=chance(fit.probability))
+    """`ZeRO-3 fits.`, or `ZeRO-3 probably fits (84 %).` for a plan that likely fits; with its condition, if it has one:
+    `ZeRO-3 fits if the host has 353 GiB of RAM.`"""
+    text = phrase("{plan} fits", plan=plan)
+    if not fit.fits:
+        text = phrase("{plan} probably fits ({chance})", plan=plan, chance=chance(fit.probability))
+    if fit.assumed_host_bytes:
+        need = f"{-(-fit.assumed_host_bytes // 2**30):,}"
+        return phrase("{fits} if the host has {need} GiB of RAM.", fits=text, need=need)
+    return phrase("{words}.", words=text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from .labels import component_title
+from .families import MEMORY_FAMILIES, memory_by_family
 from .language import translate
 from .units import gib
 
@@ -157,32 +157,28 @@ def can_encode(console: Console, text: str) -> bool:
     return True
 
 
-SMALL_SHARE = 0.02
-"""Parts below this share of the total are drawn together as `other`."""
-
-_SHADES = "█▓▒░"
-_PLAIN_SHADES = "#=+-"
-_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_INKS = {
+    "weights": ("█", "blue"),
+    "gradients": ("▀", "green"),
+    "optimizer": ("▓", "yellow"),
+    "loss": ("▒", "magenta"),
+    "activations": ("▚", "cyan"),
+    "buffers": ("▄", "red"),
+    "runtime": ("═", ""),
+    "other": ("·", ""),
+}
+"""Filling and colour of each family of memory. The initial letter is the filling where the encoding has no blocks."""
 
 
 def bar(parts: Mapping[str, int], console: Console) -> None:
-    """Draw `parts` (bytes by name), the largest first."""
-    merged = _merge_small(parts)
-    total = sum(size for _, size in merged)
-    shades = _SHADES if can_encode(console, _SHADES) else _PLAIN_SHADES
+    """Draw `parts` (bytes by component) as a bar of families, and their sizes below it."""
+    sizes, has_blocks = memory_by_family(parts), can_encode(console, "".join(ink for ink, _ in _INKS.values()))
     drawn, legend, width = Text(" "), Text(), min(WIDTH, max(console.width, NARROWEST)) - 12
-    for index, (name, size) in enumerate(merged):
-        shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
-        drawn.append(shade * max(1, round(size / total * width)), style=style)
-        legend.append(shade + FIRM, style=style)
-        legend.append(f"{translate(component_title(name))} {gib(size)}".replace(" ", FIRM) + "   ")
+    for family, size in sizes.items():
+        block, style = _INKS[family]
+        filling = block if has_blocks else family[0].upper()
+        drawn.append(filling * round(size / sum(sizes.values()) * width), style=style)
+        legend.append(filling + FIRM, style=style)
+        legend.append(f"{translate(MEMORY_FAMILIES[family])} {gib(size)}".replace(" ", FIRM) + "   ")
     row(console, drawn)
     sentence(console, legend)
-
-
-def _merge_small(parts: Mapping[str, int]) -> list[tuple[str, int]]:
-    total = sum(parts.values())
-    large = [(name, size) for name, size in parts.items() if size >= SMALL_SHARE * total]
-    rest = total - sum(size for _, size in large)
-    ordered = sorted(large, key=lambda pair: -pair[1])
-    return [*ordered, ("other", rest)] if rest else ordered

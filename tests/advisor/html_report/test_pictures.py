@@ -15,10 +15,8 @@ from ds_advise.advisor.html_report.canvas import (
     WIDE,
     Unit,
     element,
-    memory_family,
     round_steps,
     standing_alone,
-    time_family,
 )
 from ds_advise.advisor.html_report.line_charts import (
     Layer,
@@ -31,6 +29,7 @@ from ds_advise.advisor.html_report.line_charts import (
     layers_of,
 )
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
+from ds_advise.advisor.text.families import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.verdict import verdict_of
 from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import SURE
@@ -155,6 +157,48 @@ def test_promised_changes_come_true(change: dict[str, object]) -> None:
         assert second.recommended.tokens_per_s < 1.15 * first.recommended.tokens_per_s
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "options"),
+    [
+        ("Qwen2.5-14B", "2x32GB", {}),
+        ("Qwen2.5-14B", "2x32GB", {"ram": "64GB"}),
+        ("Qwen2.5-72B", "8xA100-80GB", {}),
+        ("Llama-3.1-405B", "RTX3090", {}),
+        ("Llama-3.1-8B", "8xH100", {"seq_len": 16384}),
+    ],
+)
+def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str, Any]) -> None:
+    """The question asked again with the flags of each change has the rung and the speed that are promised, or fits
+    nothing where that is promised."""
+    answer = ask(model, gpus, **options)
+    assert answer.changes
+    for change in answer.changes:
+        flags = re.findall(r"--([\w-]+) (\S+)", change.flags)
+        again = {name.replace("-", "_"): value.replace("PATH", "/nvme") for name, value in flags}
+        numbers = {name: int(value) for name, value in again.items() if value.isdigit()}
+        asked = options | again | numbers
+        best = ask(model, asked.pop("gpus", gpus), **asked).recommended
+        if change.outcome == "nothing fits":
+            assert best is None, change
+        else:
+            assert best is not None, change
+            promised = re.search(r"([\w-]+), ([\d,.]+) tokens/s", change.outcome)
+            assert promised is not None, change
+            assert best.rung == promised[1], change
+            assert best.tokens_per_s == pytest.approx(float(promised[2].replace(",", "")), rel=0.03), change
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "need"),
+    [("2x32GB", {}, 353), ("2x32GB", {"ram": "512GB"}, None), ("8xH100", {}, None)],
+)
+def test_a_plan_that_needs_ram_fits_on_that_condition(gpus: str, options: dict[str, Any], need: int | None) -> None:
+    """Where the RAM is unknown and the need exceeds the memory of the node's GPUs, the verdict names it."""
+    verdict = verdict_of(ask("Qwen2.5-14B", gpus, **options))
+    assert (verdict.tone == "good") == (need is None)
+    assert verdict.headline.endswith(" fits." if need is None else f" fits if the host has {need} GiB of RAM.")
+
+
 def test_the_least_ram_that_helps_is_told() -> None:
     """Between two plans that only RAM stops, the slow one that needs less is offered beside the fast one."""
     answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
@@ -224,8 +268,9 @@ def test_the_suggested_gpus_argument_names_the_same_cluster(gpu: object) -> None
 
 def test_plans_that_are_close_are_named() -> None:
     """All of them, equal ones too, with their speeds; nothing where no other rung fits."""
-    (doubt,) = ask("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
-    assert re.fullmatch(r"zero2(, | and )zero3\b.* are close: [\d,]+ to [\d,]+ tokens/s\.", doubt)
+    faster, close = ask("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
+    assert re.fullmatch(r"zero3.*: (up to )?[1-9]0? % faster on paper, within the error; .* taken\.", faster)
+    assert re.fullmatch(r"zero2( and .*)? (is|are) close: [\d,]+( to [\d,]+)? tokens/s\.", close)
     assert ask("Qwen2.5-14B", "2x32GB").doubts == ()
 
 
