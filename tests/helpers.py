@@ -152,7 +152,7 @@ def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device:
     )
 
 
-def ask_forks(requests: Sequence[Request], _timeout_s: float = 0.0) -> list[DryRunResult]:
+def ask_forks(requests: Sequence[Request], *_settings: Any) -> list[DryRunResult]:
     """The answers of `probes.dry_run.ask.ask`, by forks of one process that has made the imports. An error of a run
     fails the test."""
     from tests.training_scripts.forked_ranks import dry_runs

@@ -23,10 +23,12 @@ from .options import (
     output_options,
     question_options,
     report_options,
+    warn_ignored,
     warn_ignored_options,
 )
 
 if TYPE_CHECKING:
+    from ...probes.run import Run
     from ..launch.check import Check
 
 _POSITIVE = click.IntRange(min=1)
@@ -52,6 +54,16 @@ def _run_options(model: Decorator) -> Decorator:
         precision={"help": "Replaces an `auto` in bf16 or fp16."},
         gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
     )
+
+
+def _warn_of_set_keys(run: Run) -> None:
+    """Warn about options that fill an `auto` where the file has a value."""
+    for name, key in (
+        ("micro_batch", "train_micro_batch_size_per_gpu"),
+        ("accumulation", "gradient_accumulation_steps"),
+    ):
+        if (value := run.config.get(key, "auto")) != "auto":
+            warn_ignored(name, f"where the file has {key} {value}")
 
 
 _MODEL = model_option(
@@ -107,7 +119,10 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     config_file = run["config_file"]
-    answer = compared_dry_run(read_run(**run, cluster=cluster_of(machine)), **settings)
+    subject = read_run(**run, cluster=cluster_of(machine))
+    _warn_of_set_keys(subject)
+    with output.progress("dry run") as on_progress:
+        answer = compared_dry_run(subject, on_progress=on_progress, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
     if html or plot:
@@ -147,8 +162,10 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     from ..render.runs import render_probe
     from ..verification.probe import compared_probe
 
+    subject = read_run(**run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
+    _warn_of_set_keys(subject)
     answer = compared_probe(
-        read_run(**run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None)),
+        subject,
         device=machine["device"],
         memory_limit_bytes=memory_limit_bytes(machine),
         on_progress=output.say,

@@ -77,8 +77,7 @@ def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
     sentences = [
         f"{gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU are needed: "
         f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
-        f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
-        f"{gib(answer.device_bytes_per_gpu)}.{_other_allocator(answer)}",
+        f"NCCL.{_cached(answer)}{_other_allocator(answer)}",
         f"Host RAM {gib(host)} GiB per node"
         + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
         + f", {gib(host - peak.host_bytes_per_node)} of it the processes' own"
@@ -106,6 +105,15 @@ def _step_sentences(answer: DryRunAnswer, *, shares: bool) -> Iterator[str]:
         hidden = percent(step.overlapped_s / step.links_busy_s)
         collectives = f"; {hidden} of the {seconds(step.links_busy_s)} of collectives run meanwhile"
     yield f"The GPU computes {percent(step.gpu_busy_s / step.time.step_s)} of the time{collectives}."
+
+
+def _cached(answer: DryRunAnswer) -> str:
+    """What nvidia-smi shows of a training that fits: PyTorch caches freed blocks while the GPU has room for them."""
+    needed, there = answer.required_device_bytes_per_gpu, answer.run.cluster.gpu.memory_bytes
+    shown = min(answer.device_bytes_per_gpu, there)
+    if needed >= there or gib(shown) == gib(needed):
+        return ""
+    return f" PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {gib(shown)} GiB."
 
 
 def _other_allocator(answer: DryRunAnswer) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
@@ -25,6 +27,27 @@ class Output(NamedTuple):
         """A line of progress or a warning; it never goes to stdout."""
         if self.mode != "quiet":
             print(f"ds-advise: {text}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[str], None]]:
+        """A function that takes the phase of a task again and again, and shows it with the time since the start: in one
+        line of a terminal, elsewhere in a line for the first phase and every five seconds."""
+        started, last = time.monotonic(), -math.inf
+
+        def line(phase: str) -> str:
+            return f"{title}: {phase}, {time.monotonic() - started:.0f} s"
+
+        def say_seldom(phase: str) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _EVERY_S:
+                last = time.monotonic()
+                self.say(line(phase))
+
+        if self.mode != "quiet" and sys.stderr.isatty():
+            with self.console(on_stderr=True).status(line("start")) as status:
+                yield lambda phase: status.update(line(phase))
+        else:
+            yield say_seldom
 
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
         """Print the answer, made by one of the two functions: as JSON (dataclasses become objects), or for people."""

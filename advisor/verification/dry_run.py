@@ -13,7 +13,7 @@ from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run import DryRunResult, TimelinePoint
-from ...probes.dry_run.run import simulated_step
+from ...probes.dry_run.run import OnProgress, simulated_step
 from ...probes.run import Run
 from ..answer.recommendation import DryRunAnswer
 from .past_results import dry_run_once
@@ -28,6 +28,7 @@ def compared_dry_run(
     rank: int | None = None,
     iterations: int = 4,
     expandable_segments: bool | None = None,
+    on_progress: OnProgress = lambda _phase: None,
 ) -> DryRunAnswer:
     """A dry run, or its earlier result (`past_results`), with the closed form.
 
@@ -40,7 +41,9 @@ def compared_dry_run(
         raise no_such_rank(rank, world_size)
     if expandable_segments is None:
         expandable_segments = run.cluster.gpu.vendor == "NVIDIA"
-    result, age_s = dry_run_once(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
+    result, age_s = dry_run_once(
+        run, rank=rank, iterations=iterations, expandable_segments=expandable_segments, on_progress=on_progress
+    )
     return compare_with_closed_form(run, result, age_s)
 
 

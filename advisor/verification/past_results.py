@@ -21,6 +21,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.dry_run import DryRunResult, dry_run
+from ...probes.dry_run.run import OnProgress
 from ...probes.machine import host_memory_bytes, this_machine
 from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import probe
@@ -44,16 +45,18 @@ def _versions(*libraries: str) -> dict[str, str]:
     return found
 
 
-def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]:
+def dry_run_once(
+    run: Run, *, on_progress: OnProgress = lambda _phase: None, **settings: Any
+) -> tuple[DryRunResult, float | None]:
     """(the result, its age in seconds or None if it ran now).
 
     An earlier result is taken if model, cluster, settings and the code of ds-advise are the same too. A module of the
     user's own is run each time: what its file imports may have changed.
 
-    settings: of `dry_run`. Raises DryRunError as it does.
+    on_progress, settings: of `dry_run`. Raises DryRunError as it does.
     """
     if isinstance(run.model, str):
-        return dry_run(run, **settings), None
+        return dry_run(run, on_progress=on_progress, **settings), None
     question = _digest(
         asdict(replace(run, shape=None, model_name="")),
         settings,
@@ -63,7 +66,7 @@ def dry_run_once(run: Run, **settings: Any) -> tuple[DryRunResult, float | None]
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
         return from_json(DryRunResult, record.result), record.age_s
-    result = dry_run(run, **settings)
+    result = dry_run(run, on_progress=on_progress, **settings)
     record = record_of(run, "dry-run", result.to_json(), config=result.config, question=question)
     try_store(lambda store: store.add(record), None)
     return result, None

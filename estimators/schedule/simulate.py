@@ -252,7 +252,7 @@ def name_of(operation: RecordedOperation) -> str:
         }
         return next((name for part, name in words.items() if part in operation.name), "other collectives")
     if kind == "host":
-        return "optimizer on the host" if not operation.name.startswith("aten::") else "on the host"
+        return "tensor operations on the host" if operation.name.startswith("aten::") else "optimizer on the host"
     return _NAMES[kind]
 
 

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,10 @@ from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
+
+OnProgress = Callable[[str], object]
+
+_POLL_S = 0.2
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
 
@@ -53,18 +58,20 @@ def dry_run(
     iterations: int = 4,
     expandable_segments: bool = False,
     timeout_s: float = 1800.0,
+    on_progress: OnProgress = lambda _phase: None,
 ) -> DryRunResult:
     """Memory of one rank of a run under the installed DeepSpeed's real engine, on a simulated GPU.
 
     rank:    None for the rank with the fullest GPU (`fullest_rank`).
     iterations: maximum number of optimizer steps; the run stops after one that repeats the one before it exactly.
+    on_progress: receives the phase that runs, several times a second.
 
     Raises DryRunError, with the original message and the phase, where DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
     """
     _refuse_unknown_features(run)
     request = request_for(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments)
-    (result,) = ask([request], timeout_s)
+    (result,) = ask([request], timeout_s, on_progress)
     return replace(
         result,
         peak=_with_overhead(result.peak, run.cluster),
@@ -195,25 +202,31 @@ def simulated_step(result: DryRunResult, cluster: Cluster, *, seq_len: int) -> S
     return simulate(result.schedule, cluster, tokens_per_step=samples * seq_len)
 
 
-def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
+def ask(
+    requests: Sequence[Request], timeout_s: float, on_progress: OnProgress = lambda _phase: None
+) -> list[DryRunResult]:
     """The results of all requests. Raises the first DryRunError."""
     answers = []
-    for answer in ask_each(requests, timeout_s):
+    for answer in ask_each(requests, timeout_s, on_progress):
         if isinstance(answer, DryRunError):
             raise answer
         answers.append(answer)
     return answers
 
 
-def ask_each(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult | DryRunError]:
+def ask_each(
+    requests: Sequence[Request], timeout_s: float, on_progress: OnProgress = lambda _phase: None
+) -> list[DryRunResult | DryRunError]:
     """The result or error of each request; they run in parallel, in forks of one process that imports torch once.
+
+    on_progress: receives the phase of the first one.
 
     Raises DryRunError where the process does not end in time. No process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
         with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
-            status = _run_worker(requests, folder, output, timeout_s)
+            status = _run_worker(requests, folder, output, timeout_s, on_progress)
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
         return [_outcome(folder, index, status, printed) for index in range(len(requests))]
@@ -229,8 +242,12 @@ def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResul
     return _error(values) if "error" in values else from_json(DryRunResult, values["result"])
 
 
-def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_s: float) -> int:
+def _run_worker(
+    requests: Sequence[Request], folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+) -> int:
     """Run `worker.py`; returns its exit status, negative for a signal."""
+    phase = folder / "phase-0"
+    on_progress("start")
     worker = subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.worker", str(folder)],
         stdin=subprocess.PIPE,
@@ -242,12 +259,16 @@ def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
     )
     try:
-        worker.communicate(pickle.dumps(list(requests)), timeout=timeout_s)
-        return worker.returncode
-    except subprocess.TimeoutExpired:
-        raise DryRunError(
-            f"the dry run did not end within {timeout_s:.0f} s", phase=_text(folder / "phase-0") or "start"
-        ) from None
+        assert worker.stdin is not None, "it is a pipe"
+        with contextlib.suppress(BrokenPipeError):  # the exit status says why
+            worker.stdin.write(pickle.dumps(list(requests)))
+            worker.stdin.close()
+        ends = time.monotonic() + timeout_s
+        while time.monotonic() < ends:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return worker.wait(_POLL_S)
+            on_progress(_text(phase) or "start")
+        raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s", phase=_text(phase) or "start")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)

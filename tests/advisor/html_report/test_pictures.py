@@ -31,6 +31,8 @@ from ds_advise.advisor.html_report.line_charts import (
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
 from ds_advise.advisor.text.families import memory_family, time_family
 from ds_advise.advisor.text.units import gib
+from ds_advise.estimators.schedule.recorded import RecordedOperation
+from ds_advise.estimators.schedule.simulate import name_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -127,6 +129,8 @@ def test_every_component_has_an_ink() -> None:
     assert memory_family("optimizer_states") != memory_family("gathered_parameters")
     assert time_family("states from and to NVMe") == "nvme"
     assert time_family("all-to-all of heads") == "links"
+    for name in ("adam_update", "aten::copy_"):
+        assert time_family(name_of(RecordedOperation(kind="host", name=name))) == "host"
 
 
 def test_layers_add_up_to_the_rows() -> None:

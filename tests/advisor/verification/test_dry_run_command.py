@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,20 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = words.split()
     answers: dict[str, list[DryRunResult]] = {}
 
-    def ask_once(requests: list[Request], timeout_s: float) -> list[DryRunResult]:
+    def ask_once(
+        requests: list[Request], _timeout_s: float, on_progress: Callable[[str], object]
+    ) -> list[DryRunResult]:
         key = repr(requests)
-        return answers[key] if key in answers else answers.setdefault(key, ask_forks(requests, timeout_s))
+        on_progress("load")
+        return answers[key] if key in answers else answers.setdefault(key, ask_forks(requests))
 
-    answer, printed = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    answer, printed, meanwhile = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
         patch.setattr("ds_advise.probes.dry_run.run.ask", ask_once)
+        patch.setattr(sys, "stderr", meanwhile)
         patch.setattr(sys, "stdout", answer)
         assert run([*arguments, "--json"]) == 0
         patch.setattr(sys, "stdout", printed)
         assert run([*arguments, "--timeline", "trace.json", "--html", "report.html", "--plot", "memory.svg"]) == 0
     assert len(answers) == 1, "both commands make the same run, which is done once"
+    assert "ds-advise: dry run: load, 0 s\n" in meanwhile.getvalue()
     (folder / "answer.json").write_text(answer.getvalue())
     printed.flush()
     (folder / "printed.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
@@ -153,6 +159,17 @@ def test_impossible_options_are_refused_before_anything_runs(
     assert run(["dry-run", "ds_config.json", "--model", "config.json", "--gpus", "2x24GB", *arguments]) == 2
     assert words in stderr.getvalue() and len(stderr.getvalue().splitlines()) == 1
     assert (folder / "trace.json").read_bytes() == before
+
+
+def test_options_that_the_file_leaves_no_room_for_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("set.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 8}))
+    words = "dry-run set.json --model gpt2 --gpus 2x24GB --micro-batch 256 --accumulation 2 --rank 2"
+    assert run(words.split()) == 2
+    (ignored, _) = capsys.readouterr().err.splitlines()
+    assert ignored == "ds-advise: --micro-batch has no effect where the file has train_micro_batch_size_per_gpu 8"
 
 
 def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:

@@ -159,8 +159,10 @@ def test_a_file_that_does_not_exist_is_told_at_once(monkeypatch: pytest.MonkeyPa
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text("import time\ndef net(): time.sleep(600)\n")
+    phases: list[str] = []
     with pytest.raises(DryRunError, match="did not end within 1 s"):
-        dry_run(Run(config=PLAIN, model=f"{file}:net", cluster=h100s(2)), timeout_s=1)
+        dry_run(Run(config=PLAIN, model=f"{file}:net", cluster=h100s(2)), timeout_s=1, on_progress=phases.append)
+    assert len(phases) > 2 and set(phases) <= {"start", "load"}
 
 
 def test_a_torch_without_a_simulated_device_is_told_which_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

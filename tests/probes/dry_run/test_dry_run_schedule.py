@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.advisor.render.runs import render_dry_run
+from ds_advise.advisor.render.runs import dry_run_summary, render_dry_run
+from ds_advise.advisor.text.units import gib
 from ds_advise.advisor.verification.dry_run import compare_with_closed_form, trace
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
@@ -174,7 +175,18 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     text = " ".join(console.export_text().split())
     assert re.search(r"A step takes about \S+ m?s by its recorded schedule; the closed form predicts \S+ m?s\.", text)
     assert re.search(r"Its time: .*optimizer on the host \d+ %", text)
+    assert re.search(r"nvidia-smi shows up to \d\S+ GiB\.", text)
     assert re.search(r"The GPU computes \d+ % of the time; \d+ % of the \S+ m?s of collectives run meanwhile\.", text)
+
+
+def test_nvidia_smi_shows_no_more_than_the_gpu_has(recorded: DryRunResult) -> None:
+    """The replay of the allocator has room without an end."""
+    needed = recorded.peak.required_bytes_per_gpu
+    peak = replace(recorded.peak, reserved_bytes_per_gpu=needed + 2**40, device_bytes_per_gpu=needed + 2**40)
+    answer = compare_with_closed_form(
+        Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), replace(recorded, peak=peak)
+    )
+    assert f"shows up to {gib(CLUSTER.gpu.memory_bytes)} GiB." in dry_run_summary(answer)[0]
 
 
 def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:
