@@ -200,21 +200,10 @@ def picture() -> str:
         return drawn.read_text(encoding="utf-8")
 
 
-GROUPS = {
-    "Machine": options.MachineOptions,
-    "Training on the CPU": options.CpuOptions,
-    "Method": options.MethodOptions,
-    "Training": options.TrainingOptions,
-    "Software": options.SoftwareOptions,
-    "Amount of training": options.JobOptions,
-    "Answer": options.AnswerOptions,
-}
-
-
 def option_table() -> str:
     """The options of a question, for docs/asking.md."""
     rows = ["| option | meaning |", "|---|---|"]
-    for title, group in GROUPS.items():
+    for title, group in options.GROUPS.items():
         rows.append(f"| **{title}** | |")
         for option in (options.OPTIONS[name] for name in options.names_in(group)):
             values = {"switch": "", "choice": "|".join(option.choices), "count": "N", "count or max": "N|max"}

@@ -25,6 +25,7 @@ from .options import (
     FORCE,
     MODEL_ARGUMENT,
     PATH,
+    GroupedCommand,
     given_by_user,
     output_options,
     question_options,
@@ -33,7 +34,7 @@ from .options import (
 )
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @MODEL_ARGUMENT
 @question_options(tuple(OPTIONS), searches=True)
 @click.option(

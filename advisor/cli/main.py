@@ -19,7 +19,7 @@ import click
 from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ..gc_pause import gc_paused
-from .options import complete_model
+from .options import complete_model, help_records
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -43,6 +43,24 @@ COMMANDS = {
     "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
 }
 """Command -> (module of this folder and function, summary). The module is imported when its command runs."""
+
+COMMON = (
+    "gpus",
+    "ram",
+    "nvme",
+    "method",
+    "seq_len",
+    "global_batch",
+    "precision",
+    "optimizer",
+    "data",
+    "price",
+    "destination",
+    "details",
+    "verify",
+    "probe",
+)
+"""The parameters of `advise` in the short help."""
 
 _LONGEST_TEXT = 300
 """Characters of an error message, which may quote the arguments."""
@@ -75,19 +93,27 @@ class AdviseByDefault(click.Group):
         return found
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
+        if args[:1] == ["--help-all"]:
+            args = ["advise", "--help"]
+        elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
             args = ["advise", *args]
         return super().parse_args(context, args or ["--help"])
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help of `advise`, followed by the other commands."""
+        """Usage and text of `advise`, all commands, and the options that most questions need."""
         main_command = self.get_command(context, "advise")
         assert main_command is not None
         # Without the program's context the usage is that of "ds-advise", not of "ds-advise advise".
         with click.Context(main_command, info_name=context.info_name, show_default=True) as inner:
-            main_command.format_help(inner, formatter)
-        with formatter.section("Other commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items() if name != "advise"])
+            main_command.format_usage(inner, formatter)
+            main_command.format_help_text(inner, formatter)
+            records = help_records(main_command, inner)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        with formatter.section("Common options"):
+            formatter.write_dl([records[name] for name in COMMON])
+        formatter.write_paragraph()
+        formatter.write_text("ds-advise --help-all shows all options, ds-advise COMMAND --help those of a command.")
 
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..question.options import OPTIONS, RENAMED, MethodOptions, names_in, parse_count
+from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, names_in, parse_count
 from ..text.output import Output
 
 Command = Callable[..., int]
@@ -159,6 +159,25 @@ def given_by_user() -> set[str]:
 
 def model_option(text: str, *, required: bool = False) -> Decorator:
     return click.option("--model", required=required, metavar="MODEL", shell_complete=complete_model, help=text)
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options in `GROUPS`, and the others last."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        records = help_records(self, context)
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names_in(group)])
+        with formatter.section("Output"):
+            formatter.write_dl(list(records.values()))
+
+
+def help_records(command: click.Command, context: click.Context) -> dict[str, tuple[str, str]]:
+    """The options of a command and their help, by the names of the parameters."""
+    own = (each for each in command.get_params(context) if isinstance(each, click.Option))
+    shown = ((each.name or "", each.get_help_record(context)) for each in own)
+    return {name: record for name, record in shown if record is not None}
 
 
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complete_model)

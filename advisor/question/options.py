@@ -256,6 +256,18 @@ RENAMED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Old name -> new name, and new values by old ones. Old names are accepted in Python and on the command line."""
 
 
+GROUPS: Mapping[str, type] = {
+    "Machine": MachineOptions,
+    "Training on the CPU": CpuOptions,
+    "Method": MethodOptions,
+    "Training": TrainingOptions,
+    "Software": SoftwareOptions,
+    "Amount of training": JobOptions,
+    "Answer": AnswerOptions,
+}
+"""The groups by their titles in the help and in the manual."""
+
+
 def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
     """The names of the options in these groups."""
     return tuple(name for group in groups for name in group.__annotations__ if name not in without)

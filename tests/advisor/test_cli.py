@@ -12,6 +12,7 @@ import click
 import pytest
 from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
+from ds_advise.advisor.question.options import GROUPS, OPTIONS
 from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.plan import RUNGS
@@ -288,6 +289,18 @@ def test_help_is_the_main_commands_help(capsys: pytest.CaptureFixture[str], argu
     assert run_here(arguments) == 0
     out, err = capsys.readouterr()
     assert out.startswith("Usage: ds-advise") and "--gpus SPEC" in out and "  [OPTIONS]" not in out and err == ""
+
+
+def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """The short one takes two screens at most, and names the long one."""
+    assert run_here(["--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 80 and "ds-advise --help-all" in short
+    assert [name for name in COMMANDS if f"\n  {name} " not in short] == []
+    assert run_here(["--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert [option.flag for option in OPTIONS.values() if f"\n  {option.flag}" not in long] == []
+    assert [title for title in GROUPS if f"\n{title}:\n" not in long] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
