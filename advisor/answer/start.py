@@ -223,10 +223,11 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
         yield Block(text=_kept_threads(answer, chosen, cluster.threads_per_rank))
     by_launcher = start_commands(answer, chosen, config_path)
-    everywhere = " and ".join(launcher for launcher in by_launcher if launcher != "deepspeed")
-    where = f" ({everywhere} on every node)" if cluster.nodes > 1 else ""
-    commands = tuple(line for lines in by_launcher.values() for line in lines)
-    yield Block(text=f"Start it with one of{where}:", code=commands, is_shell=True)
+    where = " on every node" if cluster.nodes > 1 else ""
+    first, *others = by_launcher
+    yield Block(text=f"Start it with {first}:", code=tuple(by_launcher[first]), is_shell=True)
+    for launcher in others:
+        yield Block(text=f"Or with {launcher}{where}:", code=tuple(by_launcher[launcher]), is_shell=True)
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:

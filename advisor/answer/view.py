@@ -187,7 +187,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
         title="Host RAM" + (" per node" if cluster.nodes > 1 else ""),
         value=gib(memory.host_bytes_per_node),
         unit="GiB" if have is None else f"of {gib(have)} GiB",
-        note=nvme or ("not checked: say how much there is" if have is None else ""),
+        note=nvme or ("required: the RAM is unknown" if have is None else ""),
         share=None if have is None else memory.host_bytes_per_node / have,
     )
     yield Figure(

@@ -19,8 +19,10 @@ from .plans import memory_bars, speed_against_memory, time_bars
 def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
     """The report, and the chart of every plan's memory. config_path: the path of the configuration in the commands."""
     view = view_of(answer, config_path=config_path, details=True)
-    changes = [[change.flags, change.outcome] for change in view.change_rows]
-    start = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
+    rows = [[change.flags, change.outcome] for change in view.change_rows]
+    changes = doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], rows))
+    steps = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
+    fits = answer.recommended is not None
     return doc.Report(
         subject=" · ".join(view.subject),
         verdict=view.verdict.headline,
@@ -28,13 +30,13 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
         lead=view.verdict.sentences,
         tiles=[(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures],
         sections=(
+            doc.Section("start", "Start it", joined(*steps)) if fits else changes,
             *_charts(answer),
             doc.Section("ladder", "The ladder", _ladder(view)),
             doc.Section("figures", "Where the figures come from", _terms(answer)),
-            doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], changes)),
+            *([changes] if fits else []),
             doc.Section("job", "The whole job", doc.bullets(view.job)),
             doc.configuration(view.config, config_path),
-            doc.Section("start", "Start it", joined(*start)),
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),

@@ -310,17 +310,30 @@ def frame(title: str, width: int, height: float, *parts: Markup | None) -> Marku
     )
 
 
+def _folded_heading(heading: str, width: float) -> list[str]:
+    """The heading in lines, broken after its parts."""
+    lines = [""]
+    for part in heading.split(" · "):
+        longer = f"{lines[-1]} · {part}" if lines[-1] else part
+        if lines[-1] and text_width(longer, 15) > width:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return lines
+
+
 def standing_alone(picture: Markup, heading: str) -> str:
     """A chart as a file of its own: on paper, with a style sheet for dark screens and a heading."""
     size = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture)
     assert size is not None
-    margin, above = 16, 34
+    margin, lines = 16, _folded_heading(heading, float(size[1]))
+    above = 14 + 20 * len(lines)
     width, height = float(size[1]) + 2 * margin, float(size[2]) + above + 2 * margin
     whole = element(
         "svg",
         element("style", Markup(dark_style("(prefers-color-scheme: dark)"))),
         element("rect", width=width, height=height, **fill("paper")),
-        label(margin, margin + 14, heading, bold=True, size=15),
+        *(label(margin, margin + 14 + 20 * index, line, bold=True, size=15) for index, line in enumerate(lines)),
         element("g", picture, transform=f"translate({margin} {margin + above})"),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {number(width)} {number(height)}",
