@@ -28,9 +28,6 @@ _WIDTHS = {
 }
 """Of the ladder's columns; negative: aligned to the left."""
 
-_NARROW = 2 + sum(abs(width) + 1 for width in _WIDTHS.values())
-"""Columns of a terminal below which each row of the ladder is a sentence."""
-
 _FEW_CHANGES = 4
 """Changes that are printed without `details`."""
 
@@ -104,36 +101,41 @@ def _paragraph(console: Console, *lines: str, title: str = "", style: str = "") 
 
 
 def _print_ladder(view: AnswerView, console: Console) -> None:
-    """A row for each rung; in a narrow terminal a sentence."""
+    """A row for each rung; a sentence each where the terminal is too narrow for a row. Empty columns are left out."""
     titles = {name: translate(title) for name, title in view.columns.items()}
-    if console.width >= _NARROW:
-        header = " ".join(padded(titles[name], width) for name, width in _WIDTHS.items())
+    widths = {name: width for name, width in _WIDTHS.items() if any(getattr(step, name) for step in view.ladder)}
+    lines = ["" if step.candidate is None else _ladder_line(step, widths) for step in view.ladder]
+    as_rows = max(map(cell_len, lines), default=0) <= console.width
+    if as_rows:
+        header = " ".join(padded(titles[name], width) for name, width in widths.items())
         row(console, f"  {header}", style="bold")
     previous = ""
-    for step in view.ladder:
+    for step, line in zip(view.ladder, lines, strict=True):
+        style = "bold green" if step.is_chosen else "" if step.fits else "dim"
         if step.candidate is None:
             reason = phrase("the same") if step.verdict == previous else step.verdict
             sentence(console, f" {step.rung:<19} {translate(reason)}", style="dim", hang=21)
-            previous = step.verdict
+        elif as_rows:
+            row(console, line, style=style)
         else:
-            _print_row(step, titles, console)
-            previous = ""
+            values = ((titles[name], translate(getattr(step, name))) for name in widths if name != "rung")
+            parts = [f"{title} {value}" for title, value in values if value]
+            text = f"{_mark(step)} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
+            sentence(console, text, style=style, hang=4)
+        previous = "" if step.candidate else step.verdict
     for note in view.ladder_notes:
         sentence(console, f" {translate(note)}", style="dim")
 
 
-def _print_row(step: LadderRow, titles: dict[str, str], console: Console) -> None:
-    values = {name: translate(getattr(step, name)) for name in _WIDTHS}
-    reason, mark = translate(step.verdict), ">" if step.is_chosen else " "
-    style = "bold green" if step.is_chosen else "" if step.fits else "dim"
-    if console.width < _NARROW:
-        parts = [f"{titles[name]} {value}" for name, value in values.items() if value and name != "rung"]
-        sentence(console, f"{mark} {', '.join([step.rung, *parts])}: {reason}", style=style, hang=4)
-        return
-    line = f"{mark} " + " ".join(padded(values[name] or "-", width) for name, width in _WIDTHS.items())
-    reason = reason.replace("likely fits", "likely")
-    gap = "  " if cell_len(line) + cell_len(reason) + 2 <= WIDTH else " "
-    row(console, f"{line}{gap}{reason}", style=style)
+def _mark(step: LadderRow) -> str:
+    return ">" if step.is_chosen else " "
+
+
+def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
+    """A row with its verdict."""
+    values = (padded(translate(getattr(step, name)) or "-", width) for name, width in widths.items())
+    line, reason = f"{_mark(step)} {' '.join(values)}", translate(step.verdict).replace("likely fits", "likely")
+    return f"{line}{'  ' if cell_len(line) + cell_len(reason) + 2 <= WIDTH else ' '}{reason}"
 
 
 def _print_probes(view: AnswerView, console: Console) -> None:

@@ -91,7 +91,14 @@ def copyable(console: Console, lines: Sequence[str]) -> None:
 def commands(console: Console, lines: Sequence[str]) -> None:
     """Shell commands: where the terminal is too narrow for one, it goes on after a backslash, as a shell reads it."""
     for command in lines:
-        for part in _continued(command, max(console.width, NARROWEST)):
+        columns = max(console.width, NARROWEST)
+        if command.startswith("#"):  # a comment ends with its line
+            import textwrap  # imported here: most answers have no comment
+
+            words = textwrap.wrap(command, columns - 3, subsequent_indent="# ", break_long_words=False)
+            copyable(console, words)
+            continue
+        for part in _continued(command, columns):
             row(console, Text(part, style="bold"))
 
 

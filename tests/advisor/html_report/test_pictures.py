@@ -17,6 +17,7 @@ from ds_advise.advisor.html_report.canvas import (
     element,
     round_steps,
     standing_alone,
+    text_width,
 )
 from ds_advise.advisor.html_report.line_charts import (
     Layer,
@@ -64,6 +65,14 @@ def test_parts_are_as_wide_as_their_shares_and_fill_their_bar(width: int) -> Non
     parts = [[float(box.get("width", 0)) for box in row.findall(f"{SVG}g/{SVG}rect")] for row in (first, second)]
     assert parts[0][0] / parts[0][1] == pytest.approx(3, rel=0.06)
     assert parts[1][0] / sum(parts[0]) == pytest.approx(7.5, rel=0.06)
+
+
+def test_the_heading_of_a_picture_is_folded_and_not_cut() -> None:
+    parts = ["Qwen/Qwen2.5-14B", "14.77 B parameters", "full fine-tuning", "bf16", "adamw", "sequence 2048", "2 x H100"]
+    picture = ET.fromstring(standing_alone(draw_stacked_bars(_bars()), " · ".join(parts)))
+    lines = [text.text or "" for text in picture.findall(f"{SVG}text")]
+    assert len(lines) > 1 and " · ".join(lines) == " · ".join(parts)
+    assert max(text_width(line, 15) for line in lines) <= float(picture.get("width", 0))
 
 
 def test_a_bar_beyond_the_scale_is_cut_and_its_figure_written() -> None:

@@ -36,7 +36,7 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
     """55 lines of 80 columns at most; 80 and 40 columns hold every line, commands included. Python is not wrapped."""
     wide = _answer(question)
     assert len(wide) <= 55
-    for columns, lines in ((80, wide), (40, _answer(question, 40))):
+    for columns, lines in ((80, wide), (64, _answer(question, 64)), (40, _answer(question, 40))):
         assert [line for line in lines if len(line) > columns and not _PYTHON.match(line)] == []
 
 
@@ -54,6 +54,13 @@ def test_the_closest_plan_is_said_to_lack_what_it_lacks(asked: str, lacks: str) 
     assert verdict.startswith("Nothing fits. The closest, zero3-nvme, would take 27.6 of 31.4 GiB per GPU and ")
     assert verdict.endswith(lacks)
     assert "\n\n\n" not in "\n".join(lines)
+
+
+def test_a_comment_is_not_broken_by_a_backslash() -> None:
+    """A shell takes the rest of a broken comment for a command."""
+    lines = _answer("Llama-3.1-8B --gpus 2x8xA100-80GB", 40)
+    comments = [line.strip() for line in lines if line.strip().startswith("#")]
+    assert len(comments) > 1 and not [line for line in comments if line.endswith("\\")]
 
 
 def test_a_batch_with_a_bar_is_explained_where_one_stands() -> None:
