@@ -68,8 +68,10 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
         return phrase("{optimizer} does not run on the host", optimizer=workload.optimizer)
     if workload.method == "qlora" and plan.zero_stage == 3:
-        # transformers 5.23 modeling_utils.py get_init_context: no zero.Init, and the GPU as device map
-        return phrase("every GPU holds the whole quantized model while it loads, before ZeRO-3 could shard it")
+        if workload.quantization == "int8":  # bitsandbytes 0.50 autograd/_functions.py MatmulLtState.CB
+            return phrase("bitsandbytes' int8 layers keep whole weights beside ZeRO-3's shards")
+        if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
+            return phrase("ZeRO-3 is known to shard NF4 weights on the GPU alone, in collectives of full width")
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None

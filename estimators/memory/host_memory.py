@@ -305,7 +305,7 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     width = tensors.workload.weight_bytes
     processes = local_ranks * PROCESS_BYTES
     if tensors.workload.method == "qlora":
-        return processes + local_ranks * width * max(*tensors.frozen, *tensors.trainable)
+        return processes + local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
     if plan.zero_stage < 3:
         return processes + local_ranks * width * tensors.numel
     shards = total_bytes(_parameters(sharded, plan, local_ranks)) if plan.offload_param == "cpu" else 0

@@ -4,6 +4,7 @@
 
 A training step passes through a few phases, and any of them may be the peak:
 
+- load: a quantized model is whole on every GPU before ZeRO-3 shards it.
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
   GPU is short, and before DeepSpeed 0.19).
 - first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it
@@ -58,6 +59,12 @@ INITIALIZE_SHARE = 0.85
 _TWICE = Formula(
     "parameters", "2 w Pt + frozen", "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)"
 )
+_LOADED = Formula(
+    "parameters",
+    "frozen + w whole",
+    "transformers 5.23 modeling_utils.py get_init_context (no zero.Init), integrations/bitsandbytes.py",
+    {**MEMORY_SYMBOLS, "whole": "elements of the largest weight, in 16 bits until it is quantized, or of the adapters"},
+)
 _GATHERED = Formula(
     "gathered_parameters",
     "w gathered",
@@ -82,6 +89,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
     peak = max(phase.allocated_bytes for phase in phases)
+    phases = memory.load + phases
     kept = total_bytes(memory.resident)
     transient, expandable = max(0, peak - kept), workload.software.expandable_segments
     if cluster.gpu.is_cpu:
@@ -199,6 +207,15 @@ class BatchIndependentMemory:
         )
 
     @cached_property
+    def load(self) -> tuple[Phase, ...]:
+        tensors = self.sharded.tensors
+        if self.plan.zero_stage < 3 or tensors.workload.method != "qlora":
+            return ()
+        width, frozen = tensors.workload.weight_bytes, tensors.frozen_bytes
+        whole = max(tensors.trainable_numel, *(tensor.numel for tensor, _ in tensors.model.tensor_counts))
+        return (Phase(name="load", terms=_LOADED.term(frozen + width * whole, frozen=frozen, w=width, whole=whole)),)
+
+    @cached_property
     def initialize(self) -> tuple[Phase, ...]:
         tensors, plan = self.sharded.tensors, self.plan
         if plan.zero_stage not in (1, 2) or tensors.workload.software.deepspeed < (0, 19):
@@ -249,7 +266,8 @@ class BatchIndependentMemory:
     def least_bytes(self) -> int:
         """The largest phase, without the loss's, which tiles change."""
         beside = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
-        return total_bytes(self.resident) + max(beside)
+        loaded = (phase.allocated_bytes for phase in self.load)
+        return max(total_bytes(self.resident) + max(beside), *loaded, 0)
 
     def tiled_loss(self, tiles: int) -> Terms:
         """The loss's phase when it is computed tile by tile."""

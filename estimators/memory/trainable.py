@@ -16,7 +16,7 @@ from itertools import accumulate, chain, compress, repeat
 
 from ..models.families import layer_variant, module_experts
 from ..models.layer_variant import LayerVariant
-from ..models.lora import Adapters, adapters, quantized, quantized_bytes, trained_copies
+from ..models.lora import Adapters, adapters, quantized, quantized_bytes, stored_numel, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan
 from ..workload import Workload
@@ -35,6 +35,7 @@ class TensorSet:
     idle: int
     """Number of leading trainable tensors without a gradient: a tower that samples of text do not use."""
     frozen: tuple[int, ...]
+    """In elements of the model's type that are stored (`stored_numel`)."""
     muon: int
     """Trainable elements that Muon orthogonalizes."""
     frozen_bytes: int
@@ -46,8 +47,7 @@ class TensorSet:
     trainable_layer: tuple[int, ...]
     """Its trainable tensors."""
     viewed: int
-    """Elements of fused experts that the forward pass reads through a transposed view, in all layers: autograd saves
-    the whole tensor."""
+    """Elements of what the forward pass reads through a view, in all layers: autograd saves the whole tensor."""
     viewed_layer: int
     """The same in the largest layer."""
     head: int
@@ -121,11 +121,11 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     embeddings = [tensor.numel for tensor in model.outside if tensor.role in ("embedding", "position")]
     first = [tensor for tensor in model.outside if tensor.role in ("tower", "embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
-    blocks = [([tensor.numel for tensor in block.tensors], block) for block in model.blocks]
+    blocks = [([stored_numel(tensor, workload) for tensor in block.tensors], block) for block in model.blocks]
     base = (
-        *(tensor.numel for tensor in first),
+        *(stored_numel(tensor, workload) for tensor in first),
         *(numel for numels, block in blocks for numel in numels * block.count),
-        *(tensor.numel for tensor in last),
+        *(stored_numel(tensor, workload) for tensor in last),
     )
     chosen, copies = adapters(model, workload), trained_copies(model, workload)
     # Counted with its adapters, which may not reach every kind of layer.
@@ -151,8 +151,12 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     embedding = max(embeddings, default=0)
     copied = sum(tensor.numel for tensor in copies.tensors)
     viewed = [
-        sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, layer_variant(model, block), chosen))
-        for _, block in blocks
+        sum(
+            numel
+            for numel, tensor in zip(numels, block.tensors, strict=True)
+            if quantized(tensor, workload) or _is_viewed(tensor, layer_variant(model, block), chosen)
+        )
+        for numels, block in blocks
     ]
     return TensorSet(
         model=model,
@@ -185,7 +189,7 @@ def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
 
 
 def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
-    """Fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
+    """Besides bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`): fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
     integrations/moe.py). gpt-oss stores them the other way round; an adapter's sum takes the tensor's place."""
     return (
         tensor.role == "expert" and len(tensor.shape) == 3 and not variant.gpt_oss_experts and not chosen.folds(tensor)

@@ -52,6 +52,12 @@ _SHARDS = Formula(
     f"{_STAGE_3}._create_fp16_partitions_with_defragmentation",
     {**MEMORY_SYMBOLS, "resting": "elements of one rank's shards, frozen ones included, but for what is persistent"},
 )
+_SCALES = Formula(
+    "parameters",
+    "scales",
+    "bitsandbytes 0.50 nn/modules.py Params4bit (quant_state, which is no parameter)",
+    {**MEMORY_SYMBOLS, "scales": "bytes of the scales of quantized weights, whole on every rank"},
+)
 _PERSISTENT = Formula(
     "persistent_parameters",
     "w persistent",
@@ -118,7 +124,9 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
         persistent = _PERSISTENT.term(width * gathered.persistent, w=width, persistent=gathered.persistent)
-        return _SHARDS.term(width * resting, w=width, resting=resting) + persistent
+        scales = tensors.frozen_bytes - width * sum(tensors.frozen)
+        whole = _SCALES.term(scales, scales=scales) if scales else ()
+        return _SHARDS.term(width * resting, w=width, resting=resting) + whole + persistent
     trainable = tensors.trainable_numel
     if plan.zero_stage:
         trainable = sharded.flat_numel

@@ -59,6 +59,14 @@ def in_int8(tensor: Tensor, workload: Workload) -> bool:
     return workload.quantization == "int8" and quantized(tensor, workload)
 
 
+def stored_numel(tensor: Tensor, workload: Workload) -> int:
+    """Elements of the model's type that hold a weight: 8 w / b quantized ones of b bits share one (bitsandbytes'
+    `bnb_4bit_quant_storage`; as bytes, its default, they are as large)."""
+    if not quantized(tensor, workload):
+        return tensor.numel
+    return -(-tensor.numel * (8 if workload.quantization == "int8" else 4) // (8 * workload.weight_bytes))
+
+
 def gptq_bytes(tensor: Tensor) -> int:
     """Bytes of a weight in GPTQ's format: n/2 + (2 + 1/2) n/128 + 4 in.
 

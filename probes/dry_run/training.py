@@ -188,8 +188,8 @@ def model_dtype(config: dict[str, Any]) -> torch.dtype:
 
 def announce_zero3(run: Run, config: dict[str, Any]) -> Any:
     """Announce ZeRO-3 to transformers, as TrainingArguments does, so that the model is partitioned while it is built
-    (`zero.Init`); the returned object must outlive the run."""
-    if not run.workload.uses_trainer or run.description is None:
+    (`zero.Init`), but for a quantized one, which it loads whole; the returned object must outlive the run."""
+    if not run.workload.uses_trainer or run.description is None or run.workload.method == "qlora":
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
     return integrations.HfDeepSpeedConfig(config)

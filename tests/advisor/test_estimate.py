@@ -84,7 +84,7 @@ def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> Non
         ({"document_len": 512}, "--attention flash"),
         ({"document_len": 4096, "attention": "flash"}, "do not fit"),
         ({"kernels": "liger", "model": "gpt2"}, "Liger has no kernels"),
-        ({"rung": "zero3", "method": "qlora"}, "cannot run"),
+        ({"rung": "zero3", "method": "qlora", "quantization": "int8"}, "cannot run"),
     ],
 )
 def test_what_cannot_be_asked_is_told_in_a_line(changed: dict[str, Any], words: str) -> None:

@@ -320,7 +320,7 @@ def test_strange_files_are_compared_or_refused_in_one_line(
         ["zero2", "zero3-nvme", "--model", "gpt2", "--gpus", "2xA40"],
         ["zero3.json", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--micro-batch", "7"],
         ["magic.json", "zero3", "--model", "gpt2", "--gpus", "2xA40"],
-        ["zero2", "zero3", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "2xA40"],
+        ["zero2", "zero3-nvme", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "2xA40"],
     ],
     ids=" ".join,
 )

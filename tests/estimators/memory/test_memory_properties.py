@@ -256,7 +256,8 @@ HALF = {"offload_optimizer": "cpu", "offload_optimizer_ratio": 0.5}
     [
         ({"optimizer": "adamw_8bit"}, {"zero_stage": 2, "offload_optimizer": "cpu"}, "on the host"),
         ({"optimizer": "lamb"}, {"zero_stage": 1}, "whole layers"),
-        ({"method": "qlora"}, {"zero_stage": 3}, "quantized"),
+        ({"method": "qlora", "quantization": "int8"}, {"zero_stage": 3}, "int8"),
+        ({"method": "qlora"}, {"zero_stage": 3, "offload_param": "cpu"}, "NF4"),
         ({}, {"zero_stage": 2, "offload_optimizer": "nvme"}, "stage 3"),
         ({}, {"zero_stage": 2, "offload_param": "cpu"}, "stage 3"),
         ({}, {"zero_stage": 0, "offload_optimizer": "cpu"}, "stage 1"),
@@ -271,6 +272,24 @@ def test_impossible_plans_say_why(workload: dict[str, Any], settings: dict[str, 
     plan, asked = Plan(micro_batch_size=1, **settings), Workload(**workload)
     assert reason in (unsupported(llama(), asked, plan, cluster(gpus=2)) or "")
     assert unsupported(llama(), asked, Plan(zero_stage=0, micro_batch_size=1), cluster(gpus=2)) is None
+
+
+def test_qlora_under_zero3_loads_whole_then_holds_shards_of_packed_weights() -> None:
+    """As two ranks of the engine with bitsandbytes 0.50 hold it: four 4-bit weights in an element of bf16, cut in two;
+    scales whole on both. peft documents 36.6 GB a GPU for the 70B run, which is its load."""
+    workload, plan = Workload(method="qlora", lora_rank=8), Plan(zero_stage=3, micro_batch_size=1)
+    tensors = tensor_set(llama(), workload)
+    assert tensors.frozen[:3] == (512 * 4000, 512 * 512 // 4, 512 * 256 // 4)
+    memory = estimate_memory(llama(), workload, cluster(gpus=2), plan)
+    load, step = memory.phases[0], next(phase for phase in memory.phases if phase.name == "step")
+    assert (load.name, load.allocated_bytes) == ("load", tensors.frozen_bytes + 2 * 512 * 4000)
+    packed, scales, _ = (term.size_bytes for term in step.terms[:3])
+    assert packed >= sum(tensors.frozen) and scales == tensors.frozen_bytes - 2 * sum(tensors.frozen)
+    peft = replace(workload, seq_len=2048, attention="flash", lora_dropout=0.1)
+    documented = replace(plan, micro_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True)
+    config = small("llama", sizes(8192, 28672, 80, 64, 8, 32000), architectures=["LlamaForCausalLM"])
+    predicted = estimate_memory(shape_from_config(config, name="Llama-2-70B"), peft, cluster(gpus=2), documented)
+    assert predicted.peak.name == "load" and predicted.device_bytes_per_gpu == pytest.approx(36.6 * 2**30, rel=0.01)
 
 
 def test_what_stays_on_the_gpu_leaves_the_host() -> None:
