@@ -189,8 +189,9 @@ def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
 
 
 def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
-    """Besides bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`): fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
-    integrations/moe.py). gpt-oss stores them the other way round; an adapter's sum takes the tensor's place."""
+    """Besides bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`): fused experts stored as (expert, out,
+    in), of which the grouped product reads the transpose (transformers 5.23 integrations/moe.py). gpt-oss stores them
+    the other way round; an adapter's sum takes the tensor's place."""
     return (
         tensor.role == "expert" and len(tensor.shape) == 3 and not variant.gpt_oss_experts and not chosen.folds(tensor)
     )
