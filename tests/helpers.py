@@ -199,3 +199,21 @@ def write_training(
         | {"output_dir": str(folder / "out"), "learning_rate": learning_rate},
     }
     (folder / "job.json").write_text(json.dumps(job))
+
+
+def write_checkpoint(folder: Path, *, ranks: int, tag: str | None = None) -> Path:
+    """A Trainer's checkpoint under ZeRO-2 with the files that a resumption reads."""
+    import torch
+    from safetensors.torch import save_file
+
+    tag = tag or f"global_step{folder.name.removeprefix('checkpoint-')}"
+    (folder / tag).mkdir(parents=True)
+    (folder / "latest").write_text(tag)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 8, "log_history": []}))
+    weights = {"weight": torch.arange(4096.0)}
+    save_file(weights, folder / "model.safetensors")
+    torch.save(weights, folder / tag / "mp_rank_00_model_states.pt")
+    for rank in range(ranks):
+        torch.save(weights, folder / f"rng_state_{rank}.pth")
+        torch.save(weights, folder / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ...estimators.errors import DsAdviseError
 from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles
 from ...probes.real_run.watch import COMPILERS
+from ...validate.checkpoint import write_checksums
 from ..text.units import gib, rate, seconds
 from .command import costly_variables
 from .failures import failure_of, last_lines
@@ -114,6 +117,9 @@ _PRINT_EVERY_S = 30.0
 
 _PRINTED_AT_ONCE = 3
 
+_PATIENCE_S = 1.0
+"""Time after which it is printed what is waited for."""
+
 
 class Display:
     """Redraws the progress on a terminal; elsewhere prints it as one line now and then."""
@@ -177,6 +183,11 @@ def _sizes(sizes: MemoryFigures, labels: tuple[str, str, str]) -> str:
     return ", ".join(f"{gib(size)}{label}" for size, label in zip(sizes, labels, strict=True) if size is not None)
 
 
+def _write_checksums(checkpoint: Path) -> None:
+    with contextlib.suppress(OSError, DsAdviseError):  # the Trainer may have removed it, or the disk is full
+        write_checksums(checkpoint)
+
+
 class Monitor:
     def __init__(self, request: LaunchRequest, display: Display) -> None:
         self.records = Records(request.folder)
@@ -190,12 +201,15 @@ class Monitor:
         self._peak_host_bytes = 0
         self._peak_device_bytes = 0
         self._output_shown = 0
+        self._summed: dict[str, threading.Thread] = {}
+        """The checkpoints of this training, and what writes their checksums."""
         for sentence in costly_variables():
             self._warn(sentence)
 
     def look(self, pid: int) -> None:
         """Read the records and, once a second, the memory of the descendants of process `pid` and of the machine."""
         self.records.read()
+        self._sum_checkpoint()
         now = time.monotonic()
         if now - self._sampled_at < _SAMPLE_S:
             return
@@ -238,6 +252,12 @@ class Monitor:
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
         """How the training ended, once its launcher has ended with `exit_code`; failure: why it was ended."""
         self.records.read()
+        self._sum_checkpoint()
+        for name, thread in self._summed.items():
+            thread.join(_PATIENCE_S)
+            if thread.is_alive():
+                self._display.say(f"ds-advise: writing the checksums of {name} ...")
+                thread.join()
         records, request = self.records, self._request
         if exit_code and failure is None and not stopped:
             kills = {file: count - self._oom_kills_before.get(file, count) for file, count in oom_kills().items()}
@@ -269,6 +289,18 @@ class Monitor:
             checkpoint=None if checkpoint is None else Path(checkpoint),
             warnings=tuple(self._warnings),
         )
+
+    def _sum_checkpoint(self) -> None:
+        """Begin to write the checksums of the newest checkpoint once every rank has saved its part. On several nodes it
+        is not known when the others have, so there are none."""
+        saved = {rank.latest.get("checkpoint") for rank in self.records.ranks}
+        cluster = self._request.run.cluster
+        if cluster.nodes > 1 or len(self.records.ranks) < cluster.gpus_per_node or len(saved) != 1:
+            return
+        [folder] = saved
+        if folder is not None and folder not in self._summed:
+            self._summed[folder] = threading.Thread(target=_write_checksums, args=(Path(folder),), daemon=True)
+            self._summed[folder].start()
 
     def _differences(self) -> tuple[str, ...]:
         """The engine's settings that are not the plan's: the script may set them itself."""

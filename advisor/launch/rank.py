@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from ...probes.real_run.rank import EventLog
+from ...validate.checkpoint import CHECKSUMS
 
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
 
@@ -166,7 +167,10 @@ def _add_callback(module: Any, events: EventLog, folder: Path) -> None:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            events.note({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
+            checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}").resolve()
+            with contextlib.suppress(OSError):
+                (checkpoint / CHECKSUMS).unlink(missing_ok=True)  # of an earlier checkpoint in this folder
+            events.note({"checkpoint": str(checkpoint)})
 
     module.DEFAULT_CALLBACKS.append(Launched)
 

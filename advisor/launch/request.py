@@ -148,11 +148,6 @@ class LaunchOutcome:
     """Warnings printed during the training."""
 
 
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step of a Trainer's checkpoint, by its name `checkpoint-STEP`."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One launch: what was started and how it ended."""

@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.json_form import to_json
 from ...probes.store import record_of, try_store
+from ...validate.checkpoint import checkpoints_in, newest_usable, step_of
 from ..text.labels import plan_title
 from ..text.output import Output
 from .check import Check, Objection, objections, plans_that_fit, prediction_of
 from .command import environment_of, kept_settings
-from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest, step_of
+from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch
 from .script_arguments import ScriptArguments
 
@@ -107,15 +109,21 @@ def _need(estimate: Estimate, kind: FailureKind) -> int:
     return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
 
 
-def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) -> Continuation:
-    """The continuation of a user's script after memory ran out; its configuration is written into `folder`.
+def next_launch(
+    request: LaunchRequest, outcome: LaunchOutcome, folder: Path, *, say: Callable[[str], None] = lambda _: None
+) -> Continuation:
+    """The continuation of a user's script after memory ran out, from its last checkpoint with whole files; its
+    configuration is written into `folder`.
 
     Raises ConfigFileError where the configuration cannot be written.
     """
     arguments = ScriptArguments(request.script.arguments)
     takes_config = request.passes_config or bool(arguments.configs)
     resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
-    checkpoint = outcome.checkpoint if resumes else None
+    checkpoint = None
+    if resumes and (last := outcome.checkpoint) is not None:
+        earlier = [path for path in checkpoints_in(last.parent) if step_of(path) <= step_of(last)]
+        checkpoint, _ = newest_usable(earlier, say=say)
     following = with_less_memory(request, outcome, checkpoint, folder)
     if following.request is None:
         return following
@@ -181,7 +189,8 @@ def run_session(
         if against := objections(request, check, output.say):
             return Session(objections=tuple(against))
         request = replace(request, prediction=prediction_of(request.run))  # the check may have measured the speed
-    return make_attempts(request, next_launch, fallback=fallback, verbose=verbose, output=output)
+    follow = partial(next_launch, say=output.say)
+    return make_attempts(request, follow, fallback=fallback, verbose=verbose, output=output)
 
 
 def make_attempts(

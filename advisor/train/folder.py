@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,12 +18,9 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
-from ..launch.request import step_of
+from ...validate.checkpoint import WHOLE, checkpoints_in, newest_usable
 from ..question.model_source import read_json_object
-
-WHOLE = "ds_advise_whole"
-"""File in a checkpoint that every rank has written its part of. The Trainer itself resumes from the newest folder, also
-from one that a full disk or a killed rank left incomplete."""
+from ..question.run import read_ds_config
 
 _REPAIR = "start the training without --resume"
 
@@ -48,12 +45,34 @@ class TrainingFolder:
 
     def checkpoints(self) -> list[Path]:
         """All checkpoints, by rising step."""
-        folders = (path for path in self.path.glob("checkpoint-*") if path.is_dir())
-        return sorted((path for path in folders if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
+        return checkpoints_in(self.path)
 
     def newest_whole(self) -> Path | None:
         """The last complete checkpoint."""
         return next((path for path in reversed(self.checkpoints()) if (path / WHOLE).exists()), None)
+
+    def newest_usable(self, ranks: int, say: Callable[[str], None]) -> Path | None:
+        """The last complete checkpoint of a training of `ranks` whose files are whole, None where none is complete.
+        Damaged ones after it get another name, so that nothing resumes from them.
+
+        Raises ConfigFileError where every complete one is damaged.
+        """
+        complete = [path for path in self.checkpoints() if (path / WHOLE).exists()]
+        partitioned = read_ds_config(self.ds_config)["zero_optimization"]["stage"] > 0
+        usable, damaged = newest_usable(complete, ranks=ranks if partitioned else None, say=say)
+        if usable is None and damaged:
+            problems = "; ".join(f"{each.folder.name}: {each.problem}" for each in damaged)
+            raise ConfigFileError(
+                f"{self.path} has no whole checkpoint",
+                why=problems,
+                fix="start it again with --force and without --resume",
+            )
+        for each in damaged:
+            aside = each.folder.with_name(f"damaged-{each.folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            each.folder.rename(aside)
+            say(f"{each.folder.name} is damaged: {each.problem}; it is now {aside.name}")
+        return usable
 
     def remove_broken(self) -> list[Path]:
         """Remove incomplete checkpoints, which take room that the next one needs; returns them."""

@@ -6,6 +6,7 @@ in the job's folder. Nothing from the model's folder is executed: safetensors on
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -22,8 +23,9 @@ from torch.utils.data import Dataset
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from ...ds_configs.training_script import ATTENTION
 from ...estimators.time.job import PADDED_TO
+from ...validate.checkpoint import WHOLE
 from ..data.prepare import Index, open_tokens
-from .folder import WHOLE, TrainingJob, TrainingResult, read_job, write_record
+from .folder import TrainingJob, TrainingResult, read_job, write_record
 
 IGNORED = -100
 """The label that transformers' losses ignore."""
@@ -120,13 +122,14 @@ def main() -> None:
         eval_dataset=evaluation,
         data_collator=collator,
         processing_class=tokenizer,
-        callbacks=[_whole_callback(transformers)],
+        callbacks=[_callback(transformers)],
     )
     if job.mlp_tiles:
         tile_feed_forward(trainer.model, job.mlp_tiles)
     if job.loss_tiles:
         tile_loss(trainer.model, job.loss_tiles)
-    trainer.train(resume_from_checkpoint=job.checkpoint)
+    with contextlib.suppress(_AllStepsMadeError):
+        trainer.train(resume_from_checkpoint=job.checkpoint)
     finished = trainer.state.global_step >= trainer.state.max_steps
     if finished:
         if evaluation is not None and not _is_evaluated(trainer.state):
@@ -229,16 +232,25 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
     )
 
 
-def _whole_callback(transformers: Any) -> Any:
-    class Whole(transformers.TrainerCallback):  # type: ignore[misc]
-        """Marks a checkpoint when all ranks have saved their parts."""
+class _AllStepsMadeError(Exception):
+    """The checkpoint to resume from is that of the last step."""
+
+
+def _callback(transformers: Any) -> Any:
+    class Checkpoints(transformers.TrainerCallback):  # type: ignore[misc]
+        """Marks a checkpoint when all ranks have saved their parts; makes no step beyond the last, where the Trainer
+        would make one more unless an epoch ends there."""
+
+        def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step >= state.max_steps:
+                raise _AllStepsMadeError
 
         def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
             dist.barrier()
             if state.is_world_process_zero:
                 Path(args.output_dir, f"checkpoint-{state.global_step}", WHOLE).touch()
 
-    return Whole()
+    return Checkpoints()
 
 
 def _is_evaluated(state: Any) -> bool:

@@ -213,7 +213,8 @@ def _ended(trained: Trained) -> str:
     result = trained.result
     assert result is not None
     steps = result.step - trained.attempt.request.resumes_after
-    text = f"Finished: {steps:,} steps in {seconds(trained.attempt.outcome.seconds)}"
+    made = f"{steps:,} steps" if steps else f"all {result.step:,} steps had been made; saved"
+    text = f"Finished: {made} in {seconds(trained.attempt.outcome.seconds)}"
     if result.losses:
         text += f", loss {result.losses[0][1]:.3g} to {result.losses[-1][1]:.3g}"
     if result.evaluations:

@@ -17,10 +17,11 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import checkpoint_bytes
 from ...probes.run import Device, Run
+from ...validate.checkpoint import step_of
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import free_bytes, prediction_of
-from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script, step_of
+from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script
 from ..launch.session import Continuation, make_attempts, with_less_memory
 from ..question.question import Question
 from ..question.run import read_ds_config, run_of
@@ -168,7 +169,7 @@ def resume(
             why="there is nothing to resume",
             fix="start another one in another --output-dir",
         )
-    checkpoint = folder.newest_whole()
+    checkpoint = folder.newest_usable(job.ranks, controls.output.say)
     if checkpoint is None:
         raise ConfigFileError(
             f"{folder.path} has no whole checkpoint",
@@ -177,8 +178,9 @@ def resume(
         )
     for broken in folder.remove_broken():
         controls.output.say(f"{broken.name} was incomplete; removed")
-    controls.output.say(f"going on from {checkpoint.name}")
     arguments = job.arguments
+    ended = step_of(checkpoint) >= arguments["max_steps"]
+    controls.output.say(f"{'all steps are made; saving' if ended else 'going on'} from {checkpoint.name}")
     run = Run(
         config=read_ds_config(folder.ds_config),
         model={},
@@ -234,7 +236,8 @@ def _train(
         folder.remove_broken()
 
     def follow(attempt: LaunchRequest, outcome: LaunchOutcome, _: Path) -> Continuation:
-        return with_less_memory(attempt, outcome, folder.newest_whole(), folder.new_launch())
+        checkpoint = folder.newest_usable(job.ranks, controls.output.say)
+        return with_less_memory(attempt, outcome, checkpoint, folder.new_launch())
 
     session = make_attempts(
         request, follow, fallback=controls.fallback, verbose=controls.verbose, output=controls.output, prepare=prepare

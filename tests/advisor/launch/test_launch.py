@@ -37,7 +37,7 @@ from ds_advise.probes.real_run.result import ProbeResult, StepTime
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import TINY, failed_probe, launch_request, ran
+from tests.helpers import TINY, failed_probe, launch_request, ran, write_checkpoint
 
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -342,7 +342,13 @@ def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatc
     ],
 )
 def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpoint: str | None, expected: str) -> None:
-    """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
+    """The same global batch with less memory, from the last checkpoint that is whole; a script of unknown arguments is
+    not started."""
+    newest = None
+    if checkpoint:
+        write_checkpoint(folder / checkpoint, ranks=2)
+        newest = write_checkpoint(folder / "out/checkpoint-5", ranks=2)
+        (newest / "trainer_state.json").write_text("")
     (folder / "ds_config.json").write_text(json.dumps(AUTO | {"scheduler": SCHEDULER}))
     run = _run(folder)
     prediction = prediction_of(run)
@@ -354,7 +360,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
         peaks=Peaks(),
         seconds=1.0,
         folder=folder / "log",
-        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint=newest,
     )
     request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
     following = next_launch(request, outcome, folder / "next")

@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
-from ds_advise.advisor.train.folder import WHOLE, TrainingFolder, read_result
+from ds_advise.advisor.train.folder import TrainingFolder, read_result
+from ds_advise.validate.checkpoint import CHECKSUMS, WHOLE
 
 from tests.advisor.schemas.validator import wrong
 from tests.helpers import TINY_SIZES
@@ -260,6 +261,39 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     assert (output / "checkpoint-12" / WHOLE).exists()
     first, second = weights(whole), weights(output)
     assert all(tensor.equal(second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.slow
+def test_what_was_saved_is_neither_trained_further_nor_trusted_when_damaged(
+    tmp_path: Path, undisturbed: tuple[Path, Path, str], model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed after the checkpoint of the last step, within an epoch: --resume makes no step and saves the model of all
+    steps. With a byte of that checkpoint changed it goes on from the one before, to the same weights."""
+    data, _, _ = undisturbed
+    output, options = tmp_path / "out", CHATS_OPTIONS + " --max-steps 10"
+    assert train(model_folder, data, output, options) == 0
+    whole = weights(output)
+    (output / "training/result.json").unlink()
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 0
+    resumed = capsys.readouterr()
+    assert "all steps are made; saving from checkpoint-10" in resumed.err
+    assert "Finished: all 10 steps had been made" in resumed.out
+    assert all(tensor.equal(whole[name]) for name, tensor in weights(output).items())
+
+    (output / "training/result.json").unlink()
+    assert (output / "checkpoint-10" / CHECKSUMS).exists()
+    flipped = next((output / "checkpoint-10/global_step10").glob("*rank_1*optim_states.pt"))
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    flipped.write_bytes(content)
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 0
+    assert f"checkpoint-10 is damaged: global_step10/{flipped.name} has changed" in capsys.readouterr().err
+    assert all(tensor.equal(whole[name]) for name, tensor in weights(output).items())
+    for checkpoint in TrainingFolder(output).checkpoints():
+        (checkpoint / "trainer_state.json").write_text("")
+    (output / "training/result.json").unlink()
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 2
+    assert "has no whole checkpoint: checkpoint-10: trainer_state.json is cut off after 0 of" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.train.folder import WHOLE, TrainingFolder, TrainingJob, read_job
+from ds_advise.advisor.train.folder import TrainingFolder, TrainingJob, read_job
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import left_out
 from ds_advise.advisor.train.train import check_disk
@@ -27,9 +27,10 @@ from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload
+from ds_advise.validate.checkpoint import WHOLE
 
 from tests.advisor.schemas.validator import wrong
-from tests.helpers import TINY
+from tests.helpers import TINY, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -315,8 +316,8 @@ def test_fallback_goes_on_with_less_memory(
         launched.append((request, read_job(Path(request.script.arguments[0]))))
         request.folder.mkdir(parents=True)
         checkpoint = tmp_path / "out" / "checkpoint-3"
-        checkpoint.mkdir(exist_ok=True)
-        (checkpoint / WHOLE).touch()
+        if not checkpoint.exists():
+            (write_checkpoint(checkpoint, ranks=2) / WHOLE).touch()
         (tmp_path / "out" / "checkpoint-4").mkdir()
         return LaunchOutcome(
             status="failed",

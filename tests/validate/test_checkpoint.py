@@ -1,0 +1,78 @@
+"""A checkpoint's files: what is whole, cut off, missing or changed, with and without the checksums beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
+
+from tests.helpers import write_checkpoint
+
+STATES = "global_step8/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+MODEL = "model.safetensors"
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "by_structure", "by_checksum"),
+    [
+        (STATES, _cut, "is cut off", "is cut off after"),
+        (STATES, _flip, "has changed bytes", "has changed since it was saved"),
+        (STATES, _empty, "is empty", "is cut off after 0 of"),
+        (STATES, Path.unlink, "is missing", "is missing"),
+        ("global_step8/mp_rank_00_model_states.pt", Path.unlink, "is missing", "is missing"),
+        ("latest", Path.unlink, "is missing", "is missing"),
+        ("trainer_state.json", _empty, "is empty", "is cut off after 0 of"),
+        ("trainer_state.json", _cut, "is no JSON", "is cut off after"),
+        (MODEL, _cut, "is cut off", "is cut off after"),
+        (MODEL, _flip, "", "has changed since it was saved"),
+        ("rng_state_0.pth", _cut, "is cut off", "is cut off after"),
+    ],
+)
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_damaged_file_is_named(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], by_structure: str, by_checksum: str, *, summed: bool
+) -> None:
+    """Written by torch and safetensors themselves. Without checksums a flipped byte in safetensors is not seen."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    if summed:
+        write_checksums(folder)
+    before = read_checkpoint(folder, ranks=2)
+    assert before.is_whole and before.evidence == ("checksums" if summed else "structure")
+    assert {file.name: file.size_bytes for file in before.files}[STATES] == (folder / STATES).stat().st_size
+    damage(folder / name)
+    after = read_checkpoint(folder, ranks=2)
+    expected = by_checksum if summed else by_structure
+    assert after.is_whole == (not expected)
+    assert expected in after.problem
+    if expected and not (damage is Path.unlink and not summed):
+        assert after.problem.startswith(name)
+
+
+def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    """Not the newest of all; the damaged ones are returned; a broken list of checksums counts as none."""
+    for step in (4, 8, 12):
+        folder = write_checkpoint(tmp_path / f"checkpoint-{step}", ranks=2, tag="global_step8")
+        write_checksums(folder)
+    (folder / "ds_advise_checksums.json").write_text("{")
+    _cut(folder / STATES)
+    (tmp_path / "checkpoint-8" / "trainer_state.json").write_text(json.dumps({"global_step": 7}))
+    usable, damaged = newest_usable(checkpoints_in(tmp_path), ranks=2, say=lambda _: None)
+    assert usable == tmp_path / "checkpoint-4"
+    assert [each.folder.name for each in damaged] == ["checkpoint-12", "checkpoint-8"]

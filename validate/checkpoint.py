@@ -1,0 +1,217 @@
+"""Whether a checkpoint of the Trainer under DeepSpeed is whole, by file.
+
+A training dies late, or goes on with wrong numbers, where one of the files is cut off or changed: torch checks no
+checksum when it loads. Nothing is unpickled here, and no torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..ds_configs.write import write_config
+
+WHOLE = "ds_advise_whole"
+"""File in a checkpoint that every rank has written its part of. The Trainer itself resumes from the newest folder, also
+from one that a full disk or a killed rank left incomplete."""
+
+CHECKSUMS = "ds_advise_checksums.json"
+"""File in a checkpoint with the size in bytes and the CRC-32 of each file, by its path below the checkpoint."""
+
+_BLOCK_BYTES = 2**22
+_PICKLE = b"\x80"
+"""First byte of what `torch.save` wrote before its zip archives."""
+
+_OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFile:
+    name: str
+    """The path below the checkpoint."""
+    size_bytes: int
+    """0 where it is missing."""
+    problem: str = ""
+    """What is wrong with it; "" for a whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The files of a checkpoint, also those that should be there and are missing."""
+
+    folder: Path
+    files: tuple[CheckpointFile, ...]
+    evidence: Literal["checksums", "structure"]
+    """"checksums": the files are those that were saved. "structure": archives and JSON are complete, and the records in
+    torch's archives have their checksums; changed bytes in safetensors are not seen."""
+
+    @property
+    def damaged(self) -> tuple[CheckpointFile, ...]:
+        return tuple(file for file in self.files if file.problem)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.damaged
+
+    @property
+    def problem(self) -> str:
+        """The damaged files in one phrase; "" for a whole checkpoint."""
+        first = [f"{file.name} {file.problem}" for file in self.damaged[:1]]
+        more = len(self.damaged) - 1
+        return "; ".join([*first, *([f"{more} more damaged file{'s' * (more > 1)}"] if more > 0 else [])])
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step of a Trainer's checkpoint, by its name `checkpoint-STEP`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The Trainer's checkpoints in its output folder, by rising step."""
+    found = (path for path in folder.glob("checkpoint-*") if path.is_dir())
+    return sorted((path for path in found if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
+
+
+def newest_usable(
+    checkpoints: Iterable[Path], *, ranks: int | None = None, say: Callable[[str], None]
+) -> tuple[Path | None, list[Checkpoint]]:
+    """(the last whole one of the checkpoints, None where none is; the damaged ones after it). Arguments as in
+    `read_checkpoint`."""
+    damaged = []
+    for folder in reversed(list(checkpoints)):
+        say(f"checking {folder.name} ...")
+        checkpoint = read_checkpoint(folder, ranks=ranks)
+        if checkpoint.is_whole:
+            return folder, damaged
+        damaged.append(checkpoint)
+    return None, damaged
+
+
+def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
+    """Read every file of a checkpoint once, and compare it with the checksums in it, or else look at its structure.
+
+    ranks: number of ranks whose optimizer states are files of their own (ZeRO 1 to 3); None: as many as there are.
+    """
+    listed = _listed(folder)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        if listed is not None:
+            files = [*pool.map(lambda name: _compared(folder, name, listed[name]), listed)]
+            return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
+        files = [*pool.map(lambda name: _examined(folder, name), _names(folder))]
+    return Checkpoint(folder=folder, files=(*files, *_missing(folder, files, ranks)), evidence="structure")
+
+
+def write_checksums(folder: Path) -> None:
+    """Keep the size and the checksum of each file in a checkpoint that all ranks have saved.
+
+    Raises OSError where a file cannot be read, ConfigFileError where the list cannot be written.
+    """
+    write_config({name: _sum(folder / name) for name in _names(folder)}, folder / CHECKSUMS, force=True)
+
+
+def _names(folder: Path) -> list[str]:
+    paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [str(path) for path in paths if path.name not in (WHOLE, CHECKSUMS)]
+
+
+def _listed(folder: Path) -> Mapping[str, list[int]] | None:
+    with contextlib.suppress(OSError, ValueError):
+        listed = json.loads((folder / CHECKSUMS).read_bytes())
+        if isinstance(listed, dict) and all(isinstance(kept, list) and len(kept) == 2 for kept in listed.values()):
+            return listed
+    return None
+
+
+def _sum(path: Path) -> list[int]:
+    size = checksum = 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            size, checksum = size + len(block), zlib.crc32(block, checksum)
+    return [size, checksum]
+
+
+def _compared(folder: Path, name: str, kept: list[int]) -> CheckpointFile:
+    try:
+        found = _sum(folder / name)
+    except OSError as error:
+        return CheckpointFile(name=name, size_bytes=0, problem=_unreadable(error))
+    problem = "" if found == kept else "has changed since it was saved"
+    if found[0] < kept[0]:
+        problem = f"is cut off after {found[0]:,} of {kept[0]:,} bytes"
+    return CheckpointFile(name=name, size_bytes=found[0], problem=problem)
+
+
+def _unreadable(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+
+
+def _examined(folder: Path, name: str) -> CheckpointFile:
+    path, size = folder / name, 0
+    try:
+        size, problem = path.stat().st_size, _structure(path)
+    except OSError as error:
+        problem = _unreadable(error)
+    return CheckpointFile(name=name, size_bytes=size, problem=problem)
+
+
+def _structure(path: Path) -> str:
+    """What is wrong with a file by its format; "" for a whole one and for other formats."""
+    if path.suffix in (".pt", ".pth", ".bin"):
+        return _archive(path)
+    try:
+        if path.suffix == ".safetensors":
+            return _safetensors(path)
+        content = json.loads(path.read_bytes()) if path.suffix == ".json" else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "is empty" if not path.stat().st_size else "is no JSON" if path.suffix == ".json" else "is cut off"
+    if path.name.endswith(".index.json") and isinstance(content, dict):
+        parts = sorted({str(part) for part in content.get("weight_map", {}).values()})
+        return "".join(f"names {part}, which is missing" for part in parts[:1] if not (path.parent / part).exists())
+    return ""
+
+
+def _archive(path: Path) -> str:
+    """What is wrong with an archive of torch's."""
+    with path.open("rb") as stream:
+        first = stream.read(1)
+    if first == _PICKLE:
+        return ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "has changed bytes" if archive.testzip() else ""
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
+        return "is cut off" if first else "is empty"
+
+
+def _safetensors(path: Path) -> str:
+    """What is wrong with a file of safetensors: 8 bytes with the size of the header, the header, the tensors."""
+    with path.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(min(header_bytes, 2**30)))
+    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    return "" if path.stat().st_size == 8 + header_bytes + max(ends, default=0) else "is cut off"
+
+
+def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
+    """Files that should be there: those of every rank, and the folder that `latest` names."""
+    names = [file.name for file in files]
+    states = {int(match[1]): name for name in names if (match := _OPTIMIZER_STATES.search(name))}
+    count = ranks if ranks is not None else max(states, default=-1) + 1
+    missing = [f"the optimizer states of rank {rank}" for rank in range(count) if rank not in states]
+    tag = ""
+    with contextlib.suppress(OSError):
+        tag = (folder / "latest").read_text(errors="replace").strip()
+    if not tag:
+        missing.append("latest")
+    elif not any(name.startswith(f"{tag}/") and name.endswith("model_states.pt") for name in names):
+        missing.append(f"{tag}/*model_states.pt")
+    return [CheckpointFile(name=name, size_bytes=0, problem="is missing") for name in missing]
