@@ -86,7 +86,7 @@ def newest_usable(
 ) -> tuple[Path | None, list[Checkpoint]]:
     """(the last whole one of the checkpoints, None where none is; the damaged ones after it). Arguments as in
     `read_checkpoint`."""
-    damaged = []
+    damaged: list[Checkpoint] = []
     for folder in reversed(list(checkpoints)):
         say(f"checking {folder.name} ...")
         checkpoint = read_checkpoint(folder, ranks=ranks)
