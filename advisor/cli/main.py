@@ -170,12 +170,30 @@ def run(args: list[str]) -> int:
             _discard_output()
             _report("the answer cannot be written", error.strerror or str(error), "")
             return UNANSWERED
+        if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
+            size = " (about 3 GB with CUDA, unless torch is there)" if extra == "engine" else ""
+            _report(f"this needs {error.name}", "it is not installed", f'pip install "ds-advise[{extra}]"{size}')
+            return UNANSWERED
         _report(
             f"this is an error of ds-advise itself ({type(error).__name__}: {error})",
             "",
             "run it again with --debug and report what it shows",
         )
     return UNANSWERED
+
+
+def _extra_with(module: str) -> str | None:
+    """The extra of the installed package that brings a module; None for no such extra."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    try:
+        declared = [Requirement(each) for each in requires("ds-advise") or ()]
+    except PackageNotFoundError:  # a checkout that is not installed
+        return None
+    extras = (str(each.marker) for each in declared if each.marker and each.name == module.partition(".")[0])
+    return next((extra.partition("extra == ")[2].strip("\"'") for extra in extras), None)
 
 
 def _discard_output() -> None:

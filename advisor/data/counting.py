@@ -130,7 +130,7 @@ def count_data(
 
     check_causal(shape, fix="give the number of samples with --samples")
     tokenizer = None
-    with suppress(ModelConfigError, UnknownModelError):
+    with suppress(ModelConfigError, UnknownModelError, ModuleNotFoundError):
         tokenizer = load_tokenizer(model, shape, offline=True)
     with TemporaryDirectory() as name:
         folder = Path(name)

@@ -43,6 +43,9 @@ COMMANDS = {
     f"{TWO} --html report.html": How(elsewhere="test_advice_report.py"),
     f"{TWO} --plot memory.svg": How(elsewhere="test_advice_report.py"),
     f"{TWO} --markdown": How(elsewhere="test_markdown.py"),
+    "ds-advise from examples/train_lora/qwen3_lora_sft_ds3.yaml --gpus 4xA100-80GB": How(
+        elsewhere="docs/from.md shows its output, which is compared below"
+    ),
     "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
         elsewhere="test_packaging.py installs what it can without a network"
     ),
