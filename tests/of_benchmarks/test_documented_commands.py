@@ -43,6 +43,7 @@ COMMANDS = {
     f"{TWO} --html report.html": How(elsewhere="test_advice_report.py"),
     f"{TWO} --plot memory.svg": How(elsewhere="test_advice_report.py"),
     f"{TWO} --markdown": How(elsewhere="test_markdown.py"),
+    "ds-advise launch ds_config.json -- train.py": How(elsewhere="test_launch.py launches such scripts"),
     "ds-advise from examples/train_lora/qwen3_lora_sft_ds3.yaml --gpus 4xA100-80GB": How(
         elsewhere="docs/from.md shows its output, which is compared below"
     ),

@@ -28,13 +28,32 @@ class VariableRule:
     """It matters between GPUs only."""
     fix: str = ""
     """"" for `unset NAME`."""
+    has_nvlink: bool | None = None
+    """It applies with NVLink only, or without it only; None for both, and where the links are unknown."""
 
     def applies_to(self, value: str) -> bool:
         return value.lower() in self.values if self.values else bool(value)
 
 
 RULES = (
-    VariableRule("NCCL_P2P_DISABLE", "warning", _ON, "GPUs communicate through host memory even with NVLink", True),
+    VariableRule(
+        "NCCL_P2P_DISABLE",
+        "warning",
+        _ON,
+        "GPUs communicate through host memory instead of NVLink",
+        True,
+        has_nvlink=True,
+    ),
+    VariableRule(
+        "NCCL_P2P_DISABLE",
+        "note",
+        _ON,
+        "GPUs communicate through host memory; without NVLink that is often as fast, and it cures hangs of cards whose "
+        "peer access does not work, such as the RTX 4090",
+        True,
+        fix="keep it if collectives hang without it",
+        has_nvlink=False,
+    ),
     VariableRule("NCCL_SHM_DISABLE", "warning", _ON, "GPUs without peer access communicate over TCP", True),
     VariableRule("NCCL_P2P_LEVEL", "note", ("0", "loc"), "GPUs do not write to each other's memory", True),
     VariableRule(
@@ -65,7 +84,8 @@ RULES = (
     VariableRule("DS_ACCELERATOR", "warning", ("cpu",), "DeepSpeed uses the CPU instead of the GPUs"),
 )
 """NCCL's by its user guide ("Environment Variables"), torch's by torch/csrc/distributed/c10d and c10/cuda, DeepSpeed's
-by accelerator/real_accelerator.py and ops/op_builder/builder.py of 0.19.8."""
+by accelerator/real_accelerator.py and ops/op_builder/builder.py of 0.19.8. Peer access of the RTX 4090: DeepSpeed issue
+4433, NVIDIA/nccl-tests issue 117."""
 
 
 def environment(
@@ -73,8 +93,13 @@ def environment(
 ) -> Findings:
     """Variables with a harmful value."""
     several = not graphics or len(graphics.gpus) != 1 or bool(nodes)
+    has_nvlink = not graphics or not graphics.gpus or any(gpu.nvlinks for gpu in graphics.gpus)
     found = [
-        rule for rule in RULES if rule.applies_to(environment.get(rule.name, "")) and (several or not rule.several_gpus)
+        rule
+        for rule in RULES
+        if rule.applies_to(environment.get(rule.name, ""))
+        and (several or not rule.several_gpus)
+        and rule.has_nvlink in (None, has_nvlink)
     ]
     for rule in found:
         yield DoctorFinding(

@@ -320,6 +320,15 @@ def test_variables_between_gpus_do_not_matter_to_one() -> None:
     assert all(finding.status == "ok" for finding in judge(alone).findings if finding.area == "environment")
 
 
+@pytest.mark.parametrize(("nvlinks", "status"), [(4, "warning"), (0, "note")])
+def test_peer_access_is_missed_with_nvlink_only(nvlinks: int, status: str) -> None:
+    """Of cards without NVLink some hang with peer access, and the variable is the cure."""
+    graphics = replace(SOUND.graphics, gpus=tuple(replace(gpu, nvlinks=nvlinks) for gpu in GPUS))  # type: ignore[type-var]
+    linked = replace(environment(NCCL_P2P_DISABLE="1"), graphics=graphics)
+    (found,) = [each for each in judge(linked).findings if each.what == "NCCL_P2P_DISABLE=1"]
+    assert found.status == status and ("unset" in found.fix) == (status == "warning")
+
+
 def test_the_verdict_comes_first() -> None:
     """The number of problems, of warnings, or that there is none."""
     assert printed_of(facts(toolchain={"ninja": False})).startswith(" 1 problem: DeepSpeed will fail here.")
