@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, stages_of
+from .key_meanings import MEANINGS
 
 
 def _key(path: str, meaning: str = "", **properties: Any) -> ConfigKey:
@@ -19,7 +20,6 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key(
         "gradient_clipping",
         "largest norm of the gradient; 0 does not clip",
-        default=1.0,
         filled=True,
         argument="max_grad_norm",
     ),
@@ -82,39 +82,16 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     "zero_quantized_weights",
     "zero_quantized_gradients",
     _key("zero_optimization.zero_quantized_nontrainable_weights", stages=(3,)),
-    _key("aio.block_size", "bytes of a request to the drive", default=1_048_576),
-    _key("aio.queue_depth", "requests in flight per thread", default=8),
-    _key("aio.intra_op_parallelism", "threads that read and write one tensor", default=1),
-    _key("aio.single_submit", "requests submitted one by one", default=False),
-    _key("aio.overlap_events", "requests submitted while others finish", default=True),
-    _key("aio.use_gds", default=False),
-    _key("zero_allow_untested_optimizer", "lets ZeRO take an optimizer that it was not tested with", default=False),
-    _key("wall_clock_breakdown", "times every part of a step, and waits for the GPU to do so", default=False),
+    _key("aio.block_size", "bytes of a request to the drive"),
+    _key("aio.queue_depth", "requests in flight per thread"),
+    _key("aio.intra_op_parallelism", "threads that read and write one tensor"),
+    _key("aio.single_submit", "requests submitted one by one"),
+    _key("aio.overlap_events", "requests submitted while others finish"),
+    _key("zero_allow_untested_optimizer", "lets ZeRO take an optimizer that it was not tested with"),
+    _key("wall_clock_breakdown", "times every part of a step, and waits for the GPU to do so"),
     _key("steps_per_print", "steps between two lines of the log", filled=True),
-    _key("prescale_gradients", default=False),
-    _key("gradient_predivide_factor", default=1.0),
-    _key("disable_allgather", default=False),
-    _key("dump_state", default=False),
-    _key("memory_breakdown", default=False),
-    _key("zero_force_ds_cpu_optimizer", default=True),
-    _key("managed_gradient_accumulation", default=True),
-    _key("dataloader_drop_last", default=False),
-    _key("optimizer.legacy_fusion", default=False),
-    _key("torch_autocast.enabled", default=False),
-    *(
-        _key(f"activation_checkpointing.{name}", default=False)
-        for name in (
-            "partition_activations",
-            "contiguous_memory_optimization",
-            "cpu_checkpointing",
-            "synchronize_checkpoint_boundary",
-            "profile",
-        )
-    ),
 )
-"""Keys by their effect, the largest first; a string is a field of `Plan`. Fields that are not here have no rank.
-Defaults are those of keys without a pydantic class (runtime/constants.py, runtime/swap_tensor/constants.py and
-runtime/activation_checkpointing/config.py of 0.19.8)."""
+"""Keys by their effect, the largest first; a string is a field of `Plan`. Fields that are not here have no rank."""
 
 
 def _keys() -> Iterator[ConfigKey]:
@@ -132,8 +109,9 @@ _BLOCKS = tuple(dict.fromkeys(path.partition(".")[0] for path in _RANKED))
 
 
 def meaning(path: str) -> str:
-    """What the key decides, "" for a key without a meaning in the table."""
-    return CONFIG_KEYS[path].meaning if path in CONFIG_KEYS else ""
+    """What the key decides, "" for a key that only DeepSpeed's class describes."""
+    known = CONFIG_KEYS.get(path)
+    return (known.meaning if known is not None else "") or MEANINGS.get(path, "")
 
 
 def acts_at(path: str, stage: int) -> bool:

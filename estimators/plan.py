@@ -28,7 +28,7 @@ class ConfigKey:
     meaning: str
     """What the key decides, as a phrase; "" where nothing explains the key."""
     default: Any = None
-    """The value without the key; None where no plan and no constant of DeepSpeed states one."""
+    """The plan's value without the key; None for a key that no plan holds."""
     stages: tuple[int, ...]
     """ZeRO stages at which DeepSpeed uses the key."""
     lowest: int = 0

@@ -99,15 +99,8 @@ class ConfigSettings:
         derived = self._batch().get(path)
         if derived is not None:
             return Setting(value=derived, origin="default")
-        owner, _, name = path.rpartition(".")
-        block = self.facts.block(owner)
-        field = block.field(name) if block is not None and block.strict else None
-        if field is not None and field.default is not None and not field.block:
-            return Setting(value=field.default, origin="default")
-        known = CONFIG_KEYS.get(path)
-        if known is None or known.field or known.default is None:
-            return UNSET
-        return Setting(value=known.default, origin="default")
+        default = self.facts.default(path)
+        return UNSET if default is None else Setting(value=default, origin="default")
 
     def _filled(self, path: str) -> Any:
         """The value that replaces `auto`; None where only the Trainer knows it."""

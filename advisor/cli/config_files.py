@@ -32,7 +32,7 @@ IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "trainin
 )
 @click.option("--fix", is_flag=True, help="Correct what does not change the training; keep DS_CONFIG.bak.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
-@click.option("--explain", "explained", metavar="CODE", help="Explain a rule, such as DS101.")
+@click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")
 @output_options
 def lint(
     config_file: str | None, question: dict[str, Any], fix: bool, listed: bool, explained: str | None, output: Output
@@ -47,6 +47,11 @@ def lint(
 
     Exit code: 0 without errors, 1 with errors, 2 if the file cannot be read.
     """
+    if explained and not explained.upper().startswith("DS"):
+        from .advise import show_key
+
+        model = question.pop("model")
+        return show_key(explained, model, {name: value for name, value in question.items() if value}, output)
     if listed or explained:
         return _show_rules(explained, output)
     if config_file is None:

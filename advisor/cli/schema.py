@@ -18,6 +18,7 @@ from ...probes.store import Record
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonFigures
+from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import ExplanationFigures
 from ..answer.recommendation import DryRunFigures
 from ..answer.requirements import CheckResult
@@ -38,6 +39,7 @@ _LEFT_OUT = ("timeline", "schedule")
 _FORMS: Mapping[str, tuple[type, ...]] = {
     "advise": (Advice,),
     "explain": (ExplanationFigures,),
+    "explain-key": (KeyExplanation,),
     "dry-run": (DryRunResult, DryRunFigures),
     "probe": (ProbeResult, ProbeAdditions),
     "launch": (LaunchReport,),
@@ -60,8 +62,8 @@ NAMES = tuple(_FORMS)
 @click.argument("command", metavar="COMMAND")
 @DEBUG
 def schema(command: str) -> int:
-    """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, dry-run, probe, launch,
-    train, bench, history, compare, check, from, rent, lint or doctor.
+    """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
+    dry-run, probe, launch, train, bench, history, compare, check, from, rent, lint or doctor.
 
     \b
     ds-advise schema advise

@@ -37,6 +37,8 @@ class ConfigField:
     default_known: bool = False
     bounds: tuple[tuple[str, float], ...] = ()
     """(sign, number) pairs; the signs are "gt", "ge", "lt" and "le"."""
+    description: str = ""
+    """DeepSpeed's own words, "" where it has none."""
     block: str = ""
     """The path of the block that is its value, "" for a plain value."""
     deprecated: bool = False
@@ -62,6 +64,8 @@ class ConfigBlock:
     """A pydantic class checks it: DeepSpeed refuses keys that are not in `fields`."""
     fields: tuple[ConfigField, ...] = ()
     keys: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Key -> DeepSpeed's value without it, of the keys with a plain one."""
 
     def field(self, key: str) -> ConfigField | None:
         """By its name or its alias."""
@@ -131,9 +135,11 @@ class DeepSpeedFacts:
         return block.field(name) if block else None
 
     def default(self, path: str) -> Any:
-        """DeepSpeed's default of a key in a strict block, None where it has no plain value."""
-        known = self.find_field(path)
-        return known.default if known is not None else None
+        """DeepSpeed's value without the key, None where it has no plain one."""
+        owner, _, name = path.rpartition(".")
+        block = self.block(owner)
+        known = block.field(name) if block is not None else None
+        return known.default if known is not None else block.defaults.get(name) if block is not None else None
 
     def at_least(self, version: str) -> bool:
         return parse_version(self.version) >= parse_version(version)

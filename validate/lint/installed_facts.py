@@ -15,7 +15,7 @@ from .facts import DeepSpeedFacts, from_json, to_json
 BUNDLED = Path(__file__).with_name("bundled_facts.json")
 """The facts of one version, for machines on which no DeepSpeed is installed."""
 
-_FORM = 2
+_FORM = 3
 """Version of the cached file: another one whenever its form changes, or what is read from the sources."""
 
 

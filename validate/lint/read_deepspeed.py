@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,8 @@ class _ClassReader:
         if class_node is None:
             return
         fields = []
-        for node in self._annotations(class_node):
-            field = self._field(node, path)
+        for node, text in self._annotations(class_node):
+            field = self._field(node, path, text)
             fields.append(field)
             if field.block:
                 yield from self.blocks(_class_name(node.annotation), field.block)
@@ -168,20 +169,23 @@ class _ClassReader:
     def _find(self, name: str) -> ast.ClassDef | None:
         return self._sources.find_class(self._file, name)
 
-    def _annotations(self, class_node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
-        """The fields of a class and of its bases; its own definition of a field comes first."""
+    def _annotations(self, class_node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, ast.stmt | None]]:
+        """The fields of a class and of its bases, each with the statement that follows it; its own definition of a
+        field comes first."""
         own = [
-            node for node in class_node.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            (node, following)
+            for node, following in zip_longest(class_node.body, class_node.body[1:])
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         ]
-        names = {ast.unparse(node.target) for node in own}
+        names = {ast.unparse(node.target) for node, _ in own}
         for base in class_node.bases:
             owner = self._find(ast.unparse(base))
-            for node in self._annotations(owner) if owner is not None else ():
+            for node, following in self._annotations(owner) if owner is not None else ():
                 if ast.unparse(node.target) not in names:
-                    yield node
+                    yield node, following
         yield from own
 
-    def _field(self, node: ast.AnnAssign, path: str) -> ConfigField:
+    def _field(self, node: ast.AnnAssign, path: str, following: ast.stmt | None) -> ConfigField:
         name, default = ast.unparse(node.target), node.value
         options: dict[str, ast.expr] = {}
         if isinstance(default, ast.Call) and ast.unparse(default.func) == "Field":
@@ -203,6 +207,7 @@ class _ClassReader:
             type=dictionary if is_block else self._type(node.annotation),
             default=None if is_block or value is UNKNOWN else value,
             default_known=value is not UNKNOWN,
+            description=_description(following) or _words(known(options.get("description"))),
             block=f"{path}.{alias or name}" if is_block else "",
             deprecated=bool(extra.get("deprecated")),
             successor=successor if isinstance(successor, str) else "",
@@ -245,6 +250,15 @@ class _ClassReader:
             case "List":
                 return FieldType(name="list", parts=(self._type(inside),))
         return FieldType(name=_PLAIN.get(outer, "any"))
+
+
+def _description(node: ast.stmt | None) -> str:
+    """The words of a string that stands alone."""
+    return _words(node.value.value) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else ""
+
+
+def _words(text: Any) -> str:
+    return " ".join(text.split()) if isinstance(text, str) else ""
 
 
 def _class_name(annotation: ast.expr) -> str:
@@ -294,23 +308,29 @@ _MONITORS = ("monitor/config.py", "get_monitor_config")
 _GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param", "get_communication_data_type")
 
 
-def looked_up_keys(sources: ParsedSources) -> dict[str, set[str]]:
-    """Path of a block -> the keys that are looked up in it."""
-    keys: dict[str, set[str]] = {"": _monitors(sources)}
+def looked_up_keys(sources: ParsedSources) -> dict[str, dict[str, Any]]:
+    """Path of a block -> the keys that are looked up in it, with their defaults."""
+    keys: dict[str, dict[str, Any]] = {"": dict.fromkeys(_monitors(sources), UNKNOWN)}
     for file, names in _READERS.items():
         if file in sources.trees:
-            for path, key in _lookups(sources.trees[file], names, sources.constants):
-                keys.setdefault(path, set()).add(key)
+            for path, key, default in _lookups(sources.trees[file], names, sources.constants):
+                _add_key(keys.setdefault(path, {}), key, default)
     for file, function in _FEATURES:
         for node in sources.functions(file, function):
-            keys[""] |= {
-                key for path, key in _lookups(node, {node.args.args[0].arg: ""}, sources.constants) if not path
-            }
+            for path, key, default in _lookups(node, {node.args.args[0].arg: ""}, sources.constants):
+                if not path:
+                    _add_key(keys[""], key, default)
     return keys
 
 
-def _lookups(tree: ast.AST, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path of the block, key) of every look-up in a dictionary with a known place."""
+def _add_key(keys: dict[str, Any], key: str, default: Any) -> None:
+    if keys.get(key, UNKNOWN) is UNKNOWN:
+        keys[key] = default
+
+
+def _lookups(tree: ast.AST, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(path of the block, key, default) of every look-up in a dictionary with a known place. The constant NAME_DEFAULT
+    is the default of the key that NAME holds."""
     places = dict(names)
     constants = constants | _argument_defaults(tree, constants)
     for node in ast.walk(tree):
@@ -323,7 +343,7 @@ def _lookups(tree: ast.AST, names: dict[str, str], constants: dict[str, Any]) ->
         if lookup is not None:
             owner, key = _place(lookup[0], places, constants), literal(lookup[1], constants)
             if owner is not None and isinstance(key, str):
-                yield owner, key
+                yield owner, key, constants.get(f"{ast.unparse(lookup[1])}_DEFAULT", UNKNOWN)
 
 
 def _argument_defaults(tree: ast.AST, constants: dict[str, Any]) -> dict[str, str]:
@@ -458,16 +478,19 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
     sources = ParsedSources(folder, _CLASS_FILES | _LOOKUP_FILES | {_SCHEDULERS})
     blocks = class_blocks(sources)
     keys = looked_up_keys(sources)
-    keys[""] |= {path for path in blocks if "." not in path}
+    for path in blocks:
+        if "." not in path:
+            _add_key(keys[""], path, UNKNOWN)
     for path in (*keys, *blocks):
         owner, _, name = path.rpartition(".")
         if name and owner not in blocks:
-            keys.setdefault(owner, set()).add(name)
+            _add_key(keys.setdefault(owner, {}), name, UNKNOWN)
     removed = removed_keys(sources)
     for path, names in keys.items():
         if path not in blocks and not _is_open(path):
             left = sorted(name for name in names if (f"{path}.{name}" if path else name) not in removed)
-            blocks[path] = ConfigBlock(path=path, strict=False, keys=tuple(left))
+            defaults = {name: names[name] for name in left if names[name] is not UNKNOWN}
+            blocks[path] = ConfigBlock(path=path, strict=False, keys=tuple(left), defaults=defaults)
     optim = torch_folder / "optim" if torch_folder else Path()
     torch_files = sorted(optim.glob("[a-z]*.py")) if torch_folder else []
     own = [file for file in torch_files if file.stem not in ("lr_scheduler", "optimizer", "swa_utils")]

@@ -22,6 +22,7 @@ COMMANDS = {
     "advise, with plain PyTorch beside": f"advise {QLORA}",
     "advise, where nothing fits": f"advise {NOTHING_FITS}",
     "explain": "explain Qwen2.5-14B --gpus 2x32GB --offline",
+    "explain-key": "explain sub_group_size --model Qwen2.5-14B --gpus 2x32GB --offline",
     "compare": "compare zero2 zero3 --model Qwen2.5-7B --gpus 4x48GB --offline",
     "compare, files alone": "compare a.json b.json",
     "rent": "rent Qwen2.5-7B --method lora --prices prices.csv --deadline 1h --offline",

@@ -1,0 +1,235 @@
+"""One key of a ds_config explained: what it decides, its type and default, where it acts, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from ...ds_configs.config_keys import CONFIG_KEYS, meaning
+from ...estimators.errors import ConfigFileError
+from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.plan import Plan, stages_of
+from ...estimators.time.step_time import estimate_plan
+from ...estimators.unsupported import unsupported
+from ...validate.lint import RULES, DeepSpeedFacts, load_facts
+from ...validate.lint.linted_config import nearest, shown, wanted
+from .config_settings import ConfigSettings
+from .recommendation import Recommendation, closest
+
+_MOST_PLACES = 6
+
+_OF_ANY_KEY = ("The file", "Keys", "Types and ranges", "Model and GPUs")
+"""Subjects whose rules are about any key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCost:
+    """Predicted figures of the plan with one value of the key."""
+
+    value: Any
+    is_the_plans: bool
+    """The recommended plan has this value."""
+    device_bytes_per_gpu: int
+    host_bytes_per_node: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyExplanation:
+    """A key, or a block of keys."""
+
+    schema_version: int
+    path: str
+    meaning: str
+    """What it decides."""
+    description: str
+    """DeepSpeed's own words, "" where it has none."""
+    type: str
+    default: str
+    """DeepSpeed's value without the key, "" where it has no plain one."""
+    deepspeed: str
+    """Version."""
+    stages: tuple[int, ...]
+    """ZeRO stages that use it."""
+    acts: tuple[str, ...]
+    """Further conditions, and what fills an `auto`, a sentence each."""
+    keys: Mapping[str, str]
+    """Of a block: its keys with their meanings."""
+    rules: tuple[str, ...]
+    """Lint's rules about it, "DS101 title"."""
+    plan: str
+    """The plan that the costs are of, "" without a question."""
+    costs: tuple[KeyCost, ...]
+    no_cost: str
+    """Why there are none, "" otherwise."""
+
+
+def is_key(name: str) -> bool:
+    """Whether it is the name or the path of a key, or nearly one, and not that of a file."""
+    if not name.replace("_", "").replace(".", "").isalnum() or Path(name).exists():
+        return False
+    facts = load_facts()
+    return bool(places_of(name, facts) or ("_" in name and _nearest(name, facts, cutoff=0.85)))
+
+
+def places_of(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
+    """The path that this is, or every path that ends with it."""
+    found = []
+    for block in facts.blocks:
+        for key in (*block.keys, *(each for known in block.fields for each in known.names)):
+            if f".{block.path_of(key)}".endswith(f".{name}"):
+                field = block.field(key)
+                found.append(block.path_of(field.usual_name if field is not None else key))
+    found += [path for path in CONFIG_KEYS if f".{path}".endswith(f".{name}")]
+    unique = tuple(dict.fromkeys(path for path in found if not path.startswith("bfloat16.")))
+    return (name,) if name in unique else unique
+
+
+def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
+    return nearest(name.rpartition(".")[2], {key for block in facts.blocks for key in block.names()}, cutoff=cutoff)
+
+
+def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | None = None) -> KeyExplanation:
+    """Explain a key, given by its path or by its last name.
+
+    answer: the question whose recommended plan (the closest one where none fits) the costs are predicted for.
+
+    Raises ConfigFileError for an unknown name, and for one that several blocks have.
+    """
+    places = places_of(name, facts)
+    if not places:
+        near = _nearest(name, facts)
+        fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
+        raise ConfigFileError(f"DeepSpeed {facts.version} has no key {name[:60]!r}", fix=fix)
+    if len(places) > 1:
+        listed = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
+        raise ConfigFileError(f"{len(places)} blocks have a key {name!r}", fix=f"name one by its path: {listed}")
+    (path,) = places
+    known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
+    if field is not None and field.moves and field.successor:
+        acts = [f"It is deprecated: write {field.successor} instead."]
+    else:
+        acts = list(_acts(path, answer))
+    plan, costs, no_cost = _costs(path, answer)
+    return KeyExplanation(
+        schema_version=SCHEMA_VERSION,
+        path=path,
+        meaning=meaning(path) or (field.description if field is not None else ""),
+        description=field.description if field is not None and meaning(path) else "",
+        type="a block" if block is not None else wanted(field.type) if field is not None else "",
+        default="" if block is not None else _default(path, facts),
+        deepspeed=facts.version,
+        stages=known.stages if known is not None else stages_of(path),
+        acts=tuple(acts),
+        keys={} if block is None else {key: _meaning_of(f"{path}.{key}", facts) for key in block.names()},
+        rules=tuple(
+            f"{rule.code} {rule.title}" for rule in RULES if rule.holds_for(facts) and path in _about(rule.code)
+        ),
+        plan=plan,
+        costs=costs,
+        no_cost=no_cost,
+    )
+
+
+def _meaning_of(path: str, facts: DeepSpeedFacts) -> str:
+    field = facts.find_field(path)
+    return meaning(path) or (field.description if field is not None else "")
+
+
+def _default(path: str, facts: DeepSpeedFacts) -> str:
+    """The value without the key, with the stages where it depends on them."""
+    by_stage = {
+        stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
+    }
+    usual = by_stage[1]
+    others = [f"{shown(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
+    return ", ".join([shown(usual), *others]) if usual is not None or others else ""
+
+
+def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
+    known = CONFIG_KEYS.get(path)
+    if path.startswith("aio.") or (known is not None and known.nvme_only):
+        yield "It acts only with offload to NVMe."
+    if known is None or not known.filled:
+        return
+    if known.argument:
+        yield f'"auto": the Trainer fills in TrainingArguments\' {known.argument}; another value must be equal to it.'
+    elif known.filled_from_hidden_size is not None and answer is not None:
+        value = known.filled_from_hidden_size(answer.question.model.hidden_size)
+        yield f'"auto": the Trainer fills in {value:,}, computed from the hidden size.'
+    elif known.filled_from_hidden_size is not None:
+        yield '"auto": the Trainer computes it from the hidden size.'
+    else:
+        yield '"auto": the Trainer fills it in from TrainingArguments.'
+
+
+@cache
+def _about(code: str) -> frozenset[str]:
+    """The keys that a rule's bad example has otherwise than its good one, or that its words name."""
+    rule = next(rule for rule in RULES if rule.code == code)
+    if rule.subject in _OF_ANY_KEY or isinstance(rule.bad, str) or isinstance(rule.good, str):
+        return frozenset()
+    bad, good = dict(_values(rule.bad, "")), dict(_values(rule.good, ""))
+    words = f"{rule.title} {rule.why} {rule.fix}"
+    return frozenset(p for p, value in bad.items() if value != good.get(p) or p.rpartition(".")[2] in words)
+
+
+def _values(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    for key, value in block.items():
+        here = f"{path}.{key}".lstrip(".")
+        yield here, json.dumps(value) if not isinstance(value, Mapping) else ""
+        if isinstance(value, Mapping):
+            yield from _values(value, here)
+
+
+def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost, ...], str]:
+    """(the plan in words, figures by value, why there are none)."""
+    if answer is None:
+        return "", (), ""
+    known, question = CONFIG_KEYS.get(path), answer.question
+    chosen = answer.recommended or closest(answer.ladder)
+    if chosen is None:
+        return "", (), "no plan can be predicted for this question"
+    plan = chosen.plan
+    title = f"{question.model.name}, {plan.rung}, micro batch {plan.micro_batch_size}"
+    if known is None or not known.field:
+        return title, (), "the predictions do not depend on it"
+    if plan.zero_stage not in known.stages:
+        return title, (), f"it has no effect at stage {plan.zero_stage}"
+    if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
+        return title, (), "nothing is on NVMe in this plan"
+    costs = []
+    for value in _alternatives(known.field, getattr(plan, known.field), known.lowest):
+        other = replace(plan, **{known.field: value})
+        if value != getattr(plan, known.field) and unsupported(
+            question.model, question.workload, other, question.cluster
+        ):
+            continue
+        estimate = estimate_plan(question.model, question.workload, question.cluster, other)
+        costs.append(
+            KeyCost(
+                value=value,
+                is_the_plans=other == plan,
+                device_bytes_per_gpu=estimate.memory.device_bytes_per_gpu,
+                host_bytes_per_node=estimate.memory.host_bytes_per_node,
+                tokens_per_s=estimate.time.tokens_per_s,
+            )
+        )
+    return title, tuple(costs), "" if len(costs) > 1 else "no other value can be predicted with this plan"
+
+
+def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:
+    """The value with others to compare: every one of a choice; half, twice and four times a number."""
+    kind = get_type_hints(Plan)[field]
+    if kind is bool:
+        return [False, True]
+    if get_args(kind):
+        return list(get_args(kind))
+    if kind is str:
+        return [value]
+    numbers = {value, kind(value / 2), value * 2, value * 4} if kind is int else {value, value / 2, 1.0}
+    return sorted(number for number in numbers if number >= max(lowest, 1 if kind is int else 0))

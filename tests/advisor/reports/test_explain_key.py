@@ -1,0 +1,80 @@
+"""`ds-advise explain KEY`: every key of the engine with its meaning, default, place and cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.answer.explained_key import explain_key, is_key
+from ds_advise.advisor.cli.main import run
+from ds_advise.estimators.errors import ConfigFileError
+
+from tests.validate.lint.lint_cases import facts
+
+pytestmark = pytest.mark.usefixtures("kept_facts")
+
+
+def test_every_key_of_the_engine_has_a_meaning() -> None:
+    """Ours, or DeepSpeed's own words; explained without an error, also where its block is a list of keys."""
+    explained = {}
+    for block in facts().blocks:
+        for key in block.names():
+            path = block.path_of(key)
+            if not path.startswith("bfloat16."):
+                explained[path] = explain_key(path, facts=facts())
+    assert len(explained) > 220
+    assert not [path for path, found in explained.items() if not found.meaning]
+    blocks = {path: found for path, found in explained.items() if found.keys}
+    assert {"zero_optimization", "aio", "checkpoint.writer"} <= set(blocks)
+    assert not [path for path, found in blocks.items() if not all(found.keys.values())]
+
+
+def test_a_key_tells_where_it_acts(capsys: pytest.CaptureFixture[str]) -> None:
+    """By its last name, in 80 columns; `lint --explain` answers the same."""
+    assert run(["explain", "overlap_comm"]) == 0
+    out = capsys.readouterr().out
+    assert "zero_optimization.overlap_comm" in out and "default false, true at stage 3." in out
+    assert "Used at ZeRO stage 1, 2, 3." in out and "DS705" in out and "overlap the reduction" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert run(["lint", "--explain", "overlap_comm"]) == 0
+    assert capsys.readouterr().out == out
+    assert run(["explain", "offload_optimizer.buffer_count", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["default"] == "4" and found["acts"] == ["It acts only with offload to NVMe."]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("enabled", "fp16.enabled, bf16.enabled"), ("overlap_com", "did you mean overlap_comm?")],
+)
+def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", name]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_models_and_files_are_no_keys(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    assert is_key("fp16") and not is_key("gpt2") and not is_key("Qwen/Qwen2.5-7B")
+    Path("fp16").touch()
+    assert not is_key("fp16")
+
+
+def test_the_cost_is_predicted_by_value() -> None:
+    """For the recommended plan; a key that the plan has no use for says why it costs nothing."""
+    answer = advise("Qwen2.5-7B", gpus="4xRTX4090", ram="512GB", deepspeed_estimate=False, offline=True)
+    assert answer.recommended is not None and answer.recommended.plan.zero_stage == 3
+    found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
+    need = [cost.device_bytes_per_gpu for cost in found.costs]
+    assert len(need) == 4 and need == sorted(need) and need[0] < need[-1]
+    (own,) = [cost for cost in found.costs if cost.is_the_plans]
+    assert own.tokens_per_s == pytest.approx(answer.recommended.tokens_per_s)
+    assert found.acts == ('"auto": the Trainer fills in 12,845,056, computed from the hidden size.',)
+    assert "NVMe" in explain_key("max_in_cpu", facts=facts(), answer=answer).no_cost
+    assert "do not depend" in explain_key("wall_clock_breakdown", facts=facts(), answer=answer).no_cost
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigFileError, match="no key 'quantum'"):
+        explain_key("quantum", facts=facts())
