@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...estimators.estimate import total_bytes
 from ...estimators.json_form import from_attributes, to_json
-from ...estimators.memory.host_memory import PROCESS_BYTES
+from ...estimators.memory.host_memory import process_terms
 from ..question.question import Question
 from ..search.candidate import Candidate, Fit, LadderStep, Verdict, dry_run_fit
 
@@ -75,8 +76,9 @@ class DryRunAnswer:
     @property
     def required_host_bytes_per_node(self) -> int:
         """Host memory of a node: the tensors of the dry run and, as in the closed form, each rank's own process."""
-        cluster = self.run.cluster
-        return self.result.peak.host_bytes_per_node + cluster.gpus_per_node * PROCESS_BYTES
+        cluster, peak = self.run.cluster, self.result.peak
+        own_bytes = cluster.gpus_per_node * self.device_bytes_per_gpu if cluster.gpu.is_cpu else 0
+        return peak.host_bytes_per_node + total_bytes(process_terms(cluster)) + own_bytes
 
     @cached_property
     def fit(self) -> Fit:

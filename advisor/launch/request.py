@@ -77,11 +77,8 @@ class LaunchRequest:
 
     @property
     def predicted_host_bytes(self) -> int | None:
-        """Memory of a node's ranks while they train. None on the CPU, where processes lack CUDA's libraries and are
-        smaller than the closed form assumes."""
-        if self.prediction is None or self.device == "cpu":
-            return None
-        return self.prediction.memory.host_training_bytes_per_node
+        """Memory of a node's ranks while they train."""
+        return None if self.prediction is None else self.prediction.memory.host_training_bytes_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,11 @@ Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `__init__`, `initialize_o
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 
-from ..estimate import ON_A_NODE, Formula, Terms, total_bytes
+from ..estimate import ON_A_NODE, Formula, MemoryEstimate, Terms, total_bytes
+from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
@@ -41,6 +43,10 @@ from .zero_states import state_bytes
 PROCESS_BYTES = 2 << 30
 """Python, torch, CUDA libraries and tokenized data of one rank; two small runs reported 1.2 and 2.8 GB of host memory
 in all."""
+
+CPU_RANK_BYTES, CPU_LAUNCHER_BYTES = 250 << 20, 155 << 20
+"""The same of a rank on the CPU, without what `device_terms` has of its process, and of the launcher of a node: memory
+that is not mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
@@ -62,6 +68,10 @@ _PROCESSES = on_a_node(
     "observed, to be calibrated",
     {"process": "bytes of Python, torch and CUDA's libraries in one process"},
     "data loader workers, tokenized data beyond it, the page cache",
+)
+_LAUNCHER = on_a_node("launcher", "launcher", "observed")
+_ON_CPU = on_a_node(
+    "rank_memory", "L device", "the ranks' own memory is the host's", {"device": "bytes of one rank on the CPU"}
 )
 _SHARDED_GRADIENTS = on_a_node("gradients", "L p2(w shards)", f"{_STAGE_3} _setup_for_real_optimizer")
 _FLAT_1_2 = on_a_node("gradients", "L p2(m part)", f"{_STAGE_1_2} __init__, initialize_optimizer_states")
@@ -143,10 +153,26 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
     return terms
 
 
-def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> tuple[Terms, Terms]:
+def process_terms(cluster: Cluster) -> Terms:
+    """A node's processes without the tensors."""
+    ranks, of_a_rank = cluster.gpus_per_node, CPU_RANK_BYTES if cluster.gpu.is_cpu else PROCESS_BYTES
+    launcher = _LAUNCHER.on_node(1, CPU_LAUNCHER_BYTES) if cluster.gpu.is_cpu else ()
+    return launcher + _PROCESSES.on_node(ranks, of_a_rank, process=of_a_rank)
+
+
+def with_ranks_on_cpu(memory: MemoryEstimate, cluster: Cluster) -> MemoryEstimate:
+    """The estimate; on a CPU the ranks' own memory is memory of the host, too."""
+    if not cluster.gpu.is_cpu:
+        return memory
+    size = memory.device_bytes_per_gpu
+    own = _ON_CPU.on_node(cluster.gpus_per_node, size, device=size)
+    return replace(memory, host_pageable_terms=memory.host_pageable_terms + own)
+
+
+def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, cluster: Cluster) -> tuple[Terms, Terms]:
     """(pinned, pageable) terms of a node while training."""
     pinned: Terms = ()
-    pageable = _PROCESSES.on_node(local_ranks, PROCESS_BYTES, process=PROCESS_BYTES)
+    pageable, local_ranks = process_terms(cluster), cluster.gpus_per_node
     if plan.offload_optimizer != "none":
         offload = _optimizer_on_nvme
         if plan.offload_optimizer == "cpu":
@@ -292,7 +318,7 @@ def _second_copy(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms
 
 
 def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
-    """Peak of a node's host memory while the model is loaded and partitioned.
+    """Peak of a node's host memory while the model is loaded and partitioned, without its processes.
 
     Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 is built under `zero.Init`: only
     rank 0 reads the checkpoint, w P, and the shards go to their final place; a model that is built from scratch is
@@ -303,13 +329,12 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     """
     tensors = sharded.tensors
     width = tensors.workload.weight_bytes
-    processes = local_ranks * PROCESS_BYTES
     if tensors.workload.method == "qlora":
-        return processes + local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
+        return local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
     if plan.zero_stage < 3:
-        return processes + local_ranks * width * tensors.numel
+        return local_ranks * width * tensors.numel
     shards = total_bytes(_parameters(sharded, plan, local_ranks)) if plan.offload_param == "cpu" else 0
-    return processes + shards + (0 if tensors.workload.software.from_scratch else width * tensors.numel)
+    return shards + (0 if tensors.workload.software.from_scratch else width * tensors.numel)
 
 
 ALIGNED_BYTES = 8 * 1024

@@ -48,7 +48,15 @@ from .device_overhead import (
 )
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import FlatGradients, gradient_memory
-from .host_memory import checkpoint_terms, host_terms, loading_bytes, nvme_terms, swap_buffers
+from .host_memory import (
+    checkpoint_terms,
+    host_terms,
+    loading_bytes,
+    nvme_terms,
+    process_terms,
+    swap_buffers,
+    with_ranks_on_cpu,
+)
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, second_copy
@@ -83,7 +91,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """Memory of one plan on one cluster, if `unsupported` does not reject it. Raises WorkloadError for an unknown
     optimizer."""
     if plan.sharding != "zero":
-        return estimate_torch_memory(model, workload, cluster, plan)
+        return with_ranks_on_cpu(estimate_torch_memory(model, workload, cluster, plan), cluster)
     workload = _as_cast(workload).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
@@ -106,16 +114,19 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     pins = workload.software.pinned_inputs
     # Each rank loads the whole model before it splits the layers or drops experts.
     loaded = sharded if part is model else shard_tensors(tensor_set(model, workload), sharded.world_size)
-    return MemoryEstimate(
+    estimate = MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
         cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, expandable=expandable),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
-        host_loading_bytes_per_node=_loading_bytes(loaded, memory.plan, cluster.gpus_per_node) + spread_bytes,
+        host_loading_bytes_per_node=total_bytes(process_terms(cluster))
+        + _loading_bytes(loaded, memory.plan, cluster.gpus_per_node)
+        + spread_bytes,
         nvme_terms=node.nvme,
     )
+    return with_ranks_on_cpu(estimate, cluster)
 
 
 def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
@@ -199,7 +210,7 @@ class BatchIndependentMemory:
     @cached_property
     def node(self) -> _OnNode:
         sharded, plan, ranks = self.sharded, self.plan, self.cluster.gpus_per_node
-        pinned, pageable = host_terms(sharded, plan, self.runs, ranks)
+        pinned, pageable = host_terms(sharded, plan, self.runs, self.cluster)
         return _OnNode(
             pinned=pinned + swap_buffers(sharded, plan, ranks),
             pageable=pageable,

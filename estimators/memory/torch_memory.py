@@ -45,7 +45,7 @@ from .device_overhead import (
     library_workspace,
     outside_allocator,
 )
-from .host_memory import PROCESS_BYTES, loading_bytes, on_a_node
+from .host_memory import loading_bytes, on_a_node, process_terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 
 _SOURCE = "estimators/memory/torch_memory.py"
@@ -63,7 +63,6 @@ _SYMBOLS = {
     "K": "key and value heads",
     "D": "head size",
 }
-_HOST = on_a_node("processes", "L process", "observed", {"process": "bytes of Python, torch and CUDA in one process"})
 _OFFLOADED = on_a_node(
     "offloaded_states",
     "L (2 t + o) Pt / N + L frozen / N",
@@ -233,7 +232,7 @@ class _Step:
 
     def host_terms(self) -> Terms:
         ranks, sizes = self.cluster.gpus_per_node, self.sizes
-        terms = _HOST.on_node(ranks, PROCESS_BYTES, process=PROCESS_BYTES)
+        terms = process_terms(self.cluster)
         if self.offloaded:
             numel, t, o = self.tensors.trainable_numel, sizes.trained, sizes.states
             size = ((2 * t + o) * numel + self.tensors.frozen_bytes) / sizes.shards
@@ -245,7 +244,7 @@ class _Step:
         ranks, plan = self.cluster.gpus_per_node, replace(self.plan, zero_stage=0)
         loading = 1 if self.sizes.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
-        return loading_bytes(sharded, plan, loading) + (ranks - loading) * PROCESS_BYTES
+        return total_bytes(process_terms(self.cluster)) + loading_bytes(sharded, plan, loading)
 
 
 def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan) -> _Sizes:
