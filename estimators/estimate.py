@@ -99,6 +99,10 @@ class MemoryTerm(NamedTuple):
         return self.declared.not_covered
 
 
+OF_PROCESSES = ("processes", "launcher", "rank_memory")
+"""Components of a node's host memory that are no tensors outside the devices."""
+
+
 def total_bytes(terms: Iterable[MemoryTerm]) -> int:
     """The sum of the terms' sizes."""
     return sum([term.size_bytes for term in terms])
@@ -187,6 +191,12 @@ class MemoryEstimate:
     @property
     def host_training_bytes_per_node(self) -> int:
         return self.host_pinned_bytes_per_node + total_bytes(self.host_pageable_terms)
+
+    @property
+    def host_tensor_bytes_per_node(self) -> int:
+        """Tensors of a node outside its GPUs while training, without the ranks' processes."""
+        terms = self.host_pinned_terms + self.host_pageable_terms
+        return total_bytes(term for term in terms if term.name not in OF_PROCESSES)
 
     @property
     def host_bytes_per_node(self) -> int:

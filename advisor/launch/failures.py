@@ -51,6 +51,9 @@ _PEER_LOST = re.compile(
 )
 """Errors of the other ranks when a rank is gone."""
 
+_BUILD_FAILED = "Error building extension"
+"""torch 2.13 `utils/cpp_extension.py`, also where a limit on memory ended the compiler."""
+
 _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(SIG|local_rank: \d+\).*exitcode: (-\d+)")
 """How torchrun and the deepspeed launcher report a rank that a signal ended."""
 
@@ -97,6 +100,9 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
     message, number = _message(rank), error["errno"]
     evidence = [f"{error['type']} on rank {rank.number}"]
     by_type: FailureKind | None = "host_out_of_memory" if error["type"] == "MemoryError" else None
+    if _BUILD_FAILED in message:  # another plan compiles the same
+        by_type = "crash"
+        evidence.append("the compiler of a DeepSpeed extension failed, before the training")
     kind = _KINDS_BY_ERRNO.get(number) or by_type or _kind_by_message(message + error["details"])
     if kind == "disk_full":
         if number in _KINDS_BY_ERRNO:

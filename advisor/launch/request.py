@@ -70,6 +70,8 @@ class LaunchRequest:
     prediction: Estimate | None = None
     total_steps: int | None = None
     """Optimizer steps of the whole training; None: the Trainer's callback reports them."""
+    fallbacks: int = 0
+    """Plans of this training that have run out of memory before."""
     resumes_after: int = 0
     """Step of the checkpoint to resume from, 0 for none. A first step that is not beyond it ends the training."""
     stall_s: float | None = None

@@ -14,8 +14,10 @@ from typing import Any
 from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ...estimators.estimate import Estimate
+from ...estimators.estimate import Estimate, total_bytes
+from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import to_json
+from ...estimators.memory.host_memory import process_terms
 from ...probes.store import record_of, try_store
 from ...validate.checkpoint import checkpoints_in, newest_usable, step_of
 from ..text.labels import plan_title
@@ -26,9 +28,10 @@ from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, Launch
 from .run import launch
 from .script_arguments import ScriptArguments
 
-_LESS = 0.95
-"""Largest need of the next plan as a share of the failed one's. A closer plan would run out as well, within the closed
-form's accuracy."""
+_LESS = (0.95, 0.75, 0.5)
+"""Largest need of the next plan as a share of the failed one's, by the number of plans that failed before. A closer
+plan than the first would run out as well, within the closed form's accuracy; the others are smaller, so that the last
+attempt has an eighth of the first one's need or the least that is possible."""
 
 _LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
 """Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, wherever
@@ -70,13 +73,12 @@ def with_less_memory(
     assert failure is not None, "a training that failed"
     if failed is None:
         return Continuation(description="the model is not known, so neither is a plan that takes less: pass --model")
-    smaller = [
-        candidate
-        for candidate in plans_that_fit(run)
-        if _need(candidate.estimate, failure.kind) <= _LESS * _need(failed, failure.kind)
-    ]
+    needs = [(each, tensor_bytes(each.estimate, failure.kind, run.cluster)) for each in plans_that_fit(run)]
+    had = tensor_bytes(failed, failure.kind, run.cluster)
+    smaller = [each for each, need in needs if need <= _LESS[0] * had]
     if not smaller:
-        return Continuation(description="no other plan with this global batch is predicted to take enough less")
+        description = "no other plan with this global batch is predicted to take at least 5 % less"
+        return Continuation(description=f"{description}: a shorter sequence, LoRA or a smaller model would")
     layout = _LAYOUTS[failed.plan.zero_stage]
     readable = [each for each in smaller if checkpoint is None or _LAYOUTS[each.estimate.plan.zero_stage] == layout]
     if not readable:
@@ -86,7 +88,12 @@ def with_less_memory(
             "deepspeed.checkpoint.ds_to_universal and set checkpoint.load_universal, or begin anew from the weights in "
             "it"
         )
-    plan = readable[0].estimate.plan
+    by_need = {id(each): need for each, need in needs}
+    most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had
+    chosen = next(
+        (each for each in readable if by_need[id(each)] <= most), min(readable, key=lambda each: by_need[id(each)])
+    )
+    plan = chosen.estimate.plan
     planned = run.with_plan(plan)
     start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
     return Continuation(
@@ -95,18 +102,23 @@ def with_less_memory(
         request=replace(
             request,
             run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),
-            prediction=readable[0].estimate,
+            prediction=chosen.estimate,
             folder=folder,
+            fallbacks=request.fallbacks + 1,
             resumes_after=0 if checkpoint is None else step_of(checkpoint),
         ),
     )
 
 
-def _need(estimate: Estimate, kind: FailureKind) -> int:
-    """Memory of the kind that ran out. On the GPU live tensors: the context and the libraries are equal for all
-    plans."""
+def tensor_bytes(estimate: Estimate, kind: FailureKind, cluster: Cluster) -> int:
+    """Tensors in the memory that ran out, of a GPU or of the node: what the processes, contexts and libraries take is
+    equal for all plans."""
     memory = estimate.memory
-    return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
+    if kind != "host_out_of_memory":
+        return memory.allocated_bytes_per_gpu
+    loading = memory.host_loading_bytes_per_node - total_bytes(process_terms(cluster))
+    on_cpu = cluster.gpus_per_node * memory.allocated_bytes_per_gpu if cluster.gpu.is_cpu else 0
+    return max(loading, on_cpu + memory.host_tensor_bytes_per_node)
 
 
 def next_launch(
@@ -159,7 +171,7 @@ def next_launch(
 
 
 _MAX_ATTEMPTS = 4
-"""Plans that are tried one after the other: each takes at least 5 % less, and the ladder has no more steps."""
+"""Plans that are tried one after the other: the first, and one for each of `_LESS`."""
 
 
 @dataclass(frozen=True, kw_only=True)

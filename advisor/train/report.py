@@ -224,7 +224,11 @@ def _ended(trained: Trained) -> str:
 
 def _go_on(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_whole(), trained.attempt.outcome.failure
-    logs = f"The ranks' output: {trained.attempt.outcome.folder}."
+    logs, following = f"The ranks' output: {trained.attempt.outcome.folder}.", trained.following
+    if following is not None and following.request is None:
+        sentence(console, f"No plan to fall back to: {following.description}.")
+    elif following is not None:
+        sentence(console, f"--fallback goes on with {following.description}.")
     if checkpoint is None:
         sentence(console, f"There is no checkpoint yet. {logs}")
         return

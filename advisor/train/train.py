@@ -51,6 +51,8 @@ class Trained:
     """As the ranks got it first."""
     folder: TrainingFolder
     merged: bool
+    following: Continuation | None
+    """How to go on with less memory; None where memory did not run out."""
 
     @property
     def finished(self) -> bool:
@@ -246,7 +248,14 @@ def _train(
     merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
     if merged:
         merge(Path(job.model), folder.path, folder.merged, dtype=job.dtype)
-    return Trained(attempt=session.attempts[-1], result=result, job=job, folder=folder, merged=merged)
+    return Trained(
+        attempt=session.attempts[-1],
+        result=result,
+        job=job,
+        folder=folder,
+        merged=merged,
+        following=session.following,
+    )
 
 
 def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingFolder) -> TrainingJob:

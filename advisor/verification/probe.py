@@ -120,12 +120,7 @@ def _figure(
 
 def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
     """Predicted bytes of one rank on the CPU device, where the tensors of the "GPU" and of the host share the RAM."""
-    host = sum(
-        term.size_bytes
-        for term in memory.host_pinned_terms + memory.host_pageable_terms
-        if term.name not in ("processes", "launcher", "rank_memory")
-    )
-    return memory.device_bytes_per_gpu + host // ranks_per_node
+    return memory.device_bytes_per_gpu + memory.host_tensor_bytes_per_node // ranks_per_node
 
 
 def compared_probe(

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +18,9 @@ from ds_advise.advisor.launch.check import Check, objections, prediction_of
 from ds_advise.advisor.launch.command import costly_variables, environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.question import default_launcher, equal_nodes, first_host, framework_of, static_rendezvous
-from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
+from ds_advise.advisor.launch.request import Attempt, FailureKind, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.session import next_launch
+from ds_advise.advisor.launch.session import next_launch, tensor_bytes, with_less_memory
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
@@ -379,6 +380,40 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     written = json.loads((folder / "next" / "ds_config.json").read_text())
     assert written == request.run.config
     assert written["scheduler"] == SCHEDULER
+
+
+@pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])
+def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -> None:
+    """Also on the CPU, where the ranks' tensors are in the host's memory and the processes outweigh them. Each needs at
+    least 5 %, then 25 %, then 50 % less than the one before, or the least of all."""
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps(TINY | {"vocab_size": 2**15}))
+    run = read_run(
+        *(folder / "ds_config.json", str(folder / "model"), cpu_cluster(2)), seq_len=256, micro_batch=16, offline=True
+    )
+    outcome = LaunchOutcome(
+        status="failed",
+        failure=TrainingFailure(kind=kind, rank=0, step=0, message=""),
+        last_step=0,
+        peaks=Peaks(),
+        seconds=1.0,
+        folder=folder / "log",
+    )
+    request = launch_request(run, folder, device="cpu", prediction=prediction_of(run))
+    sizes, batches = list[int](), list[int]()
+    while request is not None:
+        prediction = request.prediction
+        assert prediction is not None
+        sizes.append(tensor_bytes(prediction, kind, run.cluster))
+        batches.append(prediction.plan.micro_batch_size)
+        assert run.samples_per_step == 32 == 2 * batches[-1] * prediction.plan.gradient_accumulation_steps
+        following = with_less_memory(request, outcome, None, folder)
+        request = following.request
+    assert "at least 5 % less: a shorter sequence" in following.description
+    shares = [after / before for before, after in pairwise(sizes)]
+    assert all(share <= most for share, most in zip(shares[:-1], (0.95, 0.75, 0.5), strict=False)), shares
+    assert shares[-1] <= 0.95 and len(shares) >= 3
+    assert batches[0] == 16 and batches[-1] == 1
 
 
 def test_what_is_kept_in_view_fits_80_columns() -> None:

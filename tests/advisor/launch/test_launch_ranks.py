@@ -236,6 +236,7 @@ def _error(at: float, kind: str, message: str, number: int | None = None, **limi
 LOST = _error(1.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:1234")
 OUT_OF_MEMORY = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
 ALLOCATOR = _error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")
+COMPILER = _error(1.0, "RuntimeError", "Error building extension 'fused_adam': cc1plus: Cannot allocate memory")
 ARCHIVE = _error(1.0, "RuntimeError", "basic_ios::clear: iostream error")
 WATCHDOG = _error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")
 OOM_KILLER, BY_ANOTHER = "the kernel's OOM killer", "killed by another process"
@@ -250,6 +251,7 @@ FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
         *("host_out_of_memory", 1, "RLIMIT_AS of the rank was 4.0 GiB"),
     ),
     "torch's allocator on the CPU": ([[], [ALLOCATOR]], "host_out_of_memory", 1, "RuntimeError on rank 1"),
+    "a compiler's memory": ([[], [COMPILER]], "crash", 1, "the compiler of a DeepSpeed extension failed"),
     "disk": ([[_error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
     "torch's archive on a full disk": ([[], [ARCHIVE]], "disk_full", 1, "RuntimeError on rank 1"),
     "NCCL": ([[WATCHDOG], []], "communication_timeout", 0, "DistBackendError on rank 0"),
