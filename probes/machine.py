@@ -173,6 +173,13 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     return " ".join(read_pairs(cpuinfo).get("model name", "").split()) or platform.machine()
 
 
+def cpu_has_fp16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the CPU may have products in fp16, by its flags (x86, ARM)."""
+    pairs = read_pairs(cpuinfo)
+    flags = (pairs.get("flags") or pairs.get("Features") or "").split()
+    return not {"avx512_fp16", "amx_fp16", "avx_ne_convert", "fphp"}.isdisjoint(flags)
+
+
 def with_nvml(query: Callable[[Any], _T], otherwise: _T) -> _T:
     """The answer to an NVML query; `otherwise` without a driver or an answer."""
     import pynvml

@@ -16,6 +16,7 @@ from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Plan
 from ..estimators.time.step_time import estimate_plan
 from ..estimators.workload import Workload
+from .machine import cpu_has_fp16
 
 Device = Literal["cpu", "cuda"]
 """Device of a real run; "cpu" is DeepSpeed's CPU accelerator over gloo."""
@@ -94,7 +95,10 @@ class Run:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step over all ranks, where the question sets the batch."""
+        """Samples of one optimizer step over all ranks, where the question or train_batch_size sets them."""
+        total = self.config.get("train_batch_size")
+        if isinstance(total, int):
+            return total
         samples = (self.micro_batch_size or 1) * (self.gradient_accumulation_steps or 1) * self.cluster.world_size
         return samples // self.ranks_per_sample
 
@@ -158,10 +162,17 @@ def isolated_config(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return isolated
 
 
-def check_kernels(config: Mapping[str, Any], device: Device) -> None:
-    """Raises WorkloadError for a configuration that cannot run on the device: ZeRO++'s quantized collectives have no
-    CPU kernels (deepspeed 0.19.8 op_builder/cpu/no_impl.py)."""
-    if device == "cpu" and needs_quantizer(config):
+def check_device(run: Run, device: Device) -> None:
+    """Raises WorkloadError for a run that DeepSpeed refuses on the device: ZeRO++'s quantized collectives have no CPU
+    kernels (deepspeed 0.19.8 op_builder/cpu/no_impl.py), and few CPUs have the fp16 products that its CPU accelerator
+    asks torch for (accelerator/cpu_accelerator.py `is_fp16_supported`)."""
+    if device == "cpu" and run.workload.precision == "fp16" and not cpu_has_fp16():
+        raise WorkloadError(
+            "fp16 does not run on this CPU",
+            why="it has no fp16 instructions, without which DeepSpeed's engine stops",
+            fix="use bf16 or fp32 here",
+        )
+    if device == "cpu" and needs_quantizer(run.config):
         raise WorkloadError(
             "quantized collectives do not run on the CPU",
             why="DeepSpeed's quantization kernels are for NVIDIA GPUs",

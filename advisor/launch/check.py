@@ -23,6 +23,7 @@ from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .request import LaunchRequest
 from .script_arguments import ScriptArguments
+from .script_source import ScriptSource, described_arguments, installed_transformers, script_source
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
@@ -77,11 +78,24 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     Raises WorkloadError where the model is unknown, DsAdviseError where the check itself fails.
     """
     run = request.run
+    script, options = request.script, ScriptArguments(request.script.arguments)
+    outdated = ScriptSource(script_source(script)).outdated(script.target, list(options.given))
+    if outdated:
+        return [
+            Objection(
+                what=f"{old.where}: transformers {installed_transformers()} takes no {', '.join(old.names)}",
+                fix=old.fix,
+            )
+            for old in outdated
+        ]
+    if request.other_loss is not None:
+        say(f"{request.other_loss} has another loss and may hold further models: not predicted and not checked")
+        return _disk(request, say)
     if not run.model:
         raise WorkloadError(
             "the model is not known, so whether it fits cannot be checked",
             why="the script's arguments name none",
-            fix="pass --model NAME, or --no-check to start without a check",
+            fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
         )
     found = [*_disk(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
@@ -140,7 +154,7 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
 
 def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Room for all checkpoints that the script keeps at once; for one, where their number is unknown."""
-    run, arguments = request.run, ScriptArguments(request.script.arguments)
+    run, arguments = request.run, described_arguments(request.script)
     output_dir = arguments.output_dir
     if output_dir is None or run.shape is None:
         return []

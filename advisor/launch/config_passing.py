@@ -15,6 +15,7 @@ from ...estimators.workload import Framework
 from ..question.run import read_ds_config
 from .request import Script
 from .script_arguments import ScriptArguments
+from .script_source import ScriptSource, called
 
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 """The configuration's parameters of `deepspeed.initialize` (0.19.8 `deepspeed/__init__.py`)."""
@@ -51,14 +52,14 @@ def config_passing(
     """
     arguments = ScriptArguments(script.arguments)
     _check_arguments(config_file, config, arguments)
-    calls, named = _calls_and_names(source)
-    options = {word for call in calls for word in _options(call)}
+    text = ScriptSource(source)
+    options = {word for call in text.calls for word in _options(call)}
     # argparse takes `--deepspeed` for an abbreviation where the parser has `--deepspeed_config` alone.
     with_flag = "--deepspeed_config" not in options or bool({"--deepspeed", "add_config_arguments"} & options)
     if requested is not None or arguments.passes_a_config:
         return ConfigPassing(passes=requested is not False and not arguments.passes_a_config, with_flag=with_flag)
-    own = next((value for call in calls if (value := _given(call, framework)) is not None), None)
-    if own is None or _NAMES[framework] in named:
+    own = next((value for call in text.calls if (value := _given(call, framework)) is not None), None)
+    if own is None or _NAMES[framework] in text.names:
         return ConfigPassing(passes=True, with_flag=with_flag)
     where = f"{script.target}, line {own.lineno},"
     if isinstance(own, ast.Constant) and isinstance(own.value, str):
@@ -90,22 +91,8 @@ def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: Sc
             )
 
 
-def _calls_and_names(source: str) -> tuple[list[ast.Call], set[str]]:
-    """(the calls of a script, its attributes that are read and its string constants without leading dashes). Empty
-    where its syntax is not this Python's. What the script imports is not seen."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return [], set()
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.add(node.value.lstrip("-"))
-    return [node for node in nodes if isinstance(node, ast.Call)], names
-
-
 def _given(call: ast.Call, framework: Framework) -> ast.expr | None:
-    name = _called(call)
+    name = called(call)
     values: list[ast.expr] = []
     if framework == "deepspeed" and name == "initialize":
         values = [keyword.value for keyword in call.keywords if keyword.arg in _INITIALIZE_KEYWORDS]
@@ -117,10 +104,6 @@ def _given(call: ast.Call, framework: Framework) -> ast.expr | None:
 
 def _options(call: ast.Call) -> list[str]:
     """The options that a call adds to a parser; the name of DeepSpeed's function that adds its own."""
-    if _called(call) == "add_argument":
+    if called(call) == "add_argument":
         return [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
-    return ["add_config_arguments"] if _called(call) == "add_config_arguments" else []
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return ["add_config_arguments"] if called(call) == "add_config_arguments" else []

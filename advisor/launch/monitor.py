@@ -238,6 +238,10 @@ class Monitor:
             return TrainingFailure(kind=kind, rank=None, step=step, message=message, evidence=evidence)
 
         losses, first = records.last_losses(_NAN_STEPS), records.first_step
+        started, joined = self._request.run.cluster.world_size, records.first("engine_ranks")
+        if joined is not None and joined < started:
+            message = f"{started} ranks were started, but the engine has {joined}: they train copies of the model"
+            return failure("fewer_ranks", records.step, message, "the size of torch's process group")
         if len(losses) == _NAN_STEPS and all(map(math.isnan, losses)):
             evidence = f"the losses of the last {_NAN_STEPS} steps"
             return failure("nan_loss", records.step, "the loss is not a number", evidence)
@@ -262,6 +266,8 @@ class Monitor:
         if exit_code and failure is None and not stopped:
             kills = {file: count - self._oom_kills_before.get(file, count) for file, count in oom_kills().items()}
             failure = failure_of(records, request.folder, exit_code, kills)
+        elif not stopped:
+            failure = failure or self.abort_reason()  # of a training that was over before it was seen
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
         tokens, step_s = records.tokens_per_step(request.run.cluster.world_size), records.step_s
         first_steps = [rank.steps[0][0] for rank in records.ranks if rank.steps]

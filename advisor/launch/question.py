@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -13,26 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostfile
-from ...ds_configs.read import has_auto
-from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
+from ...ds_configs.read import has_auto, precision_in
+from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.workload import Framework, Workload
-from ...probes.machine import search_path
-from ...probes.run import Device, Run, check_kernels
+from ...probes.run import Device, Run, check_device
 from ..question.cluster import cluster_here, cluster_of, counts_in, join_nodes
 from ..question.run import configured_run, read_ds_config
 from .check import prediction_of
 from .config_passing import config_passing
 from .request import LaunchRequest, Script
 from .script_arguments import ScriptArguments
+from .script_source import ScriptSource, described_arguments, script_source
 
-_SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 _TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFTTrainer|SFTConfig|Trainer)\b")
 _ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
 _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 
 _TRAINER_DEFAULTS = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}
 """Defaults of TrainingArguments."""
+
+_TRL_DEFAULTS = {"gradient_checkpointing": True, "seq_len": 1024}
+"""Where TRL's arguments have others (TRL 1.16.0 trainer/base_config.py; `max_length` of sft_config.py)."""
 
 
 def launch_question(
@@ -50,36 +50,53 @@ def launch_question(
     """(the request, remarks on what was chosen or assumed).
 
     options: the arguments of `read_run` but the cluster; those `given` by the user take precedence over the script's
-    arguments. words: the script and its arguments. place_options: those of `Place`.
+    arguments, and these over the literal ones in its text. words: the script and its arguments. place_options: those
+        of `Place`.
 
     Raises DsAdviseError for what cannot be launched.
     """
     config_file = options["config_file"]
     config = read_ds_config(config_file)
     script = Script(target=words[0], arguments=words[1:], is_module=is_module)
-    arguments = ScriptArguments(script.arguments)
     source = script_source(script)
+    text = ScriptSource(source)
+    arguments = described_arguments(script)
     place = Place(**place_options)
-    check_kernels(config, place.device)
     cluster, rendezvous = place.resolve()
     framework = options["framework"] if "framework" in given else framework_of(config, source)
     remarks: list[str] = []
     launcher = launcher_for(rendezvous, launcher)
     if launcher is None:
-        launcher, why = default_launcher(framework, source, rendezvous)
+        launcher, why = default_launcher(framework, source, rendezvous, takes_config=text.takes_config)
         remarks.append(f"launcher {launcher}: {why}")
     passing = config_passing(pass_config, config_file, config, framework=framework, script=script, source=source)
     remarks += passing.remarks
-    model = options["model"] or arguments.model
-    if model is None:
-        run = Run(config=config, model="", cluster=cluster, workload=Workload(framework=framework))
-    else:
-        from_script, assumptions = _from_script(given, arguments, framework)
-        adapters, method = _adapters(options, given, arguments, source)
-        remarks += [*assumptions, *method]
-        chosen = options | from_script | adapters | {"model": model, "cluster": cluster, "framework": framework}
-        del chosen["config_file"]
-        run = configured_run(config, **chosen)
+    if framework == "hf" and launcher != "accelerate" and passing.passes and not text.takes_config:
+        remarks.append(
+            f"{script.target} reads no arguments, so {config_file} does not reach its Trainer: pass --launcher "
+            f'accelerate, or write deepspeed="{config_file}" into its TrainingArguments'
+        )
+    remarks += _late_arguments(text, config, script)
+    from_script, assumptions = _from_script(given, arguments, text, framework)
+    adapters, method = _adapters(options, given, arguments, text, source)
+    chosen = options | from_script | adapters | {"cluster": cluster, "framework": framework}
+    chosen["model"] = options["model"] or arguments.model
+    del chosen["config_file"]
+    run = None
+    if chosen["model"] is not None:
+        try:
+            run = configured_run(config, **chosen)
+            remarks += [*assumptions, *method]
+        except DsAdviseError as error:
+            if options["model"] or ScriptArguments(script.arguments).model:
+                raise
+            remarks.append(f"the script's model {chosen['model']} is not read ({error.what}): pass --model")
+    if run is None:
+        written = precision_in(config)
+        is_fp16 = written == "fp16" or (chosen["precision"] == "fp16" and written != "bf16")
+        workload = Workload(framework=framework, precision="fp16" if is_fp16 else "bf16")
+        run = Run(config=config, model="", cluster=cluster, workload=workload)
+    check_device(run, place.device)
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
         script=script,
@@ -91,7 +108,8 @@ def launch_question(
         rendezvous=rendezvous,
         passes_config=passing.passes,
         config_flag=passing.with_flag,
-        prediction=prediction_of(run),
+        prediction=None if text.has_other_loss else prediction_of(run),
+        other_loss=text.trainer if text.has_other_loss else None,
         total_steps=arguments.number("max_steps"),
         stall_s=stall_s,
     )
@@ -101,14 +119,22 @@ def launch_question(
 def framework_of(config: Mapping[str, Any], source: str) -> Framework:
     """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
     or accelerate; else "deepspeed"."""
-    return "hf" if has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source) else "deepspeed"
+    takes_hf = _TRAINER.search(source) or _ACCELERATE.search(source) or ScriptSource(source).is_trl
+    return "hf" if has_auto(config) or takes_hf else "deepspeed"
 
 
-def default_launcher(framework: Framework, source: str, rendezvous: Rendezvous | None = None) -> tuple[Launcher, str]:
+def default_launcher(
+    framework: Framework, source: str, rendezvous: Rendezvous | None = None, *, takes_config: bool = True
+) -> tuple[Launcher, str]:
     """(the launcher, the reason): accelerate where the script takes the configuration from it, deepspeed where a plain
-    script may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
+    script may read `--local_rank`, which no other launcher passes, torchrun otherwise.
+
+    takes_config: whether the script may read its arguments or names a configuration.
+    """
     if _ACCELERATE.search(source) and not _TRAINER.search(source):
         return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
+    if framework == "hf" and not takes_config and (rendezvous is None or rendezvous.kind == "static"):
+        return "accelerate", "the script reads no arguments; its Trainer takes the configuration from this launcher"
     if framework != "deepspeed":
         return "torchrun", "the Trainer needs no other"
     if rendezvous is None:
@@ -116,46 +142,10 @@ def default_launcher(framework: Framework, source: str, rendezvous: Rendezvous |
     return "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
 
 
-def script_source(script: Script) -> str:
-    """The text of the script, "" where it cannot be read. Raises ConfigFileError where the script does not exist."""
-    if script.is_module:
-        try:
-            spec = importlib.util.find_spec(script.target)
-        except (ImportError, ValueError):
-            spec = None
-        path = Path(spec.origin) if spec is not None and spec.origin else None
-    else:
-        path = Path(script.target)
-        if not path.is_file() or path.suffix in _SHELL_SUFFIXES:
-            raise _not_a_script(path)
-    try:
-        return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _not_a_script(path: Path) -> ConfigFileError:
-    target = str(path)
-    example = "ds-advise launch ds_config.json -- train.py ..."
-    if target == "-m":
-        return ConfigFileError("-m after -- is taken for the script", fix="write it before: -m -- package.train")
-    if path.is_file() or shutil.which(target, path=search_path()) is not None:
-        return ConfigFileError(
-            f"{target} is a program and no training script",
-            why="launch starts the ranks itself, with the launcher that the script needs (--launcher)",
-            fix=f"write the Python script and its arguments alone: {example}",
-        )
-    return ConfigFileError(
-        f"there is no script {target}",
-        why="the ranks cannot start without it",
-        fix=f"give its path relative to this folder: {example}",
-    )
-
-
 def _from_script(
-    given: Collection[str], arguments: ScriptArguments, framework: Framework
+    given: Collection[str], arguments: ScriptArguments, text: ScriptSource, framework: Framework
 ) -> tuple[dict[str, Any], list[str]]:
-    """(options that the user left open, from the script's arguments or else TrainingArguments' defaults; a remark on
+    """(options that the user left open, from the script's arguments or else the defaults of its Trainer; a remark on
     the defaults)."""
     in_script = {
         "seq_len": arguments.seq_len,
@@ -165,38 +155,60 @@ def _from_script(
         "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
     }
     found = {name: value for name, value in in_script.items() if value is not None and name not in given}
-    defaults = _TRAINER_DEFAULTS if framework == "hf" else {}
+    defaults: dict[str, Any] = {}
+    if framework == "hf":
+        defaults = _TRAINER_DEFAULTS | (_TRL_DEFAULTS if text.is_trl else {})
+    if framework == "hf" and (text.trainer or arguments.are_training_arguments):
+        defaults["precision"] = "bf16" if text.is_trl else "fp32"
     assumed = {name: value for name, value in defaults.items() if name not in given and name not in found}
     if not assumed:
         return found, []
-    titles = (
-        "no checkpointing" if value is False else f"{name.replace('_', ' ')} {value}" for name, value in assumed.items()
+    titles = {"gradient_checkpointing": ("no checkpointing", "checkpointing")}
+    shown = (
+        titles[name][bool(value)] if name in titles else f"{name.replace('_', ' ')} {value}"
+        for name, value in assumed.items()
     )
     remark = (
-        f"assumed {', '.join(titles)}, the Trainer's defaults: where the script sets others, pass "
-        "--micro-batch, --accumulation, --gradient-checkpointing on"
+        f"assumed {', '.join(shown)}, the {'TRL' if text.is_trl else 'Trainer'}'s defaults: where the script sets "
+        "others, pass --micro-batch, --accumulation, --gradient-checkpointing, --precision"
     )
     return found | assumed, [remark]
 
 
 def _adapters(
-    options: Mapping[str, Any], given: Collection[str], arguments: ScriptArguments, source: str
+    options: Mapping[str, Any], given: Collection[str], arguments: ScriptArguments, text: ScriptSource, source: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """(options of the training method in the script's arguments, a remark on the method)."""
+    """(options of the training method in the script's arguments or its text, a remark on the method)."""
     if "method" in given:
         return {}, []
-    if arguments.adapts:
-        found = {name: value for name, value in arguments.lora.items() if name not in given}
+    written = text.adapters
+    if arguments.adapts or written is not None:
+        read = arguments if written is None else ScriptArguments.of_values(written)
+        found = {name: value for name, value in read.lora.items() if name not in given}
         chosen = {**options, **found}
         targets = chosen["lora_targets"] or "all linear layers"
         bits = "; its 4-bit weights are counted as 16-bit ones" if arguments.loads_in_4_bits else ""
-        remark = f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by the script's arguments{bits}"
-        return {"method": "lora", **found}, [remark]
+        where = "the script's arguments" if written is None else "its LoraConfig"
+        return {"method": "lora", **found}, [
+            f"counted as LoRA of rank {chosen['lora_rank']} on {targets}, by {where}{bits}"
+        ]
     if _ADAPTERS.search(source):
         return {}, [
             "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
         ]
     return {}, ["counted as full fine-tuning: for adapters pass --method lora"]
+
+
+def _late_arguments(text: ScriptSource, config: Mapping[str, Any], script: Script) -> list[str]:
+    """A remark where ZeRO-3 does not load the model in shards, because transformers does not know of it yet."""
+    zero = config.get("zero_optimization")
+    late = text.late_arguments
+    if late is None or not isinstance(zero, dict) or zero.get("stage") != 3:
+        return []
+    return [
+        f"{script.target} loads the model in line {late[0]}, before its training arguments in line {late[1]}: under "
+        "ZeRO-3 every rank then holds the whole model in host memory; make the training arguments first"
+    ]
 
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {

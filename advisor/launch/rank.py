@@ -3,8 +3,9 @@
 Runs the user's script as `__main__`, as the launcher would have run it: the same sys.argv, sys.path[0], working folder
 and exit code. Its output goes to `rank<R>.log` in FOLDER, and its steps are noted in `rank<R>.jsonl`: when the script
 imports DeepSpeed's engine or the Trainer, three methods of the engine are wrapped, a callback is added to the Trainer's
-defaults, and the lock of extension builds is replaced by one that a killed rank does not leave behind. Nothing is
-imported for it; a script that uses neither is not observed. A failure of these must not make the script fail.
+defaults, and the lock of extension builds is replaced by one that a killed rank does not leave behind. On the CPU,
+accelerate is made to count the ranks. Nothing is imported for it; a script that uses none of these is not observed. A
+failure of these must not make the script fail.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -119,7 +121,41 @@ def install(events: EventLog, folder: Path) -> None:
         "transformers.trainer": lambda module: _add_callback(module, events, folder),
         "torch.utils.file_baton": _use_lasting_lock,
     }
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        actions |= {"accelerate.state": _count_ranks_on_cpu, "transformers.training_args": _train_on_cpu}
     sys.meta_path.insert(0, _AfterImport(actions))
+
+
+def _count_ranks_on_cpu(module: Any) -> None:
+    """Make accelerate join the ranks over gloo where it finds no GPU.
+
+    Unless the script itself asks for the CPU, accelerate then takes no backend and counts one process, and each rank
+    trains on all samples (1.15.0 state.py `PartialState._prepare_backend`); the Trainer's batch sizes contradict the
+    engine's. With `cpu=True` accelerate would leave DeepSpeed out (`AcceleratorState.__init__`).
+    """
+    prepared = module.PartialState._prepare_backend
+
+    def prepare_backend(state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        backend, kind = prepared(state, *args, **kwargs)
+        joins = backend is None and "LOCAL_RANK" in os.environ
+        return ("gloo", module.DistributedType.MULTI_CPU) if joins else (backend, kind)
+
+    module.PartialState._prepare_backend = prepare_backend
+
+
+def _train_on_cpu(module: Any) -> None:
+    """Make every TrainingArguments name the CPU, without which it refuses bf16 where there is no GPU, and let DeepSpeed
+    join the process group, as accelerate does on a GPU: otherwise ZeRO-3 counts one rank when it loads the model."""
+    prepared = module.TrainingArguments.__post_init__
+
+    def post_init(arguments: Any) -> None:
+        arguments.use_cpu = True
+        arguments.ddp_backend = arguments.ddp_backend or "gloo"
+        prepared(arguments)
+        if arguments.deepspeed_plugin is not None:
+            import_module("deepspeed").init_distributed("gloo")
+
+    module.TrainingArguments.__post_init__ = post_init
 
 
 def _use_lasting_lock(_: ModuleType) -> None:
@@ -243,9 +279,15 @@ class _EngineObserver:
         self._pending: list[tuple[int, Any, Any]] = []
         """(step, loss, CUDA event after its copy to the host)."""
         self._memory_at = 0.0
+        self._reported_ranks = False
         self._reported_settings = False
 
     def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._reported_ranks:
+            import torch.distributed as dist
+
+            self._reported_ranks = True
+            self._events.note({"engine_ranks": dist.get_world_size()})
         inputs: Any = kwargs.get("input_ids", args[0] if args else None)
         shape = getattr(inputs, "shape", ())
         if engine.module.training and len(shape) >= 2 and not inputs.is_floating_point():
@@ -272,7 +314,8 @@ class _EngineObserver:
             settings = {  # under the names of `Plan`
                 "zero_stage": int(engine.zero_optimization_stage()),
                 "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
-                "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+                # As counted: under the Trainer the engine's own is 1 where the configuration has no such key.
+                "gradient_accumulation_steps": len(losses) or int(engine.gradient_accumulation_steps()),
             }
             self._events.note({"engine": settings})
         self._report_pending()

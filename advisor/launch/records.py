@@ -23,6 +23,7 @@ class RankRecord:
     """One rank, from the events of its file. Keys of the events:
 
     rank, pid, host   the first event.
+    engine_ranks  the ranks that train together, before the first step.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
     step          optimizer step that was completed; with it the tokens of this rank in that step.
     step, loss    the loss of that step, which a GPU reports later than the step.

@@ -20,6 +20,7 @@ FailureKind = Literal[
     "disk_full",
     "nan_loss",
     "lost_rank",
+    "fewer_ranks",
     "not_resumed",
     "hang",
     "crash",
@@ -32,6 +33,7 @@ FAILURE_TITLES: dict[FailureKind, str] = {
     "disk_full": "The disk is full",
     "nan_loss": "The loss is not a number",
     "lost_rank": "A rank was lost",
+    "fewer_ranks": "The ranks do not train together",
     "not_resumed": "The script did not resume",
     "hang": "The ranks made no progress",
     "crash": "The script failed",
@@ -68,6 +70,8 @@ class LaunchRequest:
     config_flag: bool = True
     """Whether a plain script's parser accepts `--deepspeed` before `--deepspeed_config`."""
     prediction: Estimate | None = None
+    other_loss: str | None = None
+    """The script's Trainer where its loss and its further models are not predicted, such as "DPOTrainer"."""
     total_steps: int | None = None
     """Optimizer steps of the whole training; None: the Trainer's callback reports them."""
     fallbacks: int = 0

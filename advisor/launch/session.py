@@ -72,7 +72,9 @@ def with_less_memory(
     run, failed, failure = request.run, request.prediction, outcome.failure
     assert failure is not None, "a training that failed"
     if failed is None:
-        return Continuation(description="the model is not known, so neither is a plan that takes less: pass --model")
+        reason = "the model is not known" if request.other_loss is None else f"{request.other_loss} is not predicted"
+        fix = ": pass --model" * (request.other_loss is None)
+        return Continuation(description=f"{reason}, so neither is a plan that takes less{fix}")
     needs = [(each, tensor_bytes(each.estimate, failure.kind, run.cluster)) for each in plans_that_fit(run)]
     had = tensor_bytes(failed, failure.kind, run.cluster)
     smaller = [each for each, need in needs if need <= _LESS[0] * had]
@@ -200,7 +202,8 @@ def run_session(
     if check is not None:
         if against := objections(request, check, output.say):
             return Session(objections=tuple(against))
-        request = replace(request, prediction=prediction_of(request.run))  # the check may have measured the speed
+        if request.other_loss is None:
+            request = replace(request, prediction=prediction_of(request.run))  # the check may have measured the speed
     follow = partial(next_launch, say=output.say)
     return make_attempts(request, follow, fallback=fallback, verbose=verbose, output=output)
 

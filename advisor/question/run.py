@@ -55,11 +55,12 @@ def configured_run(
     """The run of a configuration.
 
     model: as for `advise`, or "FILE.py:FACTORY", a function of the user that returns a module.
-    accumulation: replaces an `auto` or absent gradient_accumulation_steps; by default 1.
+    accumulation: replaces an `auto` or absent gradient_accumulation_steps; by default 1, or what train_batch_size
+        implies.
     input_shape: one sample of a FACTORY's module, such as "3,32,32".
-    options: replace what is `auto` or absent in the configuration: `micro_batch` (by default 1), precision, optimizer;
-        and the training that it does not describe, such as the method and the sequence length. Gradient checkpointing
-        is on by default.
+    options: replace what is `auto` or absent in the configuration: `micro_batch` (by default as `accumulation`),
+        precision, optimizer; and the training that it does not describe, such as the method and the sequence length.
+        Gradient checkpointing is on by default.
 
     Raises DsAdviseError for a model or option that cannot be used.
     """
@@ -79,12 +80,18 @@ def configured_run(
         shape=shape,
         cluster=cluster,
         workload=configured_workload(config, given, shape, cluster.gpu),
-        micro_batch_size=int(given["micro_batch"] or 1),
-        gradient_accumulation_steps=accumulation or 1,
+        micro_batch_size=given["micro_batch"] or _default(config, "train_micro_batch_size_per_gpu"),
+        gradient_accumulation_steps=accumulation or _default(config, "gradient_accumulation_steps"),
         gradient_checkpointing=checkpointing != "off",
         cpu_checkpointing=checkpointing == "offload",
         input_shape=sample_shape(input_shape),
     )
+
+
+def _default(config: Mapping[str, Any], key: str) -> int | None:
+    """1; None where DeepSpeed derives the absent key from the file's train_batch_size."""
+    derived = config.get(key) is None and isinstance(config.get("train_batch_size"), int)
+    return None if derived else 1
 
 
 def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:

@@ -63,6 +63,9 @@ def configured_workload(
     The optimizer keeps its name in the file, because the closed forms do not know every class of torch.optim.
     """
     precision = precision_in(config)
+    asked = options.get("precision", "auto")
+    if options.get("framework") == "hf" and asked in ("bf16", "fp16") and asked not in config and precision == "fp32":
+        precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
     if precision != "auto":
         options = {**options, "precision": "fp32"}  # no GPU lacks it
     workload = workload_of(options, model, gpu)

@@ -154,7 +154,8 @@ def _with_batch(run: Run) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.gradient_accumulation_steps,
     }
-    return {**run.config, **{key: size for key, size in batch.items() if run.config.get(key, "auto") == "auto"}}
+    open_keys = [key for key in batch if run.config.get(key, "auto") == "auto" and batch[key] is not None]
+    return {**run.config, **{key: batch[key] for key in open_keys}}
 
 
 def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:

@@ -12,7 +12,7 @@ from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.json_form import to_json
 from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
 from ...probes.real_run.result import ProbeResult
-from ...probes.run import Run, check_kernels
+from ...probes.run import Run, check_device
 from .dry_run import no_such_rank
 from .past_results import probe_and_keep
 
@@ -140,7 +140,7 @@ def compared_probe(
             why="a probe starts all ranks on this machine",
             fix="pass --solo, which runs one rank of the job",
         )
-    check_kernels(run.config, settings.get("device", "cuda"))
+    check_device(run, settings.get("device", "cuda"))
     dry_result = None
     if dry:
         on_progress("dry run ...")

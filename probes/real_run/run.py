@@ -15,7 +15,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
 from ..dry_run.run import request_for
 from ..machine import threads_of_a_rank
-from ..run import Device, Request, Run, check_kernels, isolated_config
+from ..run import Device, Request, Run, check_device, isolated_config
 from ..scratch import scratch
 from .result import ProbeResult, RankFailure, RankReport
 from .watch import OnProgress, watch
@@ -80,10 +80,9 @@ def probe(
     memory_limit_bytes: on the CPU, the memory of each rank, in place of a GPU's memory.
     stall_s, timeout_s: time limit of a phase of a rank, and of the whole.
 
-    Leaves no process, no file and no swap space on NVMe. Raises WorkloadError for kernels that the device does not
-    have.
+    Leaves no process, no file and no swap space on NVMe. Raises WorkloadError for what the device cannot run.
     """
-    check_kernels(run.config, device)
+    check_device(run, device)
     started = time.monotonic()
     load = os.getloadavg()[0]
     request = request_for(run, rank=rank, iterations=steps)

@@ -146,7 +146,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ("--gpus 8xH100 train.py --steps 3", "write -- before the script"),
         ("--gpus 8xH100", "no script; write --"),
         ("--gpus 8xH100 --master a --nodes 2 --fallback -- train.py", "--fallback and --master contradict each other"),
-        ("--gpus 8xH100 -- train.py", "pass --model NAME, or --no-check"),
+        ("--gpus 8xH100 -- train.py", "pass --model NAME, or FILE.py:FACTORY"),
     ],
 )
 def test_errors_name_the_fix(

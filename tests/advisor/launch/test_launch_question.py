@@ -11,6 +11,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.question import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
+from ds_advise.advisor.launch.script_source import ScriptSource
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 
 PLACE = {
@@ -37,6 +38,7 @@ OPTIONS = {
     "modules_to_save": None,
     "framework": "hf",
     "software": None,
+    "precision": "auto",
     "offline": True,
 }
 
@@ -261,3 +263,109 @@ def test_the_file_that_is_checked_is_the_one_that_trains(launched: Launched, nam
     code, _, err = launched(f"{PARSER}deepspeed.initialize(model=net, config='other.json')")
     assert code == 2
     assert "line 3, names other.json" in err
+
+
+LITERALS = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+def main():
+    model_name = "Qwen2.5-0.5B"
+    model = AutoModelForCausalLM.from_pretrained(model_name)
+    model = get_peft_model(model, LoraConfig(r=16, target_modules="q_proj,v_proj".split(","), lora_dropout=0.01))
+    args = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumulation_steps=2, bf16=True,
+                             gradient_checkpointing=True, max_steps=7, save_steps=steps())
+    Trainer(model=model, args=args).train()
+"""
+
+
+def test_literals_of_the_script_are_read(request_of: Request) -> None:
+    """Its model, batch, precision, checkpointing and adapters, unless its arguments or the user's options say
+    otherwise; what is computed is left open."""
+    Path("train.py").write_text(LITERALS)
+    request, remarks = request_of(model=None)
+    run, workload = request.run, request.run.workload
+    assert (run.model_name, run.micro_batch_size, run.gradient_accumulation_steps) == ("Qwen2.5-0.5B", 4, 2)
+    assert (workload.precision, run.gradient_checkpointing, request.total_steps) == ("bf16", True, 7)
+    assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", 16, ("q_proj", "v_proj"))
+    assert not [remark for remark in remarks if "assumed" in remark]
+    request, _ = request_of("--per_device_train_batch_size", "1", model=None, accumulation=3, given=("accumulation",))
+    assert (request.run.micro_batch_size, request.run.gradient_accumulation_steps) == (1, 3)
+    Path("train.py").write_text(LITERALS.replace("Qwen2.5-0.5B", "/nowhere/model"))
+    request, remarks = request_of(model=None)
+    assert request.run.model == "" and "/nowhere/model is not read" in remarks[-1]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "checkpointing", "predicted"),
+    [("SFTTrainer", True, True), ("DPOTrainer", True, False), ("GRPOTrainer", True, False), ("Trainer", False, True)],
+)
+def test_trls_scripts_have_trls_defaults(
+    request_of: Request, trainer: str, checkpointing: bool, predicted: bool
+) -> None:
+    """TRL checkpoints and trains in bf16 unless told otherwise; another loss than the next token's, also that of a
+    class of the script's own, is not predicted as if it were that."""
+    Path("train.py").write_text(f"from trl import *\nclass Own({trainer}):\n    pass\nOwn(args=parse())\n")
+    request, remarks = request_of()
+    run = request.run
+    assert (run.gradient_checkpointing, run.workload.precision) == (checkpointing, "bf16" if checkpointing else "fp32")
+    assert (request.prediction is not None, request.other_loss) == (predicted, None if predicted else trainer)
+    assert ("assumed" in remarks[1]) and ("the TRL's defaults" in remarks[1]) == checkpointing
+
+
+@pytest.mark.parametrize(("first", "stage", "warned"), [("model", 3, True), ("model", 2, False), ("args", 3, False)])
+def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: str, stage: int, warned: bool) -> None:
+    """Loaded before the training arguments, whole on every rank."""
+    lines = {"model": "AutoModel.from_pretrained('gpt2')", "args": "TrainingArguments('out')"}
+    Path("train.py").write_text("\n".join(lines[name] for name in sorted(lines, key=lambda name: name != first)))
+    Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+    _, remarks = request_of()
+    assert ("every rank then holds the whole model" in " ".join(remarks)) == warned
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "named"),
+    [
+        ("TrainingArguments('out', warmup_ratio=0.1)", "", "train.py, line 1: warmup_ratio"),
+        ("TrainingArguments('out', no_such_argument=1, bf16=True)", "", "train.py, line 1: no_such_argument"),
+        ("Trainer(model, tokenizer=tokenizer)", "", "train.py, line 1: tokenizer"),
+        ("Own(model, tokenizer=tokenizer)\nTrainingArguments(**values)", "--overwrite_output_dir", ""),
+        (
+            "p.parse_args_into_dataclasses()",
+            "--overwrite_output_dir",
+            "the arguments of train.py: overwrite_output_dir",
+        ),
+        ("class A:\n    logging_dir: str\np.parse_args_into_dataclasses()", "--logging_dir x", ""),
+    ],
+)
+def test_arguments_of_transformers_4_are_named(text: str, words: str, named: str) -> None:
+    """Those that the installed TrainingArguments and Trainer do not take, in the text and on the command line; not the
+    script's own."""
+    found = ScriptSource(text).outdated("train.py", list(ScriptArguments(words.split()).given))
+    assert [f"{old.where}: {', '.join(old.names)}" for old in found] == [named] * bool(named)
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("model", ["Qwen2.5-0.5B", None])
+def test_fp16_is_not_launched_on_a_cpu_without_it(
+    request_of: Request, monkeypatch: pytest.MonkeyPatch, from_file: bool, model: str | None
+) -> None:
+    """Before anything starts, also for an unknown model; a CPU with fp16 instructions is left to DeepSpeed."""
+    config = {"fp16": {"enabled": True}} if from_file else {}
+    Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, **config}))
+    place = {"device": "cpu", "gpus": "auto", "ranks": 2}
+    words = [] if from_file else ["--fp16"]
+    monkeypatch.setattr("ds_advise.probes.run.cpu_has_fp16", lambda: False)
+    with pytest.raises(WorkloadError, match="fp16 does not run on this CPU"):
+        request_of(*words, model=model, **place)
+    monkeypatch.setattr("ds_advise.probes.run.cpu_has_fp16", lambda: True)
+    request_of(*words, model=model, **place)
+
+
+def test_a_script_of_literals_gets_the_configuration_from_its_launcher(request_of: Request) -> None:
+    """A Trainer that reads no arguments: accelerate; with one of its own, or arguments, torchrun."""
+    for text, launcher in (
+        ("bf16=True", "accelerate"),
+        ("deepspeed='ds_config.json'", "torchrun"),
+        ("**a", "torchrun"),
+    ):
+        Path("train.py").write_text(f"Trainer(args=TrainingArguments('out', {text}))")
+        assert request_of()[0].launcher == launcher

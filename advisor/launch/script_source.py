@@ -1,0 +1,335 @@
+"""What a training script's text says of the training: its calls with literal arguments, read with `ast`. Nothing of it
+is executed, and what it imports is not seen."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...estimators.errors import ConfigFileError
+from ...probes.machine import search_path
+from .request import Script
+from .script_arguments import ScriptArguments
+
+_SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+
+_TRL_ARGUMENTS = re.compile(r"(SFT|DPO|GRPO|KTO|RLOO|Reward|CPO|ORPO|GKD|OnlineDPO|Distillation)Config")
+_TRAINER = re.compile(r"\w*Trainer")
+_PARSES_ARGUMENTS = frozenset({"parse_args_into_dataclasses", "parse_args_and_config"})
+_READS_ARGUMENTS = _PARSES_ARGUMENTS | {
+    *("HfArgumentParser", "TrlParser", "ArgumentParser", "argv", "Fire", "command", "option", "OmegaConf", "CLI")
+}
+_MODEL_NAMES = ("model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model")
+
+_LORA = {
+    "r": "lora_r",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+}
+"""Arguments of LoraConfig -> options of scripts (TRL's ModelConfig)."""
+
+_OTHER_LOSS = re.compile(
+    r"(DPO|OnlineDPO|KTO|PPO|GRPO|RLOO|ORPO|CPO|BCO|XPO|NashMD|GKD|Reward|PRM|Distillation|SDFT|SDPO|TPO|GOLD)Trainer"
+)
+"""TRL's trainers whose loss is not the next token's, many of which hold further models (TRL 1.16.0 and 0.12)."""
+
+_OLD = {
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps (below 1 it is a share of all steps)",
+    "tokenizer": "processing_class",
+    "no_cuda": "use_cpu",
+    "group_by_length": 'train_sampling_strategy="group_by_length"',
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "adafactor": 'optim="adafactor"',
+    **dict.fromkeys(("overwrite_output_dir", "logging_dir", "save_safetensors", "include_tokens_per_second"), ""),
+    **dict.fromkeys(("half_precision_backend", "fp16_backend", "fp16_opt_level", "jit_mode_eval", "use_ipex"), ""),
+    **dict.fromkeys(("use_mps_device", "past_index", "ray_scope", "tpu_num_cores", "torchdynamo"), ""),
+}
+"""Arguments of transformers 4 that 5.23 does not take -> those in their place, "" where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outdated:
+    """Arguments that the installed transformers does not take."""
+
+    where: str
+    names: tuple[str, ...]
+
+    @property
+    def fix(self) -> str:
+        """How to write them."""
+        new = [f"{_OLD[name]} in place of {name}" for name in self.names if _OLD.get(name)]
+        gone = [name for name in self.names if not _OLD.get(name)]
+        parts = [f"write {', '.join(new)}"] * bool(new) + [f"remove {', '.join(gone)}"] * bool(gone)
+        return f"{'; '.join(parts)}; or install the transformers that the script was written for"
+
+
+class ScriptSource:
+    """The text of a script; empty where its syntax is not this Python's."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            self._tree = ast.Module([], [])
+        nodes = list(ast.walk(self._tree))
+        self.calls = sorted((node for node in nodes if isinstance(node, ast.Call)), key=lambda call: call.lineno)
+        self.names = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)} | {
+            n.value.lstrip("-") for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        }
+        """Attributes that are read, and string constants without leading dashes."""
+        self._fields = {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+        self._bases = {n.name: [_name(base) for base in n.bases] for n in nodes if isinstance(n, ast.ClassDef)}
+        self._assigned = dict(_assignments(nodes))
+
+    @property
+    def trainer(self) -> str | None:
+        """The class of the Trainer that the script makes, such as "DPOTrainer"; of a class of its own the base."""
+        for call in self.calls:
+            name = called(call)
+            while name in self._bases:
+                name = next((base for base in self._bases[name] if _TRAINER.fullmatch(base)), "")
+            if _TRAINER.fullmatch(name):
+                return name
+        return None
+
+    @property
+    def has_other_loss(self) -> bool:
+        """Whether its Trainer minimizes another loss than that of the next token."""
+        return self.trainer is not None and _OTHER_LOSS.fullmatch(self.trainer) is not None
+
+    @property
+    def is_trl(self) -> bool:
+        """Whether its training arguments are TRL's, which have other defaults than transformers'."""
+        trainer = self.trainer or ""
+        return trainer == "SFTTrainer" or self.has_other_loss or any(_is_trl(call) for call in self.calls)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The literal arguments of its TrainingArguments, and the model's name where one is written."""
+        values: dict[str, Any] = {}
+        for call in self._argument_calls():
+            values |= self._literals(call)
+        model = self._model()
+        return {**({} if model is None else {"model_name_or_path": model}), **values}
+
+    @property
+    def adapters(self) -> dict[str, Any] | None:
+        """The arguments of peft's LoraConfig, under the names of a script's options. None where it makes none, where
+        what says their size is no literal, and without target modules, which peft then chooses by the model."""
+        for call in self.calls:
+            if called(call) == "LoraConfig":
+                given, known = {keyword.arg for keyword in call.keywords}, self._literals(call)
+                sizes = {name: option for name, option in _LORA.items() if name in given}
+                if "target_modules" in given and sizes.keys() <= known.keys():
+                    return {option: known[name] for name, option in sizes.items()}
+        return None
+
+    @property
+    def takes_config(self) -> bool:
+        """Whether it may get a DeepSpeed configuration: it parses arguments, which what it imports may do too, or its
+        TrainingArguments name one. False where it makes them from literals alone."""
+        calls = list(self._argument_calls())
+        named = {keyword.arg for call in calls for keyword in call.keywords}
+        return (
+            not calls
+            or bool({"deepspeed", None} & named)
+            or bool(_READS_ARGUMENTS & {*self.names, *map(called, self.calls)})
+        )
+
+    @property
+    def late_arguments(self) -> tuple[int, int] | None:
+        """(line that loads the model, line that makes TrainingArguments) where the model comes first."""
+        scopes = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for scope in (self._tree, *scopes):
+            calls = sorted(_calls_in(scope), key=lambda call: call.lineno)
+            loads = [call.lineno for call in calls if _loads_model(call)]
+            makes = [c.lineno for c in calls if called(c) in _PARSES_ARGUMENTS or _is_arguments(c)]
+            if loads and makes and loads[0] < makes[0]:
+                return None if any(called(call) == "HfDeepSpeedConfig" for call in calls) else (loads[0], makes[0])
+        return None
+
+    def outdated(self, target: str, options: Sequence[str]) -> list[Outdated]:
+        """The arguments that the installed transformers does not take: of its calls, and among the options of a script
+        that parses TrainingArguments. Empty where transformers is not installed."""
+        accepted, of_trainer = _installed_arguments()
+        if not accepted:
+            return []
+        old = _OLD.keys() - accepted
+        found: list[Outdated] = []
+        for call in self.calls:
+            names = [keyword.arg for keyword in call.keywords if keyword.arg]
+            if _is_arguments(call):
+                is_plain = called(call) == "TrainingArguments" and "TrainingArguments" not in self._bases
+                refused = [name for name in names if name in old or (is_plain and name not in accepted)]
+            elif called(call) in ("Trainer", "Seq2SeqTrainer"):
+                refused = [name for name in names if name in _OLD and name not in of_trainer]
+            else:
+                continue
+            if refused:
+                found.append(Outdated(where=f"{target}, line {call.lineno}", names=tuple(refused)))
+        if any(called(call) in _PARSES_ARGUMENTS for call in self.calls):
+            refused = [name for name in options if name in old and name not in self._fields]
+            if refused:
+                found.append(Outdated(where=f"the arguments of {target}", names=tuple(refused)))
+        return found
+
+    def _argument_calls(self) -> Iterator[ast.Call]:
+        return (call for call in self.calls if _is_arguments(call))
+
+    def _literals(self, call: ast.Call) -> dict[str, Any]:
+        pairs = ((keyword.arg, self._literal(keyword.value)) for keyword in call.keywords)
+        return {name: value for name, value in pairs if name is not None and value is not None}
+
+    def _literal(self, node: ast.expr) -> Any:
+        """The value of a constant, of a list of constants, of `"a,b".split(",")` and of a name that is assigned one;
+        else None."""
+        if isinstance(node, ast.Name):
+            return self._assigned.get(node.id)
+        if isinstance(node, ast.Call) and called(node) == "split" and isinstance(node.func, ast.Attribute):
+            text = self._literal(node.func.value)
+            return text if isinstance(text, str) and "," in text else None
+        return _constant(node)
+
+    def _model(self) -> str | None:
+        loaded = [call.args[0] for call in self.calls if _loads_model(call) and call.args]
+        trained = [
+            keyword.value
+            for call in self.calls
+            for keyword in call.keywords
+            if keyword.arg == "model" and _TRAINER.fullmatch(called(call))
+        ]
+        written = [self._literal(node) for node in (*loaded, *trained)] + [self._assigned.get(n) for n in _MODEL_NAMES]
+        return next((name for name in written if isinstance(name, str)), None)
+
+
+def script_source(script: Script) -> str:
+    """The text of the script, "" where it cannot be read. Raises ConfigFileError where the script does not exist."""
+    if script.is_module:
+        try:
+            spec = importlib.util.find_spec(script.target)
+        except (ImportError, ValueError):
+            spec = None
+        path = Path(spec.origin) if spec is not None and spec.origin else None
+    else:
+        path = Path(script.target)
+        if not path.is_file() or path.suffix in _SHELL_SUFFIXES:
+            raise _not_a_script(path)
+    try:
+        return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _not_a_script(path: Path) -> ConfigFileError:
+    target = str(path)
+    example = "ds-advise launch ds_config.json -- train.py ..."
+    if target == "-m":
+        return ConfigFileError("-m after -- is taken for the script", fix="write it before: -m -- package.train")
+    if path.is_file() or shutil.which(target, path=search_path()) is not None:
+        return ConfigFileError(
+            f"{target} is a program and no training script",
+            why="launch starts the ranks itself, with the launcher that the script needs (--launcher)",
+            fix=f"write the Python script and its arguments alone: {example}",
+        )
+    return ConfigFileError(
+        f"there is no script {target}",
+        why="the ranks cannot start without it",
+        fix=f"give its path relative to this folder: {example}",
+    )
+
+
+def described_arguments(script: Script) -> ScriptArguments:
+    """The script's arguments, and where these leave something open the literal ones in its text."""
+    return ScriptArguments.of_values(
+        ScriptSource(script_source(script)).arguments | ScriptArguments(script.arguments).given
+    )
+
+
+def called(call: ast.Call) -> str:
+    """The name of the function or method that is called."""
+    return _name(call.func)
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _is_arguments(call: ast.Call) -> bool:
+    return called(call).endswith("TrainingArguments") or _is_trl(call)
+
+
+def _is_trl(call: ast.Call) -> bool:
+    return _TRL_ARGUMENTS.fullmatch(called(call)) is not None
+
+
+def _loads_model(call: ast.Call) -> bool:
+    owner = _name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return called(call) == "from_pretrained" and ("Model" in owner or "For" in owner)
+
+
+def _calls_in(scope: ast.AST) -> Iterator[ast.Call]:
+    """The calls of a scope without those of the functions in it."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        yield from _calls_in(node)
+
+
+def _assignments(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, Any]]:
+    """(name, constant) of the names that are assigned once."""
+    stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            value = _constant(node.value)
+            for target in targets:
+                if isinstance(target, ast.Name) and value is not None and stored.count(target.id) == 1:
+                    yield target.id, value
+
+
+def _constant(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _installed_arguments() -> tuple[set[str], set[str]]:
+    """(the arguments of the installed TrainingArguments, those of its Trainer), without an import; empty without it."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return set(), set()
+    folder = Path(spec.submodule_search_locations[0])
+    fields: set[str] = set()
+    parameters: set[str] = set()
+    try:
+        for node in _class(folder / "training_args.py", "TrainingArguments").body:
+            if isinstance(node, ast.AnnAssign):
+                fields.add(_name(node.target))
+        for node in _class(folder / "trainer.py", "Trainer").body:
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                parameters |= {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+    except (OSError, SyntaxError, StopIteration):
+        return set(), set()
+    return fields, parameters
+
+
+def _class(file: Path, name: str) -> ast.ClassDef:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def installed_transformers() -> str:
+    """Its version."""
+    return version("transformers")

@@ -1,0 +1,198 @@
+"""Trainings that people have described in public, on two CPU ranks with their own files: configurations and scripts
+word for word but for paths and sizes, and for what the installed transformers and the CPU refuse, which `launch` names
+first.
+
+A model of 100 thousand parameters and a few rows in place of theirs; stand-ins for torchvision and SwanLab.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli.main import run
+
+from tests.helpers import TINY
+
+SEEDS = Path(__file__).parents[2] / "training_scripts" / "seeds"
+CONFIGS = json.loads((SEEDS / "ds_configs.json").read_text())
+STAND_INS = {
+    "deepspeed_train.py": (
+        "torchvision.py",
+        """
+import torch
+from types import SimpleNamespace as Names
+rows = [(torch.randn(3, 32, 32), number % 10) for number in range(64)]
+datasets = Names(CIFAR10=lambda **_: rows)
+transforms = Names(Compose=list, ToTensor=int, Normalize=lambda *_: None)
+""",
+    ),
+    "lora_math.py": (
+        "swanlab/integration/transformers.py",
+        """
+from transformers import TrainerCallback
+class SwanLabCallback(TrainerCallback):
+    def __init__(self, **_): pass
+""",
+    ),
+}
+"""Script -> a module that it imports, which is not among the tests' packages."""
+
+CHANGED = {
+    "warmup_ratio=": "warmup_steps=",
+    "evaluation_strategy=": "eval_strategy=",
+    "tokenizer=tokenizer": "processing_class=tokenizer",
+}
+"""Arguments of transformers 4 -> those in their place."""
+
+RUN_CLM = (
+    "--model_name_or_path model --train_file data.json --output_dir outputs --overwrite_output_dir --do_train --do_eval"
+)
+
+Launch = Callable[..., tuple[int, dict[str, Any], str]]
+"""(configuration, script, arguments, options) -> (exit code, what it printed as JSON, what it said)."""
+
+
+@pytest.fixture(scope="module")
+def workplace(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, extensions: Callable[..., None]
+) -> Path:
+    """A folder with a small model with weights, every seed's data, and the scripts."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
+    folder = tmp_path_factory.mktemp("seeds")
+    shutil.copytree(tokenizer_folder, folder / "model")
+    Qwen2ForCausalLM(Qwen2Config(**TINY)).save_pretrained(folder / "model")
+    ner = [
+        {"text": f"浙商银行企业信贷部叶老桂博士{number}", "label": {"name": {"叶老桂": [[9, 11]]}}}
+        for number in range(32)
+    ]
+    for name, rows in (("train.json", ner), ("dev.json", ner[:4])):
+        (folder / name).write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    sums = [{"instruction": f"{x}=", "input": "", "output": f"王大丫丫的回答是--->1 + {x - 1}"} for x in range(5, 101)]
+    (folder / "math_train.json").write_text(json.dumps(sums, ensure_ascii=False))
+    (folder / "math_eval.json").write_text(json.dumps(sums[:4], ensure_ascii=False))
+    (folder / "data.json").write_text("\n".join(json.dumps({"text": f"the sum is {x} " * 8}) for x in range(16)))
+    return folder
+
+
+@pytest.fixture
+def launch(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Launch:
+    """`ds-advise launch` of a seed's configuration and script on two CPU ranks, in a copy of the folder."""
+    shutil.copytree(workplace, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def launch(config: str, script: str, *options: str, arguments: str = "") -> tuple[int, dict[str, Any], str]:
+        if not Path(script).exists():
+            Path(script).write_text((SEEDS / script).with_suffix(".txt").read_text())
+        if script in STAND_INS:
+            module = Path(STAND_INS[script][0])
+            module.parent.mkdir(parents=True, exist_ok=True)
+            module.write_text(STAND_INS[script][1])
+        file = Path("ds_stage0.json" if "lora" in script else "ds_config.json")
+        file.write_text(json.dumps(CONFIGS[config]))
+        place = ["--device", "cpu", "--ranks", "2", "--log-dir", str(tmp_path / "log"), "--json"]
+        code = run(["launch", file.name, *place, *options, "--", script, *arguments.split()])
+        out, err = capfd.readouterr()
+        return code, json.loads(out) if out else {}, err
+
+    return launch
+
+
+def trained(
+    session: dict[str, Any], said: str, *, zero_stage: int, micro_batch: int, accumulation: int
+) -> dict[str, Any]:
+    """The one attempt of a launch that finished, by the plan that was checked."""
+    (attempt,) = session["attempts"]
+    assert (attempt["status"], attempt["differences"]) == ("finished", []), (attempt["failure"], said)
+    engines = [
+        json.loads(line)["engine"]
+        for file in Path(attempt["folder"]).glob("rank*.jsonl")
+        for line in file.read_text().splitlines()
+        if '"engine":' in line
+    ]
+    plan = {"zero_stage": zero_stage, "micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+    assert engines == [plan, plan]
+    return attempt
+
+
+def rewrite(script: str, **more: str) -> None:
+    """Give the script the arguments of the installed transformers, and the literal `deepspeed`."""
+    text = (SEEDS / script).with_suffix(".txt").read_text()
+    for old, new in {**CHANGED, **more}.items():
+        text = text.replace(old, new)
+    Path(script).write_text(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "names_file"), [(0, True), (1, True), (3, False)])
+def test_the_trainer_with_literal_arguments(launch: Launch, stage: int, names_file: bool) -> None:
+    """Seed 000, full fine-tuning: the old arguments are named, the literals of the script are the plan's, and the
+    accumulation is counted although the configurations of stages 0 and 1 do not name it."""
+    code, session, said = launch(f"000 stage {stage}", "fft_ner_deepspeed.py")
+    whats = " ".join(objection["what"] for objection in session["objections"])
+    assert code == 1 and re.search("warmup_ratio, evaluation_strategy.*tokenizer", whats), said
+    assert ("every rank then holds the whole model" in said) == (stage == 3)
+    rewrite("fft_ner_deepspeed.py", **{"bf16=True,)": 'bf16=True, deepspeed="ds_config.json")'} if names_file else {})
+    code, session, said = launch(f"000 stage {stage}", "fft_ner_deepspeed.py", "--seq-len", "161")
+    assert ("launcher accelerate" in said) == (not names_file)
+    attempt = trained(session, said, zero_stage=stage, micro_batch=1, accumulation=8)
+    assert code == 0 and attempt["last_step"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_lora_with_literal_arguments(launch: Launch, stage: int) -> None:
+    """Seed 001: LoRA by its LoraConfig, and the offload of its stages 2 and 3."""
+    rewrite("lora_math.py")
+    code, session, said = launch(f"001 stage {stage}", "lora_math.py", "--seq-len", "51")
+    attempt = trained(session, said, zero_stage=stage, micro_batch=16, accumulation=1)
+    assert code == 0 and attempt["last_step"] == 3
+    assert "counted as LoRA of rank 8" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "launcher"), [("002", "torchrun"), ("003", "deepspeed")])
+def test_arguments_on_the_command_line(launch: Launch, seed: str, launcher: str) -> None:
+    """Seeds 002 and 003: ZeRO-3, with all in host RAM or without; fp16 and the removed argument are refused first."""
+    options = ("--launcher", launcher)
+    batch = "--per_device_train_batch_size 2 --per_device_eval_batch_size 2"
+    if seed == "003":
+        code, _, said = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} --fp16 {batch}")
+        assert (code, "fp16 does not run on this CPU" in said) == (2, True)
+    code, session, _ = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} {batch}")
+    assert "overwrite_output_dir" in session["objections"][0]["what"] and code == 1
+    bf16 = "--bf16 " * (seed == "002")
+    arguments = f"{RUN_CLM.replace('--overwrite_output_dir ', '')} {bf16}{batch}"
+    code, session, said = launch(seed, "run_clm.py", *options, "--seq-len", "32", arguments=arguments)
+    attempt = trained(session, said, zero_stage=3, micro_batch=2, accumulation=1)
+    assert code == 0 and attempt["last_step"] == 12
+
+
+@pytest.mark.slow
+def test_a_network_of_the_users(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 004: the batch follows from train_batch_size; fp16 on the CPU is refused."""
+    options = ("--model", "deepspeed_train.py:ConvNet", "--input-shape", "3,32,32", "--launcher", "deepspeed")
+    code, _, said = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
+    assert (code, "fp16 does not run on this CPU" in said) == (2, True)
+    monkeypatch.setitem(CONFIGS["004"], "fp16", {"enabled": False})
+    code, session, said = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
+    attempt = trained(session, said, zero_stage=2, micro_batch=16, accumulation=1)
+    assert code == 0 and attempt["last_step"] == 4
+    alone = "import os\nlocal_rank = os.environ['LOCAL_RANK']\n"
+    alone += "os.environ |= {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_PORT': f'2951{local_rank}'}\n"
+    Path("deepspeed_train.py").write_text(alone + Path("deepspeed_train.py").read_text())
+    shutil.rmtree(attempt["folder"])
+    code, session, _ = launch("004", "deepspeed_train.py", *options, "--no-check")
+    failure = session["attempts"][0]["failure"]
+    assert (code, failure["kind"]) == (1, "fewer_ranks")
+    assert "2 ranks were started, but the engine has 1" in failure["message"]
