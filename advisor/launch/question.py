@@ -28,11 +28,15 @@ _TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFT
 _ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
 _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 
-_TRAINER_DEFAULTS = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}
-"""Defaults of TrainingArguments."""
+_TRAINER_DEFAULTS: dict[str, Any] = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}
 
-_TRL_DEFAULTS = {"gradient_checkpointing": True, "seq_len": 1024}
-"""Where TRL's arguments have others (TRL 1.16.0 trainer/base_config.py; `max_length` of sft_config.py)."""
+_DEFAULTS: dict[Framework, dict[str, Any]] = {
+    "hf": _TRAINER_DEFAULTS,
+    "trl": _TRAINER_DEFAULTS | {"gradient_checkpointing": True, "seq_len": 1024, "precision": "bf16"},
+    "deepspeed": {},
+}
+"""Defaults of TrainingArguments, and where TRL's are others (TRL 1.16.0 trainer/base_config.py; `max_length` of
+sft_config.py)."""
 
 
 def launch_question(
@@ -71,7 +75,7 @@ def launch_question(
         remarks.append(f"launcher {launcher}: {why}")
     passing = config_passing(pass_config, config_file, config, framework=framework, script=script, source=source)
     remarks += passing.remarks
-    if framework == "hf" and launcher != "accelerate" and passing.passes and not text.takes_config:
+    if framework != "deepspeed" and launcher != "accelerate" and passing.passes and not text.takes_config:
         remarks.append(
             f"{script.target} reads no arguments, so {config_file} does not reach its Trainer: pass --launcher "
             f'accelerate, or write deepspeed="{config_file}" into its TrainingArguments'
@@ -117,10 +121,11 @@ def launch_question(
 
 
 def framework_of(config: Mapping[str, Any], source: str) -> Framework:
-    """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
-    or accelerate; else "deepspeed"."""
-    takes_hf = _TRAINER.search(source) or _ACCELERATE.search(source) or ScriptSource(source).is_trl
-    return "hf" if has_auto(config) or takes_hf else "deepspeed"
+    """ "trl" where the script uses a trainer of TRL's, "hf" where the configuration has an `auto`, which plain
+    DeepSpeed does not fill, or the script uses the Trainer or accelerate; else "deepspeed"."""
+    if ScriptSource(source).is_trl:
+        return "trl"
+    return "hf" if has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source) else "deepspeed"
 
 
 def default_launcher(
@@ -133,7 +138,7 @@ def default_launcher(
     """
     if _ACCELERATE.search(source) and not _TRAINER.search(source):
         return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
-    if framework == "hf" and not takes_config and (rendezvous is None or rendezvous.kind == "static"):
+    if framework != "deepspeed" and not takes_config and (rendezvous is None or rendezvous.kind == "static"):
         return "accelerate", "the script reads no arguments; its Trainer takes the configuration from this launcher"
     if framework != "deepspeed":
         return "torchrun", "the Trainer needs no other"
@@ -155,11 +160,9 @@ def _from_script(
         "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
     }
     found = {name: value for name, value in in_script.items() if value is not None and name not in given}
-    defaults: dict[str, Any] = {}
-    if framework == "hf":
-        defaults = _TRAINER_DEFAULTS | (_TRL_DEFAULTS if text.is_trl else {})
+    defaults = {**_DEFAULTS[framework]}
     if framework == "hf" and (text.trainer or arguments.are_training_arguments):
-        defaults["precision"] = "bf16" if text.is_trl else "fp32"
+        defaults["precision"] = "fp32"  # a script on accelerate has none
     assumed = {name: value for name, value in defaults.items() if name not in given and name not in found}
     if not assumed:
         return found, []
@@ -169,8 +172,8 @@ def _from_script(
         for name, value in assumed.items()
     )
     remark = (
-        f"assumed {', '.join(shown)}, the {'TRL' if text.is_trl else 'Trainer'}'s defaults: where the script sets "
-        "others, pass --micro-batch, --accumulation, --gradient-checkpointing, --precision"
+        f"assumed {', '.join(shown)}, the defaults of {'TRL' if framework == 'trl' else 'the Trainer'}: where the "
+        "script sets others, pass --micro-batch, --accumulation, --gradient-checkpointing, --precision"
     )
     return found | assumed, [remark]
 

@@ -64,7 +64,12 @@ def configured_workload(
     """
     precision = precision_in(config)
     asked = options.get("precision", "auto")
-    if options.get("framework") == "hf" and asked in ("bf16", "fp16") and asked not in config and precision == "fp32":
+    if (
+        options.get("framework") != "deepspeed"
+        and asked in ("bf16", "fp16")
+        and asked not in config
+        and precision == "fp32"
+    ):
         precision = "auto"  # accelerate adds the block (1.15.0 `DeepSpeedPlugin.set_mixed_precision`)
     if precision != "auto":
         options = {**options, "precision": "fp32"}  # no GPU lacks it
