@@ -44,6 +44,12 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # backward written and read again, overwritten by its gradient, which the head's products read (4 + 2 + 4).
         "chunked-head": LossSpec("chunked head", (4, 10), False, head_again=True),
         # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
+        # TRL's selective_log_softmax (1.16 kernels/logprob_entropy.py) of the logits without the last token: read once;
+        # backward read, their gradient written, put among zeros (2 + 2 + 2) and read by the head's products (2 + 2).
+        "log-probs": LossSpec("log-probabilities", (4, 14), True),
+        # The same, and the cross entropy of the chosen half in 16 bits (experimental/orpo): copied, log-softmax;
+        # backward two gradients, put among zeros twice and added.
+        "odds-ratio": LossSpec("odds ratio", (8, 28), True),
         "tiled": LossSpec("tiled", (14, 36), False, head_again=True),
     }
 )

@@ -13,6 +13,7 @@ from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.families import supports
 from .models.model_shape import ModelShape
 from .models.rank_part import unsplittable, unspreadable
+from .objectives import has_reference_model
 from .optimizers import OptimizerSpec, optimizer
 from .phrase import phrase
 from .plan import Plan
@@ -33,6 +34,9 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     obstacle = untileable(model, workload)
     if obstacle is not None:
         return obstacle
+    if plan.offload_param == "nvme" and has_reference_model(workload):
+        # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
+        return phrase("the engine of the reference model would lose its weights on NVMe to the policy's")
     if plan.sharding != "zero":
         return None if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
     if plan.sequence_parallel_size > 1:
@@ -212,6 +216,8 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
     ranks = sequence_parallel_size
     if ranks == 1:
         return None
+    if workload.objective != "next-token":
+        return phrase("TRL's loss of {objective} sums over whole sequences", objective=workload.objective)
     if not supports(model, "ulysses"):
         return phrase("Ulysses sequence parallelism does not know {model_type} models", model_type=model.model_type)
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):

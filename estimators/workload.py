@@ -61,11 +61,14 @@ DEFAULT = Software()
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
-LossKernel = Literal["standard", "fused", "in-place", "chunked", "chunked-softmax", "chunked-head", "tiled"]
+LossKernel = Literal[
+    "standard", "fused", "in-place", "chunked", "chunked-softmax", "chunked-head", "tiled", "log-probs", "odds-ratio"
+]
 Mlp = Literal["whole", "tiled"]
 Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "trl", "deepspeed"]
+Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward"]
 
 DEFAULT_SEQ_LEN = 2048
 """Default, if neither the user nor the data give a length."""
@@ -75,6 +78,10 @@ DEFAULT_SEQ_LEN = 2048
 class Workload:
     """A training job without its parallelism."""
 
+    objective: Objective = "next-token"
+    """A key of `objectives.OBJECTIVES`."""
+    precompute_ref_log_probs: bool = False
+    """The reference model's log-probabilities are computed before the training, by the policy."""
     method: Method = "full"
     quantization: Quantization = "nf4"
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing

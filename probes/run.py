@@ -12,6 +12,7 @@ from ..estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.objectives import trained_config
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Plan
 from ..estimators.time.step_time import estimate_plan
@@ -80,8 +81,10 @@ class Run:
 
     @property
     def description(self) -> dict[str, Any] | None:
-        """The transformers configuration; None for a module of the user's."""
-        return None if isinstance(self.model, str) else dict(self.model)
+        """The transformers configuration, with the head of the objective; None for a module of the user's."""
+        if isinstance(self.model, str):
+            return None
+        return trained_config(self.model, self.shape, self.workload.objective)
 
     @property
     def sequence_parallel_size(self) -> int:

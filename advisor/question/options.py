@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from ...estimators.errors import WorkloadError
-from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Mlp, Quantization
+from ...estimators.workload import (
+    AttentionKernel,
+    Framework,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Mlp,
+    Objective,
+    Quantization,
+)
 
 if TYPE_CHECKING:
     from ...estimators.hardware.cluster import Cluster
@@ -91,6 +100,17 @@ class CpuOptions(TypedDict, total=False):
 class MethodOptions(TypedDict, total=False):
     """What is trained of a model."""
 
+    objective: Annotated[
+        Objective,
+        Option(
+            "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO), or a reward model. A sample of all "
+            "but next-token and kto is a pair of sequences.",
+            "next-token",
+        ),
+    ]
+    precompute_ref_log_probs: Annotated[
+        bool, Option("The reference model of dpo and kto computes before the training, and is not held.", False)
+    ]
     method: Annotated[Method, Option("Train all weights, LoRA adapters, or LoRA on a quantized base.", "full")]
     quantization: Annotated[
         Quantization,

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from ...estimators.errors import ModelConfigError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.objectives import trained_model
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
@@ -69,7 +70,7 @@ def configured_run(
     shape = None
     if not isinstance(description, str):
         try:
-            shape = shape_of(description, name=model)
+            shape = trained_model(shape_of(description, name=model), given["objective"])
         except ModelConfigError:
             shape = None  # without closed forms; it can run if transformers can build it
     checkpointing = given["gradient_checkpointing"]

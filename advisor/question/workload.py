@@ -6,15 +6,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
-from ...estimators.losses import default_loss
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.objectives import OBJECTIVES, loss_of
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import DEFAULT_SEQ_LEN, Precision, Software, Workload
+from ...estimators.workload import DEFAULT_SEQ_LEN, Framework, LossKernel, Precision, Software, Workload
 from .options import OPTIONS, with_defaults
 
 _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequence_parallel_size"}
@@ -39,6 +39,10 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     adapted = given["method"] != "full"
     software = software_of(given["software"])
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
+    objective = OBJECTIVES[given["objective"]]
+    if adapted and objective.labels:
+        saved = (*(saved or ()), "score")  # peft trains the new head whole (`task_type="SEQ_CLS"`)
+    framework = "trl" if objective.trainer else given["framework"]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
         "lora_targets": _names("--lora-targets", given["lora_targets"], "leave it out for all linear layers"),
@@ -48,7 +52,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "precision": resolve_precision(given["precision"], gpu),
         "optimizer": _optimizer(given["optimizer"]),
         "software": software,
-        "loss": default_loss(given["framework"], software) if given["loss"] == "auto" else given["loss"],
+        "framework": framework,
+        "loss": _loss(given, framework, software),
         "global_batch_size": given["global_batch"],
     }
     return Workload(**{name: given[name] for name in _SHARED} | converted)  # type: ignore[literal-required]
@@ -165,6 +170,21 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     elif value in choices:
         return value
     raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {' or '.join(choices)}")
+
+
+def _loss(given: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
+    """The loss of the objective. Raises WorkloadError for a loss of another one."""
+    objective, asked = given["objective"], given["loss"]
+    own = loss_of(objective, framework, software)
+    if asked in ("auto", own):
+        return own
+    if OBJECTIVES[objective].trainer or asked in ("log-probs", "odds-ratio"):
+        raise WorkloadError(
+            f"--loss {asked} does not go with --objective {objective}",
+            why=f"TRL {'.'.join(map(str, software.trl))} has one loss for each, here {own}",
+            fix="leave --loss out",
+        )
+    return cast(LossKernel, asked)
 
 
 def _document_length(document_len: int | None, seq_len: int) -> int | None:

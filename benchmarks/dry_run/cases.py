@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from ds_advise.estimators.plan import RUNGS, Rung
-from ds_advise.estimators.workload import LossKernel, Method, Mlp, Precision
+from ds_advise.estimators.workload import LossKernel, Method, Mlp, Objective, Precision
 
 _QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
 
@@ -291,6 +291,8 @@ class Case:
     precision: Precision = "bf16"
     mlp: Mlp = "whole"
     loss: LossKernel = "standard"
+    objective: Objective = "next-token"
+    precomputed: bool = False
     changes: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -301,6 +303,7 @@ class Case:
         parts += [f"saves={','.join(self.modules_to_save)}"] * bool(self.modules_to_save)
         parts += [self.precision] * (self.precision != "bf16")
         parts += [f"mlp={self.mlp}"] * (self.mlp != "whole") + [f"loss={self.loss}"] * (self.loss != "standard")
+        parts += [self.objective] * (self.objective != "next-token") + ["precomputed"] * self.precomputed
         return " ".join([*parts, *(f"{key}={value}" for key, value in self.changes)])
 
 
@@ -313,6 +316,42 @@ GRID = tuple(
         GRID_FAMILIES, RUNGS, (True, False), SEQUENCES, WORLD_SIZES, METHODS
     )
 )
+
+
+_OBJECTIVES: tuple[tuple[Objective, bool], ...] = (
+    ("dpo", False),
+    ("dpo", True),
+    ("kto", False),
+    ("orpo", False),
+    ("simpo", False),
+    ("reward", False),
+)
+PREFERENCES = tuple(
+    Case(
+        model=model,
+        rung=rung,
+        world_size=8,
+        micro_batch_size=2,
+        seq_len=1024,
+        checkpointing=checkpointing,
+        method=method,
+        modules_to_save=("score",) if objective == "reward" and method == "lora" else (),
+        objective=objective,
+        precomputed=precomputed,
+    )
+    for (model, rung, checkpointing), method, (objective, precomputed) in product(
+        (
+            ("llama", "zero2", True),
+            ("qwen2", "zero2-offload", False),
+            ("llama", "zero3", False),
+            ("qwen2", "zero3", True),
+            ("7B/8", "zero3-offload", True),
+        ),
+        METHODS,
+        _OBJECTIVES,
+    )
+)
+"""Trainings by TRL, half of them with a reference model or its passes."""
 
 
 RECORDED_CASES = tuple(

@@ -18,8 +18,9 @@ from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_tensors, tensor_set
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.rank_part import of_rank
+from ds_advise.estimators.objectives import loss_of, trained_model
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
@@ -157,15 +158,18 @@ class Setting:
     @classmethod
     def of(cls, case: Case) -> Setting:
         """The preset of the case's rung on H100 nodes of at most eight GPUs."""
-        model = shape_of(FAMILIES[case.model], name=case.model)
+        model = trained_model(shape_of(FAMILIES[case.model], name=case.model), case.objective)
+        is_preference = case.objective != "next-token"
         workload = Workload(
             method=case.method,
             modules_to_save=case.modules_to_save,
             seq_len=case.seq_len,
             precision=case.precision,
             mlp=case.mlp,
-            loss=case.loss,
-            framework="deepspeed",
+            loss=loss_of(case.objective, "trl", Software()) if is_preference else case.loss,
+            objective=case.objective,
+            precompute_ref_log_probs=case.precomputed,
+            framework="trl" if is_preference else "deepspeed",
         )
         nodes = max(1, case.world_size // 8)
         # The dry run puts its swap folders elsewhere, and writes nothing.

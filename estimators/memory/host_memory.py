@@ -33,6 +33,7 @@ from functools import lru_cache
 from ..estimate import ON_A_NODE, Formula, MemoryEstimate, Terms, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
+from ..objectives import has_reference_model
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from ..workload import Workload
@@ -90,6 +91,7 @@ _SMALL_GRADIENTS = on_a_node("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)
 _SMALL_MASTERS = on_a_node("master_weights", "L sum 4 G < 1 MiB", _UNSWAPPED)
 _FLAT_PARAMETERS = on_a_node("parameters", "L p2(w shards)", f"{_STAGE_3} _create_param_groups_fp16_flat_cpu_memory")
 _FROZEN = on_a_node("frozen_parameters", "L blocks", _FIRST_HOME, _BLOCKS)
+_REFERENCE = _FROZEN._replace(name="reference_model", source="trl 1.16 models/utils.py prepare_deepspeed")
 _CACHED = on_a_node("pinned_cache", "L blocks", _FIRST_HOME, _BLOCKS)
 
 _SECOND_COPY = on_a_node(
@@ -296,6 +298,10 @@ def _parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
     second: Terms = ()
     if plan.zero_hpz_partition_size > 1:
         second = _second_copy(sharded, plan, local_ranks)
+    reference = width * shards if has_reference_model(sharded.tensors.workload) else 0
+    if reference and plan.pin_memory:  # an engine without optimizer leaves every shard in its first home
+        reference = _total(_shard_blocks(sharded, width, trainable=True, threshold=threshold))
+    second += _REFERENCE.on_node(local_ranks, reference, blocks=reference)
     return second + (
         _blocks(_FLAT_PARAMETERS, (width * shards,), local_ranks, pin=plan.pin_memory, w=width, shards=shards)
         + _FROZEN.on_node(local_ranks, frozen, blocks=frozen)
@@ -322,7 +328,8 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
 
     Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 is built under `zero.Init`: only
     rank 0 reads the checkpoint, w P, and the shards go to their final place; a model that is built from scratch is
-    sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor.
+    sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor. A reference model is
+    loaded beside the policy, which is still on the host.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
     `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.
@@ -331,8 +338,9 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     width = tensors.workload.weight_bytes
     if tensors.workload.method == "qlora":
         return local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
+    models = 2 if has_reference_model(tensors.workload) else 1
     if plan.zero_stage < 3:
-        return local_ranks * width * tensors.numel
+        return models * local_ranks * width * tensors.numel
     shards = total_bytes(_parameters(sharded, plan, local_ranks)) if plan.offload_param == "cpu" else 0
     return shards + (0 if tensors.workload.software.from_scratch else width * tensors.numel)
 

@@ -14,6 +14,7 @@ A training step passes through a few phases, and any of them may be the peak:
 - layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
   bucket is reduced. later_gradient_reduction: the second one, where ranks keep experts of their own.
 - backward_end: the embedding's gradient is made, few activations are left.
+- reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
 Each phase is a sum of terms of `zero_states` (weights, masters, states), `gathered_parameters`, `gradients` and
@@ -34,6 +35,7 @@ from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, to
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
+from ..objectives import has_reference_model, in_sequences, reference_passes, reference_plan
 from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -59,7 +61,7 @@ from .host_memory import (
 )
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
-from .zero_states import masters_and_states, parameters, second_copy
+from .zero_states import masters_and_states, parameters, reference_model, second_copy
 
 INITIALIZE_SHARE = 0.85
 """Share of the GPU's memory up to which DeepSpeed certainly flattens two copies of the weights on the GPU."""
@@ -90,6 +92,7 @@ _LOGITS = Formula(
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
     """Memory of one plan on one cluster, if `unsupported` does not reject it. Raises WorkloadError for an unknown
     optimizer."""
+    plan = in_sequences(plan, workload)
     if plan.sharding != "zero":
         return with_ranks_on_cpu(estimate_torch_memory(model, workload, cluster, plan), cluster)
     workload = _as_cast(workload).of_rank(plan.sequence_parallel_size)
@@ -192,7 +195,7 @@ def _resident(
     sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster, gathered: GatheredParameters
 ) -> Terms:
     rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
-    return parameters(sharded, plan, gathered) + rest
+    return parameters(sharded, plan, gathered) + reference_model(sharded, plan, gathered) + rest
 
 
 class BatchIndependentMemory:
@@ -236,7 +239,7 @@ class BatchIndependentMemory:
         fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
         formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
         size = (2 if fits else 1) * width * trainable + frozen
-        workspace = library_workspace(self.cluster.gpu)
+        workspace = library_workspace(self.cluster.gpu) + reference_model(self.sharded, plan, self.gathered)
         return (Phase(name="initialize", terms=workspace + formula.term(size, w=width, Pt=trainable, frozen=frozen)),)
 
     @cached_property
@@ -266,12 +269,23 @@ class BatchIndependentMemory:
         if gathered.first_layer > gathered.last_layer:
             arriving = gathered.arriving_at_first_layer
             phases["first_layer_forward"] = forward + whole(gathered.first_layer, tensors.trainable_numel, arriving)
+        if reference_passes(tensors.workload):
+            phases["reference_forward"] = forward + whole(gathered.loss + self._reference_gathered, kept, at_loss)
         if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
             phases["head_backward"] = gradients.head_terms() + whole(gathered.head, kept, at_loss)
         if tensors.head and tensors.trains_head:
             reduced = gradients.head_reduction_terms()
             phases["head_reduction"] = reduced + whole(gathered.head_reduction, kept, at_loss)
         return phases
+
+    @property
+    def _reference_gathered(self) -> int:
+        """Elements that the reference's own engine gathers in its forward pass, at most. A policy without adapters
+        gathers what it has not kept."""
+        if not has_reference_model(self.sharded.tensors.workload):
+            return max(0, max(self.gathered.first_layer, self.gathered.last_layer) - self.gathered.loss)
+        own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
+        return max(own.first_layer, own.last_layer)
 
     @cached_property
     def least_bytes(self) -> int:
@@ -328,6 +342,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "gradient_reduction": left(gradients.reduced),
         "backward_end": _encoder(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
+        "reference_forward": saved + activations.head_terms + activations.unsaved_terms,
         "head_backward": saved + head,
         "head_reduction": saved,
     }

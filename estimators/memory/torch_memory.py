@@ -34,6 +34,7 @@ from ..hardware.cluster import Cluster
 from ..models.families import family_of
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor
+from ..objectives import has_reference_model
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -131,6 +132,9 @@ class _Step:
         if not self.offloaded:
             weights = (sizes.trained * numel + tensors.frozen_bytes) / sizes.shards
             resident += self._part("parameters", "(t Pt + frozen) / N", weights)
+            if has_reference_model(workload):
+                numel_bytes = sizes.width * numel / sizes.shards
+                resident += self._part("reference_model", "w Pt / N", numel_bytes)
             if self.plan.offload_optimizer == "none":
                 if optimizer(workload.optimizer).factored and sizes.shards == 1:
                     resident += self._part("optimizer_states", "t (rows + columns)", self._factored_bytes())

@@ -27,6 +27,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Terms
+from ..objectives import has_reference_model, reference_plan
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
@@ -65,6 +66,7 @@ _PERSISTENT = Formula(
     {**MEMORY_SYMBOLS, "persistent": "elements of tensors up to stage3_param_persistence_threshold"},
 )
 
+_REFERENCE = "trl 1.16 models/utils.py prepare_deepspeed"
 
 _SECOND_COPY = Formula(
     "second_copy_of_weights",
@@ -133,6 +135,16 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
     formula = _WHOLE._replace(source=_STAGE_1_2) if plan.zero_stage else _WHOLE
     inputs = {"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes}
     return formula.term(width * trainable + tensors.frozen_bytes, **inputs)
+
+
+def reference_model(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> Terms:
+    """Weights of the frozen reference model on a GPU, none where there is none. `gathered` is that of the policy."""
+    if not has_reference_model(sharded.tensors.workload):
+        return ()
+    terms = parameters(sharded, reference_plan(plan), gathered)
+    return tuple(
+        part._replace(declared=part.declared._replace(name="reference_model", source=_REFERENCE)) for part in terms
+    )
 
 
 def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec) -> Terms:

@@ -51,6 +51,8 @@ SYMBOLS: Mapping[str, str] = {
     "tokens": "bytes of tokens' copies that a rank hands to all-to-alls in a pass, to their experts and back",
     "experts": "trained parameters of the experts that a rank keeps",
     "t": "seconds to start a collective and to pass it on from rank to rank",
+    "more": "forward passes in a micro batch that nothing is derived from",
+    "forward": "seconds of a step's forward passes, with what the links carry",
     "PCIe": "bytes per second between a GPU and the host",
     "host": "bytes per second that the optimizer's step on the host moves, with the threads that each rank has",
     "hosted": "share of an offloaded optimizer that is stepped on the host",
@@ -109,6 +111,8 @@ _SOURCES = {
     "matrix products": "estimators/time/roofline.py product_s",
     "attention": "estimators/time/roofline.py attention_rate",
     "recomputation": "estimators/time/compute_time.py",
+    "reference model": "estimators/objectives.py",
+    "passes without gradients": "estimators/objectives.py",
 }
 """The module of a term's formula, by the term's name or else by its resource."""
 

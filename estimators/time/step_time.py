@@ -9,6 +9,7 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from ..memory.activations.kernels import with_offered_attention
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
+from ..objectives import in_sequences, policy_passes, reference_passes
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -59,9 +61,12 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     shared.
     """
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
+    plan = in_sequences(plan, workload)
     step = Step(of_rank(model, plan), workload, cluster, plan)
     passes = Passes(step)
-    terms = [*passes.terms(), *_forward_links(step, passes), *_backward_links(step, passes), *update(step, passes)]
+    links = _forward_links(step, passes)
+    terms = [*passes.terms(), *_without_gradients(step, passes, links), *links, *_backward_links(step, passes)]
+    terms += update(step, passes)
     return TimeEstimate(
         terms=tuple(term for term in terms if term.seconds or term.hidden_s),
         tokens_per_step=plan.micro_batch_size * plan.gradient_accumulation_steps * step.replicas * workload.seq_len,
@@ -72,10 +77,27 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
 def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
     """Seconds of one step's forward passes alone, as in an evaluation."""
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
-    step = Step(of_rank(model, plan), workload, cluster, plan)
+    step = Step(of_rank(model, plan), workload, cluster, in_sequences(plan, workload))
     passes = Passes(step)
-    links = (term.seconds for term in _forward_links(step, passes) if term.name != _INPUTS_TO_HOST)
-    return passes.forward_s + sum(links)
+    return _forward_s(passes, _forward_links(step, passes))
+
+
+def _forward_s(passes: Passes, links: Iterable[TimeTerm]) -> float:
+    """A step's forward passes alone. links: of `_forward_links`."""
+    return passes.forward_s + sum(term.seconds for term in links if term.name != _INPUTS_TO_HOST)
+
+
+def _without_gradients(step: Step, passes: Passes, links: Iterable[TimeTerm]) -> list[TimeTerm]:
+    """Forward passes of reference and policy that nothing is derived from. At stage 3 each gathers the weights anew."""
+    workload, forward_s = step.workload, 0.0
+    counts = {"reference model": reference_passes(workload), "passes without gradients": policy_passes(workload)}
+    if any(counts.values()):
+        forward_s = _forward_s(passes, links)
+    return [
+        step.term(name, "gpu compute", count * forward_s, "more forward", "more forward", more=count, forward=forward_s)
+        for name, count in counts.items()
+        if count
+    ]
 
 
 _INPUTS_TO_HOST = "layer inputs to host"

@@ -16,6 +16,7 @@ from packaging.version import Version
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
+from ...estimators.objectives import OBJECTIVES
 from ...estimators.workload import Workload
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
@@ -41,6 +42,17 @@ class TrainableModel:
     vocab_size: int
     groups: Any = None
     """DeepSpeed's `mpu`, with sequence parallelism."""
+    engine_loss: Callable[[Any, Any], Any] | None = None
+    """The loss by engine and batch, where it is not that of one output."""
+
+    def loss_of(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
+        """The loss of a batch. held: the output that the loop keeps in a variable, None where the loop drops it."""
+        if self.engine_loss is not None:
+            return self.engine_loss(engine, batch)
+        output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+        if held is not None:
+            held[:] = [output]  # releases the output of the previous micro batch
+        return self.loss(output, batch)
 
 
 def hidden_size(model_config: Any) -> int | None:
@@ -182,7 +194,7 @@ def _unknown_kernels(workload: Workload) -> str:
     """The kernels that fake tensors cannot run; "" where they can run all."""
     if workload.method == "qlora":
         return "the kernels of quantized weights"
-    if workload.loss not in ("standard", "tiled"):
+    if workload.loss not in ("standard", "tiled") and not OBJECTIVES[workload.objective].trainer:
         return f"the {workload.loss} loss"
     if workload.kernels != "torch":
         return f"{workload.kernels}'s kernels"
@@ -236,10 +248,13 @@ def _with_adapters(model: Any, run: Run) -> Any:
         lora_alpha=2 * workload.lora_rank,
         target_modules=targets,
         lora_dropout=workload.lora_dropout,
+        task_type="SEQ_CLS" if OBJECTIVES[workload.objective].labels else None,
         modules_to_save=list(workload.modules_to_save) or None,
     )
     # The engine does not cast a model of zero.Init, and needs one dtype for all trained tensors: that of the copies.
-    return get_peft_model(model, adapters, autocast_adapter_dtype=not workload.modules_to_save)
+    # TRL leaves adapters in the model's type at stage 3 (1.16 trainer/dpo_trainer.py `__init__`).
+    keeps = bool(workload.modules_to_save) or workload.framework == "trl"
+    return get_peft_model(model, adapters, autocast_adapter_dtype=not keeps)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:

@@ -15,6 +15,7 @@ from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Request, Run
 from . import models
+from .trl_step import with_objective
 
 _REPEATABLE = 3
 """The first iteration that can repeat the one before: in the first the optimizer creates its states, and ZeRO-3 records
@@ -118,6 +119,9 @@ def run(
         else:
             subject = models.from_file(trained, dtype, device)
         subject = models.for_long_sequences(subject, trained, config, device)
+        subject = with_objective(
+            subject, trained, config, device, lambda run: models.from_config(run, description, dtype, device)
+        )
         gc.collect()  # weights that tying replaced are in reference cycles
     model = subject.model
     classifier = recorder.classifier
@@ -162,14 +166,10 @@ def _micro_batch(
     size: int,
     held: list[Any] | None,
 ) -> None:
-    """held: the output that the loop keeps in a variable, None where the loop drops it."""
+    """held: as `TrainableModel.loss_of` has it."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
-        output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
-        if held is not None:
-            held[:] = [output]  # releases the output of the previous micro batch
-        loss = subject.loss(output, batch)
-        del output
+        loss = subject.loss_of(engine, batch, held)
     with recorder.phase(iteration, "backward"):
         engine.backward(loss)
         del loss, batch

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ...estimators.objectives import OBJECTIVES
 from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger
 from ..recording.mode import RecordingMode
@@ -159,6 +160,8 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     patches.patch_transformers()
     if request.run.config.get("expert_parallel"):
         patches.patch_autoep()
+    if OBJECTIVES[request.run.workload.objective].trainer:
+        patches.patch_trl(schedule)
     collectives.silence_comparisons()
     collectives.record(schedule, cluster.gpus_per_node)
     patches.record_hooks(schedule)

@@ -218,11 +218,7 @@ def _step(
         batch = _with_tokens(subject.make_batch(engine.train_micro_batch_size_per_gpu()), subject.vocab_size)
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
-        output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
-        if held is not None:
-            held[:] = [output]
-        loss = subject.loss(output, batch)
-        del output
+        loss = subject.loss_of(engine, batch, held)
         forwarded = clock.mark()
         engine.backward(loss)
         loss = loss.detach()

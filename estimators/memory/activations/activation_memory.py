@@ -49,6 +49,8 @@ class ActivationMemory(NamedTuple):
     """Added to saved_terms at the largest moment of the loss; gone before any layer's backward pass."""
     forward_terms: Terms
     """Added to saved_terms at the largest moment of one layer's forward pass."""
+    unsaved_terms: Terms
+    """The largest moment of a layer's forward pass that saves nothing."""
     head_terms: Terms
     """The part of loss_terms that the final norm and the head save; alive until the head's backward pass."""
     block_terms: Terms
@@ -104,6 +106,7 @@ def activation_memory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
         loss_terms=head + loss_terms(model, workload, micro_batch_size),
         forward_terms=layout.forward_terms(micro_batch_size),
+        unsaved_terms=_linear(_FORWARD, _largest(layout.unsaved, micro_batch_size), micro_batch_size),
         head_terms=head,
         block_terms=layout.block_terms(micro_batch_size),
         saved_per_layer_bytes=layout.per_layer.at(micro_batch_size),
@@ -118,12 +121,13 @@ class Layout(NamedTuple):
     per_layer: Size
     forward: tuple[Size, ...]
     """The moments of a forward pass above all saved terms, by kind of layer."""
+    unsaved: tuple[Size, ...]
+    """The moments of a forward pass that saves nothing."""
     working: tuple[tuple[Size, tuple[Size, ...]], ...]
     """Recomputed bytes and the moments of a backward pass above all saved terms, by kind of layer."""
 
     def forward_terms(self, micro_batch_size: int) -> Terms:
-        largest = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
-        return _linear(_FORWARD, largest, micro_batch_size)
+        return _linear(_FORWARD, _largest(self.forward, micro_batch_size), micro_batch_size)
 
     def block_terms(self, micro_batch_size: int) -> Terms:
         """The largest moment: recomputation, and the rest of the backward pass."""
@@ -133,6 +137,10 @@ class Layout(NamedTuple):
         )
         gradients = _linear(_GRADIENTS, largest.minus(again), micro_batch_size)
         return _linear(_RECOMPUTED, again, micro_batch_size) + gradients
+
+
+def _largest(moments: Sequence[Size], micro_batch_size: int) -> Size:
+    return max(moments, key=lambda moment: moment.at(micro_batch_size))
 
 
 def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
@@ -218,6 +226,7 @@ def layout_of(
         head=last.term,
         per_layer=max(kept),
         forward=frontier(forward),
+        unsaved=frontier(moment.plus(record.input_size) for record in records for moment in record.unsaved),
         working=tuple(working),
     )
 

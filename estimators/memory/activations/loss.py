@@ -83,6 +83,17 @@ _HEAD_GRADIENT = Formula("gradient of the head's weight", "k V H", "", _GRADIENT
 _SOFTMAX_SOURCE = "deepspeed 0.19.8 runtime/chunked_cross_entropy.py _TritonCrossEntropy"
 _SOFTMAX_LOGITS = Formula("logits", "w B S V", _SOFTMAX_SOURCE)
 _SOFTMAX_GRADIENT = Formula("gradient of logits", "w B S V", _SOFTMAX_SOURCE)
+_LOG_PROBS_SOURCE = "trl 1.16 kernels/logprob_entropy.py; torch 2.13 derivative of a slice"
+_LOG_PROBS = tuple(
+    Formula(name, "w B S V", _LOG_PROBS_SOURCE) for name in ("gradient of logits", "gradient of sliced logits")
+)
+_CHOSEN = Formula("chosen half: log-softmax and a gradient", "w B S V", "trl 1.16 experimental/orpo/orpo_trainer.py")
+_IN_16_BITS = {
+    "chunked-softmax": (_SOFTMAX_LOGITS, _SOFTMAX_GRADIENT),
+    "log-probs": _LOG_PROBS,
+    "odds-ratio": (*_LOG_PROBS, _CHOSEN),
+}
+"""Terms of losses without a tensor of logits in fp32."""
 
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """Tokens and columns of one tile of TRL's chunked head (trl 1.16 kernels/chunked_logprob.py `TOKEN_CHUNK_SIZE`,
@@ -122,6 +133,8 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         "in-place"                        as these, without the log-softmax; from 4.48 on w + 4
 
     "chunked-softmax": the logits w, which it saves, and their gradient w; fp32 exists in registers alone.
+    "log-probs": backward, the gradient of the logits without the last token w, put among zeros w. "odds-ratio": the
+    chosen half's log-softmax and a gradient of it too, w / 2 each.
 
     "fused", "tiled" and "chunked-head" hold the logits of a chunk of c tokens and v columns, k c v bytes (`_Chunks`),
     the gradient of the hidden states and, where the head trains, of its weight.
@@ -148,9 +161,10 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     if workload.loss in _IN_CHUNKS:
         return _terms_of_chunks(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
-    if workload.loss == "chunked-softmax":  # a loop that holds the model's output holds these logits with it
-        logits = _SOFTMAX_LOGITS.term(w * tokens * v, **inputs) if workload.uses_trainer else ()
-        return logits + _SOFTMAX_GRADIENT.term(w * tokens * v, **inputs) + cap
+    if workload.loss in _IN_16_BITS:
+        # A loop that holds the model's output holds these logits with it.
+        formulas = [each for each in _IN_16_BITS[workload.loss] if workload.uses_trainer or each.name != "logits"]
+        return tuple(part for formula in formulas for part in formula.term(w * tokens * v, **inputs)) + cap
     c = inputs["c"] = 4 if upcasts(model) else w
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
 
@@ -217,7 +231,7 @@ def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int)
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
     """Bytes per logit of losses other than transformers' from 4.48 on; 0 for that."""
     w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
-    if workload.loss in (*_IN_CHUNKS, "chunked-softmax") or model.num_labels:
+    if workload.loss in (*_IN_CHUNKS, *_IN_16_BITS) or model.num_labels:
         return 0
     if workload.loss == "chunked":
         return 2 * w + 8 / CHUNKS

@@ -1,0 +1,152 @@
+"""What a training minimizes: next-token loss, preferences, rewards; each a row that memory, time and scripts look up.
+
+A row follows a trainer of TRL. With B samples in a micro batch, a forward pass computes `sequences` B sequences, so
+activations and products are those of a micro batch of that size (`in_sequences`). A reference model is a second
+DeepSpeed engine without optimizer, at stage 3 if the policy is and else at stage 0, whole on every GPU. With adapters
+there is none: the policy runs again with its adapters switched off. `precompute_ref_log_probs` leaves both out.
+
+Source: TRL 1.16 trainer/dpo_trainer.py, kto_trainer.py, reward_trainer.py (`_compute_loss`, `compute_loss`),
+experimental/orpo/orpo_trainer.py, experimental/cpo/cpo_trainer.py (`concatenated_forward`), models/utils.py
+`prepare_deepspeed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from .errors import WorkloadError
+from .losses import default_loss
+from .models.model_shape import ModelShape, Tensor
+from .plan import Plan
+from .workload import Framework, LossKernel, Objective, Software, Workload
+
+
+class ObjectiveSpec(NamedTuple):
+    """One objective."""
+
+    sequences: int = 1
+    """Sequences of a sample: 2 for a pair of a chosen and a rejected answer."""
+    sample: str = "sample"
+    """What a sample is called."""
+    policy_passes: int = 0
+    """Forward passes of the policy without gradients, beside the one that is trained: KTO's estimate of divergence."""
+    reference_passes: int = 0
+    """Forward passes of the reference model in a micro batch."""
+    labels: int = 0
+    """Width of a head that replaces the vocabulary's; 0 for a language model."""
+    loss: LossKernel | None = None
+    """The loss of the trainer; None for what the framework does."""
+    module: str = "trl"
+    trainer: str = ""
+    """The trainer's class; "" for the framework's own."""
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    """Arguments of its configuration that select the objective."""
+
+    @property
+    def config(self) -> str:
+        """The class of the trainer's arguments."""
+        return self.trainer.replace("Trainer", "Config")
+
+
+_PAIR = ObjectiveSpec(sequences=2, sample="pair")
+
+OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
+    {
+        "next-token": ObjectiveSpec(),
+        "dpo": _PAIR._replace(reference_passes=1, trainer="DPOTrainer"),
+        # A micro batch, and its answers paired with other prompts, both by policy and reference.
+        "kto": ObjectiveSpec(policy_passes=1, reference_passes=2, trainer="KTOTrainer"),
+        "orpo": _PAIR._replace(loss="odds-ratio", module="trl.experimental.orpo", trainer="ORPOTrainer"),
+        "simpo": _PAIR._replace(
+            loss="log-probs",
+            module="trl.experimental.cpo",
+            trainer="CPOTrainer",
+            arguments=MappingProxyType({"loss_type": "simpo", "cpo_alpha": 0.0}),
+        ),
+        "reward": _PAIR._replace(labels=1, loss="standard", trainer="RewardTrainer"),
+    }
+)
+"""The objectives by the values of `Workload.objective`."""
+
+
+def loss_of(objective: Objective, framework: Framework, software: Software) -> LossKernel:
+    """The loss of an objective without an argument. TRL before 1.7 took log-probabilities of preferences from the whole
+    logits."""
+    spec = OBJECTIVES[objective]
+    if not spec.trainer:
+        return default_loss(framework, software)
+    default = spec.loss or default_loss("trl", software)
+    return "log-probs" if default == "standard" and not spec.labels else default
+
+
+def in_sequences(plan: Plan, workload: Workload) -> Plan:
+    """The plan with its micro batch in sequences, as the passes compute it."""
+    sequences = OBJECTIVES[workload.objective].sequences
+    return plan if sequences == 1 else replace(plan, micro_batch_size=sequences * plan.micro_batch_size)
+
+
+def reference_passes(workload: Workload) -> int:
+    """Forward passes of the reference in a micro batch, by a model of its own or the policy without adapters."""
+    return 0 if workload.precompute_ref_log_probs else OBJECTIVES[workload.objective].reference_passes
+
+
+def policy_passes(workload: Workload) -> int:
+    """Forward passes of the policy without gradients in a micro batch."""
+    return OBJECTIVES[workload.objective].policy_passes
+
+
+def has_reference_model(workload: Workload) -> bool:
+    """Whether a second model is held."""
+    return workload.method == "full" and reference_passes(workload) > 0
+
+
+def reference_plan(plan: Plan) -> Plan:
+    """The plan of the reference model's engine: stage 3 with the policy's settings, or 0; no optimizer.
+
+    Source: TRL 1.16 models/utils.py `prepare_deepspeed`.
+    """
+    if plan.zero_stage == 3:
+        return replace(plan, offload_optimizer="none", offload_optimizer_ratio=1.0, gradient_checkpointing=False)
+    return replace(plan, zero_stage=0, offload_optimizer="none", gradient_checkpointing=False)
+
+
+@lru_cache(maxsize=64)
+def trained_model(model: ModelShape, objective: Objective) -> ModelShape:
+    """The model with the head of the objective: for rewards `score`, one number per token, in the place of the logits.
+
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification. Raises WorkloadError for a model
+    that is no causal language model.
+    """
+    labels = OBJECTIVES[objective].labels
+    if not labels or model.num_labels:
+        return model
+    if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        raise WorkloadError(
+            f"a {objective} model of {model.name} is not known",
+            why="heads for rewards are those of causal language models",
+            fix="pass another model, or another --objective",
+        )
+    stem = model.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    score = Tensor("score.weight", (labels, model.hidden_size), "head", linear=True)
+    return replace(
+        model,
+        architecture=f"{stem}ForSequenceClassification",
+        vocab_size=0,
+        num_labels=labels,
+        tied=False,
+        outside=(*(tensor for tensor in model.outside if tensor.role != "head"), score),
+    )
+
+
+def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objective: Objective) -> dict[str, Any]:
+    """The transformers configuration of `trained_model`."""
+    labels = OBJECTIVES[objective].labels
+    if not labels or shape is None:
+        return dict(config)
+    names = {str(index): f"LABEL_{index}" for index in range(labels)}
+    padding = {"pad_token_id": config.get("pad_token_id") or 0}  # without it, one sequence at a time
+    return {**config, **padding, "architectures": [trained_model(shape, objective).architecture], "id2label": names}

@@ -1,0 +1,124 @@
+"""The loss of an objective as TRL computes it: `compute_loss` of its trainer, on the engines of a run.
+
+The trainer object is made without its `__init__`, which reads data and starts accelerate; it has what `compute_loss`
+reads. Metrics are of this rank alone. Every token counts, and no sequence is padded.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import MISSING, fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ...estimators.objectives import OBJECTIVES, ObjectiveSpec, has_reference_model
+from ..run import Run
+from .models import TrainableModel, UnusableModelError
+
+
+def with_objective(
+    subject: TrainableModel, run: Run, config: dict[str, Any], device: str, build: Callable[[Run], TrainableModel]
+) -> TrainableModel:
+    """The model with the batches and the loss of the run's objective, and with a reference model where there is one.
+
+    build: makes a model of a run. Raises UnusableModelError without TRL.
+    """
+    spec = OBJECTIVES[run.workload.objective]
+    if not spec.trainer:
+        return subject
+    try:
+        trainer_class = getattr(importlib.import_module(spec.module), spec.trainer)
+        arguments = getattr(importlib.import_module(spec.module), spec.config)
+    except ImportError:
+        raise UnusableModelError(
+            f"{run.workload.objective} needs TRL, which is not installed", fix='pip install "ds-advise[trl]"'
+        ) from None
+    model: Any = subject.model
+    given = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
+    trainer = object.__new__(trainer_class)
+    vars(trainer).update(
+        given,
+        args=SimpleNamespace(**given, device=torch.device(device)),
+        model=model,
+        accelerator=_Accelerator(device, config),
+        ref_model=None,
+        aux_loss_enabled=False,
+        loss_types=given.get("loss_type"),
+        loss_weights=[1.0],
+        calculate_KL=True,
+        precompute_ref_logps=run.workload.precompute_ref_log_probs,
+        is_encoder_decoder=False,
+        padding_value=0,
+        pad_token_id=0,
+        _peft_has_been_casted_to_bf16=False,
+        _stored_metrics=defaultdict(lambda: defaultdict(list)),
+        _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    if not spec.labels and spec.loss is None:
+        _chunk_the_head(model, ("log_probs", "entropy", "mean_logits", "is_top1"))
+    model.register_forward_pre_hook(_unpadded, with_kwargs=True)
+    if has_reference_model(run.workload):
+        reference: Any = build(replace(run, gradient_checkpointing=False, cpu_checkpointing=False)).model
+        _chunk_the_head(reference, ("log_probs",))
+        reference.register_forward_pre_hook(_unpadded, with_kwargs=True)
+        prepare = importlib.import_module("trl.models").prepare_deepspeed
+        trainer.ref_model = prepare(reference, _Accelerator(device, copy.deepcopy(config)))
+    return replace(
+        subject,
+        make_batch=lambda samples: _batch(spec, run, samples, device),
+        engine_loss=lambda engine, batch: trainer.compute_loss(engine, batch),
+    )
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+class _Accelerator:
+    """accelerate's Accelerator as far as losses use it."""
+
+    def __init__(self, device: str, config: dict[str, Any]) -> None:
+        self.device = torch.device(device)
+        self.state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
+
+    def gather(self, values: Any) -> Any:
+        return values
+
+    gather_for_metrics = unwrap_model = gather
+
+
+def _chunk_the_head(model: Any, outputs: tuple[str, ...]) -> None:
+    utils = importlib.import_module("trl.trainer.utils")
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    utils.add_fused_lm_head(base, outputs=outputs)
+
+
+def _unpadded(_module: Any, positional: Any, named: dict[str, Any]) -> Any:
+    """Without a mask that says nothing, whose values transformers would read."""
+    return positional, {name: value for name, value in named.items() if name != "attention_mask"}
+
+
+def _batch(spec: ObjectiveSpec, run: Run, samples: int, device: str) -> dict[str, torch.Tensor]:
+    shape = (spec.sequences * samples, run.workload.seq_len)
+    ids, ones = (make(shape, dtype=torch.long, device=device) for make in (torch.zeros, torch.ones))
+    batch = {"input_ids": ids, "attention_mask": ones}
+    if spec.module != "trl":  # the experimental trainers put each pair together
+        parts = {**batch, "labels": ids}
+        kinds = zip(("chosen", "rejected"), (slice(samples), slice(samples, None)), strict=True)
+        return {f"{kind}_{name}": value[part].clone() for kind, part in kinds for name, value in parts.items()}
+    if not spec.labels:
+        batch["completion_mask"] = ones
+    if run.workload.objective == "kto":
+        batch |= {f"KL_{name}": value for name, value in batch.items()}
+        batch["label"] = torch.arange(samples, device=device) % 2 == 0
+    if run.workload.precompute_ref_log_probs:
+        names = ("ref_logps", "ref_KL_logps") if spec.sequences == 1 else ("ref_chosen_logps", "ref_rejected_logps")
+        batch |= {name: torch.zeros(samples, device=device) for name in names}
+    return batch
