@@ -7,13 +7,14 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.workload import DEFAULT, Software, Workload
 from ..question.question import Largest, Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
-from ..text.units import count, gib, rate, rough_rate, times
+from ..text.units import count, gib, percent, rate, rough_rate, times
 from .recommendation import Recommendation, closest
 
 Tone = Literal["good", "unsure", "bad"]
@@ -49,7 +50,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
         notes = (*risk, *answer.doubts)
-        figures = (_batch(question, chosen), _need(question, chosen))
+        figures = (_batch(question, chosen), _need(question, chosen), *_reference(question, chosen))
         sentences = (*largest, _speed(question, chosen), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
@@ -118,11 +119,31 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
     if ranks > 1:
         each = rate(chosen.tokens_per_s / ranks)
         text = phrase("{speed}, {each} per {device}", speed=text, each=each, device=device_label(cluster))
+    workload = question.workload
+    sequences = OBJECTIVES[workload.objective].sequences
+    if sequences > 1:
+        pairs = rate(chosen.tokens_per_s / (sequences * workload.seq_len))
+        text = phrase("{speed}; {pairs} pairs/s", speed=text, pairs=pairs)
     if length:  # an image model: its samples count, not its patches
         text = phrase("{speed}; {samples} samples/s", speed=text, samples=rate(chosen.tokens_per_s / length))
     if cluster.gpu.assumed:
         text = phrase("{speed}, with GPUs as fast as the {gpu}", speed=text, gpu=cluster.gpu.name)
     return phrase("{words}.", words=text)
+
+
+def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
+    """What a preference's reference model takes."""
+    if not reference_passes(question.workload):
+        return ()
+    time = chosen.time
+    share = percent(time.components.get("reference model", 0.0) / time.step_s)
+    if has_reference_model(question.workload):
+        size = gib(chosen.memory.components.get("reference_model", 0))
+        text = phrase(
+            "The reference model, a second engine, takes {size} GiB and {share} of the time", size=size, share=share
+        )
+        return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
+    return (phrase("The reference is the policy without adapters: {share} of the time, no memory.", share=share),)
 
 
 def _batch(question: Question, chosen: Candidate) -> Phrase:
@@ -137,10 +158,13 @@ def _batch(question: Question, chosen: Candidate) -> Phrase:
         (split, phrase("each layer split by {ranks} {device}s (AutoTP)", ranks=split, device=device)),
         (spread, phrase("experts spread over {ranks} {device}s (AutoEP)", ranks=spread, device=device)),
     )
+    samples: int | Phrase = plan.samples_per_step(cluster.world_size)
+    if OBJECTIVES[question.workload.objective].sequences > 1:
+        samples = phrase("{count} pairs", count=samples)
     return phrase(
         "{batch}, global batch {samples}; {checkpointing}.",
         batch=listed([text, *(words for ranks, words in groups if ranks > 1)]),
-        samples=plan.samples_per_step(cluster.world_size),
+        samples=samples,
         checkpointing=checkpointing_title(plan),
     )
 
@@ -252,6 +276,8 @@ def _unusual(workload: Workload) -> Iterator[Phrase]:
     """Documents, loss, kernels and software, as far as they differ from the defaults."""
     if workload.document_len is not None:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
+    if workload.objective != "next-token":
+        yield phrase("objective {objective} by TRL", objective=workload.objective)
     if workload.loss != "standard":
         yield phrase("{kind} loss", kind=workload.loss)
     if workload.mlp == "tiled":

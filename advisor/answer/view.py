@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
@@ -194,7 +195,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
         name="batch",
         title="Batch",
         value=f"{samples:,}",
-        unit=f"sample{'s' * (samples != 1)} a step",
+        unit=f"{OBJECTIVES[question.workload.objective].sample}{'s' * (samples != 1)} a step",
         note=f"micro batch {plan.micro_batch_size}"
         + (f" x {steps} steps" if steps > 1 else "")
         + (f", shared by {plan.ranks_per_sample}" if plan.ranks_per_sample > 1 else ""),

@@ -37,7 +37,7 @@ def _by_name(**families: str) -> dict[str, str]:
 
 
 _MEMORY: Final[Mapping[str, str]] = _by_name(
-    weights="parameters gathered_parameters persistent_parameters updated_weights",
+    weights="parameters reference_model gathered_parameters persistent_parameters updated_weights",
     gradients="gradients gradient_of_the_head's_weight",
     optimizer="optimizer_states master_weights step_temporaries",
     loss="logits_and_loss logits log_softmax gradient_of_log_softmax gradient_of_logits soft_cap_of_logits "
@@ -49,7 +49,7 @@ _MEMORY: Final[Mapping[str, str]] = _by_name(
 """Family of a component of memory; every other component is an activation."""
 
 _TIME: Final[Mapping[str, str]] = _by_name(
-    compute="matrix_products attention recomputation",
+    compute="matrix_products attention recomputation reference_model passes_without_gradients",
     links="gradient_reduction weight_gathering updated_weights_gathered all_reduces_of_a_number all_to_all_of_heads "
     "all_reduce all_gather reduce_scatter all_to_all reduce broadcast",
     pcie="gradients_to_host weights_from_host updated_weights_to_host updated_weights_to_gpu copies_to_host "

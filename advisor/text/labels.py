@@ -118,6 +118,7 @@ _MOMENTS = {
     "gradient_reduction": phrase("gradient reduction"),
     "first_layer_backward": phrase("the first layer's backward pass"),
     "backward_end": phrase("the end of the backward pass"),
+    "reference_forward": phrase("the reference model's forward pass"),
     "step": phrase("the optimizer step"),
 }
 
