@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ds_advise.advisor.answer.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.launch.question import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.job import parse_duration
-from ds_advise.advisor.question.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
 from ds_advise.advisor.render.lint import lint_figures

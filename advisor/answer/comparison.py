@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple, Unpack, cast
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
@@ -30,6 +30,7 @@ from ..question.question import Question
 from ..question.run import read_ds_config
 from ..question.workload import configured_workload, workload_of
 from ..search.candidate import Candidate, predict
+from ..search.open_batch import filled_batch
 from ..search.search import predict_all
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
@@ -44,9 +45,10 @@ class ComparisonContext:
     options: QuestionOptions
     """Precision and optimizer count where a file leaves them open."""
     micro_batch_size: int | None = None
-    """TrainingArguments' value, which fills `auto`; None: 1 for a file, the fastest for a rung."""
+    """TrainingArguments' value, which fills `auto`; None: the advice's, which for a rung is the fastest."""
     gradient_accumulation_steps: int | None = None
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool | None = None
+    """None: on, or the advice's where the batch is."""
     job: Job | None = None
     """The amount of training; None if unknown."""
     price: Price | None = None
@@ -72,6 +74,8 @@ class Side:
     name: str
     settings: ConfigSettings
     candidate: Candidate | None = None
+    filled: str = ""
+    """The values for `auto` that are the advice's (`FilledBatch.words`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +170,7 @@ def read_context(
         price=price_of(given),
         micro_batch_size=cast("int | None", given["micro_batch"]),
         gradient_accumulation_steps=accumulation,
-        gradient_checkpointing=given["gradient_checkpointing"] != "off",
+        gradient_checkpointing={"on": True, "off": False}.get(str(given["gradient_checkpointing"])),
     )
     _ = context.workload  # raises for impossible options before a file is read
     return context
@@ -239,14 +243,22 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
             fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
         )
     try:
+        filled = filled_batch(
+            config,
+            model,
+            workload,
+            cluster,
+            micro_batch_size=context.micro_batch_size,
+            gradient_accumulation_steps=context.gradient_accumulation_steps,
+            gradient_checkpointing=context.gradient_checkpointing,
+        )
         plan = plan_from_ds_config(
             config,
             model,
             cluster,
-            gradient_checkpointing=context.gradient_checkpointing,
-            micro_batch_size=context.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
-            gradient_accumulation_steps=context.gradient_accumulation_steps
-            or _one_for_auto(config, "gradient_accumulation_steps"),
+            gradient_checkpointing=filled.gradient_checkpointing,
+            micro_batch_size=filled.micro_batch_size,
+            gradient_accumulation_steps=filled.gradient_accumulation_steps,
         )
     except ConfigFileError as error:
         raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
@@ -254,12 +266,8 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
         name=name,
         settings=ConfigSettings(config, facts, plan, workload, cluster),
         candidate=_candidate(name, plan, model, workload, cluster),
+        filled=filled.words,
     )
-
-
-def _one_for_auto(config: dict[str, Any], key: str) -> int | None:
-    """1 for an `auto` without a given value: the Trainer's default of 8 samples per GPU is no property of the file."""
-    return 1 if config.get(key) == "auto" else None
 
 
 def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Candidate:
@@ -273,7 +281,7 @@ def _rung_side(rung: Rung, context: ComparisonContext, facts: DeepSpeedFacts) ->
     """The best plan of the rung, as the configuration that would be written for it."""
     model, cluster = context.model, context.cluster
     workload = context.workload
-    checkpointing: CheckpointingChoice = "on" if context.gradient_checkpointing else "off"
+    checkpointing: CheckpointingChoice = "off" if context.gradient_checkpointing is False else "on"
     micro, accumulation = context.micro_batch_size, context.gradient_accumulation_steps
     if accumulation is not None:
         micro = micro or 1

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from ...estimators.errors import WorkloadError
 from ...estimators.workload import Framework
 from ...validate.lint.config_file import shown_name
+from ..answer.lint_file import lint_file
 from ..question.cluster import parse_size
 from ..question.job import parse_duration
-from ..question.lint_file import lint_file
 from ..search.candidate import LEAST, Candidate
 from ..text.job import hours, money
 from ..text.units import counted_noun, gib, rate, rough_rate
@@ -85,14 +85,16 @@ def check_file(
     yield Requirement(file=name, name="lint", met=not errors, detail=listed or clean, value=len(errors), limit=0)
     if context is None or errors:  # what DeepSpeed refuses has no memory or speed
         return
-    candidate = side_of(str(path), context).candidate
+    side = side_of(str(path), context)
+    candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.cluster.gpu.memory_bytes
     yield Requirement(
         file=name,
         name="fits",
         met=fit.probability >= LEAST["safe"],
-        detail=f"{fit.reason}, {gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU",
+        detail=f"{fit.reason}, {gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
+        + (f" ({side.filled})" if side.filled else ""),
         value=fit.probability,
         limit=LEAST["safe"],
     )

@@ -56,7 +56,7 @@ def lint(
         return _show_rules(explained, output)
     if config_file is None:
         raise click.UsageError("missing argument 'DS_CONFIG'")
-    from ..question.lint_file import lint_file
+    from ..answer.lint_file import lint_file
     from ..render.lint import lint_figures, render_answer
 
     answer = lint_file(Path(config_file), fix=fix, **question)
@@ -88,10 +88,14 @@ _compared = question_options(
     ),
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
     gpus={"default": None, "default_text": "auto"},
-    micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for a rung the fastest"},
+    micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "the advice's"},
     precision={"help": "Replaces an `auto`; precision of rungs."},
     optimizer={"help": "Optimizer of rungs, and of files without one."},
-    gradient_checkpointing={"choices": ("on", "off"), "default": "on"},
+    gradient_checkpointing={
+        "choices": ("on", "off"),
+        "default": None,
+        "default_text": "on; for check the advice's where the micro batch is",
+    },
 )
 """The options of files and rungs that are compared."""
 
@@ -187,6 +191,7 @@ def compare(
         ):
             if given:
                 raise click.UsageError(f"{option} needs --model")
+    question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
     context = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
     if html or plot:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS
 from ..question.options import CpuOptions, MachineOptions, MethodOptions, TrainingOptions, names_in
 from ..text.output import Output
@@ -49,7 +51,7 @@ def _run_options(model: Decorator) -> Decorator:
             ACCUMULATION,
             click.option("--input-shape", metavar="SIZES", help=shape),
         ],
-        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1"},
+        micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for dry-run the advice's"},
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
         precision={"help": "Replaces an `auto` in bf16 or fp16."},
         gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
@@ -114,6 +116,7 @@ def dry_run(
     from ..question.cluster import cluster_of
     from ..question.run import read_run
     from ..render.runs import render_dry_run
+    from ..search.open_batch import filled_batch
     from ..verification.dry_run import compared_dry_run, trace
 
     if timeline is not None:
@@ -121,6 +124,19 @@ def dry_run(
     config_file = run["config_file"]
     subject = read_run(**run, cluster=cluster_of(machine))
     _warn_of_set_keys(subject)
+    if run["micro_batch"] is None and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
+        filled = filled_batch(
+            subject.config,
+            subject.shape,
+            subject.workload,
+            subject.cluster,
+            gradient_accumulation_steps=run["accumulation"],
+            gradient_checkpointing=subject.gradient_checkpointing,
+        )
+        if filled.words:
+            output.say(filled.words)
+            batch = {"gradient_accumulation_steps": filled.gradient_accumulation_steps or 1}
+            subject = replace(subject, micro_batch_size=filled.micro_batch_size, **batch)
     with output.progress("dry run") as on_progress:
         answer = compared_dry_run(subject, on_progress=on_progress, **settings)
     if timeline is not None:

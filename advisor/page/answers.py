@@ -163,7 +163,7 @@ def judge(request: str) -> str:
 def _linted(text: str, state: State | None) -> LintReport:
     # Imported here: in a browser it would delay the first answer.
     from ...validate.lint import lint, load_facts, read_document
-    from ..question.lint_file import lint_settings
+    from ..answer.lint_file import lint_settings
 
     document = read_document(text.encode(), name="the pasted text")
     settings: dict[str, Any] = {}

@@ -133,6 +133,9 @@ def _figures(comparison: Comparison, console: Console) -> None:
         first, second = figure.values
         ratio = (figure.write(first), figure.write(second), times(second / first))
         _row(figure.title, _gib_cells(int(first), int(second)) if figure.is_size else ratio, console)
+    for name, side in zip("AB", comparison.sides, strict=True):
+        if side.filled:
+            sentence(console, f"{name}: {side.filled}.", style="dim")
     for line in known.job_basis:
         sentence(console, line)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
-from ..question.lint_file import LintAnswer
+from ..answer.lint_file import LintAnswer
 from ..text.lines import WIDTH, blank, capitalised, ended, printable, row, sentence
 from ..text.units import counted_noun
 
@@ -115,6 +115,8 @@ def render_findings(name: str, report: LintReport, console: Console) -> None:
     bundled = " (not installed here: facts that this program carries)" if report.facts.origin == "bundled" else ""
     assumed = " (assumed: pass --framework)" if report.framework_is_assumed else ""
     sentence(console, f"DeepSpeed {report.facts.version}{bundled}, read by {reader}{assumed}.", style="dim")
+    if report.batch.words:
+        sentence(console, f"Predicted with {report.batch.words}.", style="dim")
     explained: set[str] = set()
     for finding in report.findings:
         blank(console)

@@ -42,7 +42,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     if answer.age_s is not None:
         sentence(console, f"This was run {age(answer.age_s)}: nothing has changed since.", style="dim")
     blank(console)
-    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.run.cluster)}")
+    batch = f"micro batch {result.config['train_micro_batch_size_per_gpu']}"
+    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.run.cluster)}; {batch}")
     _print_phases(answer, console)
     _print_timeline(answer, console)
     blank(console)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ds_advise.advisor.question.lint_file import lint_settings
+from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, lint, load_facts, read_document
 
 from benchmarks.lint.engine import WORLD_SIZE, outcomes

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_advise.advisor.question.lint_file import lint_settings
+from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import DeepSpeedFacts, lint, load_facts, read_document
 

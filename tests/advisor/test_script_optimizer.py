@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.advisor.importers.answer import import_file
-from ds_advise.advisor.question.lint_file import lint_settings
 from ds_advise.advisor.question.workload import configured_workload
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.training_script import training_arguments

@@ -13,7 +13,7 @@ from ...estimators.workload import Framework, Workload
 from .config_file import Edit, Remove, can_be_made
 from .document import Document, DocumentNode
 from .facts import DeepSpeedFacts
-from .linted_config import LintedConfig
+from .linted_config import NOTHING_FILLED, FilledBatch, LintedConfig
 from .rule import REMOVAL, Path, Rule, Severity, Violation
 from .rules import RULES
 from .rules_batch import is_for_the_trainer
@@ -74,6 +74,8 @@ class LintReport:
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool
+    batch: FilledBatch = NOTHING_FILLED
+    """What filled an `auto` batch, for memory and speed."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
@@ -101,12 +103,14 @@ def lint(
     cluster: Cluster | None = None,
     model: ModelShape | None = None,
     workload: Workload | None = None,
+    batch: FilledBatch = NOTHING_FILLED,
 ) -> LintReport:
     """Check a configuration.
 
     framework: the reader of the file. None: the Trainer or accelerate where the file has an `auto` that only they fill,
                else plain DeepSpeed.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
+    batch:     fills `auto` for memory and speed.
     """
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.root.value, facts)
     chosen: Framework = "hf" if by_trainer else "deepspeed"
@@ -118,6 +122,7 @@ def lint(
         cluster=cluster,
         model=model,
         workload=workload,
+        batch=batch,
     )
     found = [
         _finding(document, rule, violation)
@@ -133,6 +138,7 @@ def lint(
         facts=facts,
         framework=chosen,
         framework_is_assumed=framework is None,
+        batch=batch,
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError
@@ -154,6 +154,19 @@ def _whole(value: Any) -> int:
     raise ValueError
 
 
+class FilledBatch(NamedTuple):
+    """The values for an `auto` batch, None where the file leaves none open, and what no file has."""
+
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    gradient_checkpointing: bool = True
+    words: str = ""
+    """What was filled in by the advice, "" for nothing."""
+
+
+NOTHING_FILLED = FilledBatch()
+
+
 @dataclass(frozen=True, kw_only=True)
 class LintedConfig:
     """A configuration with what is known besides it; `cluster`, `model` and `workload` may be unknown."""
@@ -167,6 +180,8 @@ class LintedConfig:
     cluster: Cluster | None = None
     model: ModelShape | None = None
     workload: Workload | None = None
+    batch: FilledBatch = NOTHING_FILLED
+    """What fills `auto`."""
 
     def has(self, path: str) -> bool:
         return self.document.member(tuple(path.split("."))) is not None
@@ -303,7 +318,15 @@ class LintedConfig:
         if self.model is None or self.cluster is None:
             return None
         try:
-            return plan_from_ds_config(self.values, self.model, self.cluster, gradient_checkpointing=True)
+            micro, steps, checkpointing, _ = self.batch
+            return plan_from_ds_config(
+                self.values,
+                self.model,
+                self.cluster,
+                micro_batch_size=micro,
+                gradient_accumulation_steps=steps,
+                gradient_checkpointing=checkpointing,
+            )
         except ConfigFileError:
             return None
 

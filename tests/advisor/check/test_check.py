@@ -78,3 +78,20 @@ def test_what_cannot_be_answered_is_one_line_and_code_2(
     assert run(["check", *options]) == 2
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
+
+
+def test_one_file_has_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice writes `auto`; lint and check fill it with the advice's batch for the question, and say so."""
+    monkeypatch.chdir(tmp_path)
+    question = ["--gpus", "4x8xH100", "--offline"]
+    assert run(["Llama-3.1-70B", *question, "-o", "own.json", "--no-deepspeed-estimate", "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)["recommended"]
+    assert run(["check", "own.json", "--model", "Llama-3.1-70B", *question, "--json"]) == 0
+    _, fits = json.loads(capsys.readouterr().out)["requirements"]
+    assert f"micro batch {advice['micro_batch_size']}, checkpointing on: the advice's" in fits["detail"]
+    assert fits["value"] == pytest.approx(advice["fit_probability"])
+    assert run(["lint", "own.json", "--model", "Llama-3.1-70B", *question]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "nothing found" in out and f"Predicted with micro batch {advice['micro_batch_size']}" in out

@@ -202,13 +202,14 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     first, second = comparison.first.candidate, comparison.second.candidate
     assert first is not None and second is not None
     assert (first.rung, second.rung) == ("zero2-offload", "zero3")
-    assert first.estimate.plan.micro_batch_size == 1 and second.estimate.plan.micro_batch_size == 2
+    advised = first.plan.micro_batch_size
+    assert advised > 2 == second.plan.micro_batch_size
     found = {difference.key: difference for difference in comparison.differences}
     assert found["zero_optimization.reduce_bucket_size"].second.value == 3584**2
-    assert found["train_micro_batch_size_per_gpu"].first.value == 1
+    assert found["train_micro_batch_size_per_gpu"].first.value == advised
+    assert comparison.first.filled.startswith(f"micro batch {advised},") and not comparison.second.filled
     assert "train_batch_size" not in found  # it follows, and nobody wrote it
     assert "bf16.enabled" not in found
-    assert first.tokens_per_s < second.tokens_per_s
     filled = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
     assert "train_micro_batch_size_per_gpu" not in {difference.key for difference in filled.differences}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.answer.comparison import compare, read_context
+from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.advisor.cli.main import run as run_command
-from ds_advise.advisor.question.lint_file import lint_settings
 from ds_advise.advisor.question.run import read_run
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ds_advise.advisor.question.lint_file import lint_settings
+from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_document
 from ds_advise.validate.lint.installed_facts import installed_version, source_folder
 from ds_advise.validate.lint.read_deepspeed import read_facts

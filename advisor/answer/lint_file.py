@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.read import optimizer_in
+from ...estimators.errors import DsAdviseError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import correct, read_config_file
-from .cluster import parse_cluster
-from .model_source import load_model
-from .workload import configured_workload
+from ..question.cluster import parse_cluster
+from ..question.model_source import load_model
+from ..question.workload import configured_workload
+from ..search.open_batch import filled_batch
 
 
 def lint_settings(
@@ -30,7 +33,7 @@ def lint_settings(
     offline: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
-    an unknown optimizer.
+    an unknown optimizer. An `auto` batch is the advice's.
 
     Raises DsAdviseError for invalid GPUs, an unknown model, software or an impossible length.
     """
@@ -42,7 +45,11 @@ def lint_settings(
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None
-    return {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
+    known = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
+    if shape is not None and workload is not None and cluster is not None:
+        with suppress(DsAdviseError):  # a rule reports it
+            known["batch"] = filled_batch(config, shape, workload, cluster)
+    return known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

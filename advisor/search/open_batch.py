@@ -1,0 +1,68 @@
+"""What a configuration leaves open with `auto`: the batch that the advice gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ...ds_configs.read import plan_from_ds_config
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.plan import Plan
+from ...estimators.workload import Workload
+from ...validate.lint.linted_config import FilledBatch
+from ..question.question import Question
+from .candidate import LEAST
+from .choice import best_of_rung
+from .search import candidates_of
+
+_OF_THE_SHAPE = (
+    *("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps"),
+    *("gradient_checkpointing", "cpu_checkpointing"),
+)
+"""Fields of a plan that follow from the rung, or that the search chooses here."""
+
+
+def filled_batch(
+    config: Mapping[str, Any],
+    model: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    micro_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    gradient_checkpointing: bool | None = None,
+) -> FilledBatch:
+    """The batch of a configuration: the file's value, else the given one, else the advice's for this model on these
+    GPUs: the fastest that fits with all other settings of the file, 1 where no plan can be predicted.
+
+    gradient_checkpointing: None leaves it to the advice too, where the micro batch is the advice's; otherwise it is on.
+
+    Raises ConfigFileError for what DeepSpeed refuses.
+    """
+    auto_steps = config.get("gradient_accumulation_steps") == "auto"
+    if micro_batch_size is not None or config.get("train_micro_batch_size_per_gpu") != "auto":
+        steps = gradient_accumulation_steps or (1 if auto_steps else None)
+        return FilledBatch(micro_batch_size, steps, gradient_checkpointing is not False, "")
+    total = config.get("train_batch_size")
+    if type(total) is int:
+        workload = replace(workload, global_batch_size=total)
+    open_file = {key: value for key, value in config.items() if key != "train_batch_size"}
+    plan = plan_from_ds_config(open_file, model, cluster, micro_batch_size=1, gradient_accumulation_steps=1)
+    question = Question(
+        model=model,
+        workload=workload,
+        cluster=cluster,
+        gradient_checkpointing={None: "auto", True: "on", False: "off"}[gradient_checkpointing],  # type: ignore[arg-type]
+    )
+    settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in _OF_THE_SHAPE}
+    candidates, _ = candidates_of(plan.rung, question, settings=settings)
+    best = best_of_rung(candidates, LEAST["safe"])
+    if best is None:
+        return FilledBatch(1, gradient_accumulation_steps or 1, gradient_checkpointing is not False, "")
+    chosen = best.plan
+    steps = gradient_accumulation_steps or (chosen.gradient_accumulation_steps if auto_steps else None)
+    words = f"micro batch {chosen.micro_batch_size}" + (f" x accumulation {steps}" if steps and steps > 1 else "")
+    words += f", checkpointing {'on' if chosen.gradient_checkpointing else 'off'}: the advice's, for `auto` in the file"
+    return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, words)
