@@ -63,7 +63,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
     else:
         headline = short = phrase("Nothing fits.")
         missed = closest(answer.ladder)
-        notes = () if missed is None else (_closest(question, missed),)
+        notes = () if missed is None else (what_lacks(question, missed),)
         sentences = (*notes, *largest)
     return Verdict(
         tone=tone,
@@ -191,7 +191,7 @@ def _need(question: Question, chosen: Candidate) -> Phrase:
     return phrase("{words}.", words=text)
 
 
-def _closest(question: Question, missed: Candidate) -> Phrase:
+def what_lacks(question: Question, missed: Candidate) -> Phrase:
     """Everything that the plan with the smallest shortage lacks."""
     memory, cluster = missed.memory, question.cluster
     have = cluster.host_memory_bytes_per_node

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..answer.requirements import CheckResult
 
-IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
+IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "trl", "training-arguments", "script")
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
 
@@ -236,12 +236,15 @@ _UNSET = {"default": None, "default_text": "from the file"}
     help="Write the changed configuration, and the DeepSpeed configuration next to it.  [default: show the changes]",
 )
 @FORCE
+@click.option("--no-write", is_flag=True, help="Write nothing, as without -o.")
 @output_options
-def from_file(file: Path, question: dict[str, Any], destination: Path | None, force: bool, output: Output) -> int:
+def from_file(
+    file: Path, question: dict[str, Any], destination: Path | None, force: bool, no_write: bool, output: Output
+) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
 
-    FILE is a configuration of accelerate, axolotl, LLaMA-Factory or ms-swift, TrainingArguments as JSON, or a shell or
-    Slurm script that starts a training.
+    FILE is a configuration of accelerate, axolotl, LLaMA-Factory, ms-swift or TRL, TrainingArguments as JSON, or a
+    shell or Slurm script that starts a training.
 
     \b
     ds-advise from qwen3_lora_sft.yaml --gpus 4xA100-80GB
@@ -254,6 +257,8 @@ def from_file(file: Path, question: dict[str, Any], destination: Path | None, fo
     from ..importers.report import render_import
     from ..importers.rewrite import write_files
 
+    if no_write and destination is not None:
+        raise click.UsageError("--output and --no-write contradict each other; leave one out")
     answer, failure = import_file(file, destination=destination, **question), None
     if destination is not None and answer.files:
         try:

@@ -31,6 +31,20 @@ _WITH_FILE = (
 """Keys of `deepspeed_config` that accelerate refuses where a file is named too, as it refuses `mixed_precision`
 (1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
 
+_ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
+_OF_TRL: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_8_GPUS},
+    "fsdp1": {"distributed_type": "FSDP", **_ON_8_GPUS},
+    "fsdp2": {"distributed_type": "FSDP", **_ON_8_GPUS},
+    **{
+        f"zero{stage}": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": stage}, **_ON_8_GPUS}
+        for stage in (1, 2, 3)
+    },
+}
+"""The configurations that TRL ships (`--accelerate_config`), as far as they decide a figure (TRL 1.16
+accelerate_configs)."""
+
 _WITHOUT_EFFECT = (
     "deepspeed_config_file",
     "zero3_init_flag",
@@ -166,7 +180,8 @@ def launched(run: ImportedRun, source: Source) -> ImportedRun:
         remarks.append(f"further commands of the script that train: {source.further_lines}; the first is read")
     unknown = dict.fromkeys(match[0] for text in line.texts for match in _UNEXPANDED.finditer(text))
     if unknown:
-        remarks.append(f"only the shell knows {', '.join(name[:30] for name in unknown)}")
+        names = ", ".join(name[:30] for name in unknown)
+        remarks.append(f"values that are set only when the script runs are not known: {names}")
     threads = line.environment.get("OMP_NUM_THREADS", "")
     allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
     return replace(
@@ -194,9 +209,12 @@ def _with_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -
 
 def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> ImportedRun:
     path = find_file(name, folder)
-    if path is None:
+    if path is not None:
+        launch = ACCELERATE.read(read_source(path))
+    elif run.tool == "TRL" and name in _OF_TRL:
+        launch = ACCELERATE.read(Source(path=folder / name, text="", kind="yaml", values=_OF_TRL[name]))
+    else:
         return replace(run, remarks=(*run.remarks, f"accelerate's configuration {name} is not here, so it is not read"))
-    launch = ACCELERATE.read(read_source(path))
     precision = launch.training if run.training.get("precision") == "fp32" else {}
     return replace(
         run,

@@ -90,6 +90,13 @@ def import_file(
     run = known.read(source)
     run = _with_options(run, ds_config, model, overrides)
     cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
+    if (
+        run.gpus_per_node is None
+        and gpus not in (None, "auto")
+        and counts_in(gpus) == (None, None)
+        and not run.obstacle
+    ):
+        run = replace(run, remarks=(*run.remarks, f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})"))
     figures = None
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
@@ -129,17 +136,13 @@ def _with_options(
     given = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     remarks = list(run.remarks)
-    by_script = run.micro_batch_size is None and run.framework != "deepspeed"
+    by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
         remarks.append("the script decides the micro batch, which is counted as 1 (--micro-batch)")
-    if run.training.get("seq_len") is None and "seq_len" not in given and run.tool != "ms-swift":
-        remarks.append("the length of samples is not given: they are counted as of 2,048 tokens (--seq-len)")
     if by_script and checkpointing is None:
         remarks.append("the script decides gradient checkpointing, which is counted as off (--gradient-checkpointing)")
-    if not run.expandable_segments:
-        remarks.append(
-            "it does not set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which wastes less: counted without"
-        )
+    if not run.expandable_segments and not run.obstacle:
+        remarks.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set; with it less memory is wasted")
     part = run.deepspeed
     if ds_config is not None:
         config = read_config_file(ds_config).document.root.value
@@ -189,6 +192,8 @@ class ImportedRunJson:
     """The run as the file describes it, with the options of the command line."""
 
     model: str | None
+    objective: str
+    """sft (the next token of given samples), dpo, kto, grpo, ppo, reward and the like."""
     training: Mapping[str, Any]
     """By the names of the question's options; what is absent has its default."""
     micro_batch_size: int | None

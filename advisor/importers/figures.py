@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +15,14 @@ from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.phrase import GIB
 from ...estimators.plan import PlainPyTorch, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import plan_of, predicted
+from ..answer.recommendation import Recommendation, closest
+from ..answer.verdict import what_lacks
+from ..answer.what_if import gpus_argument
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import configured_workload
@@ -51,6 +56,10 @@ class ImportFigures:
     """The fastest plan that fits with the same training and global batch; None where none does."""
     is_better: bool
     """Whether the recommended plan fits where the run does not, or is faster."""
+    lacking: str = ""
+    """What the closest plan lacks, as a sentence, where a search found none that fits; "" elsewhere."""
+    command: str = ""
+    """The question whose answer says which changes help; "" without a search."""
     remarks: tuple[str, ...] = ()
 
 
@@ -78,8 +87,9 @@ def figures_of(
     as_is = None if refusal else predict(model, workload, cluster, plan)
     if as_is is not None and as_is.plan.offload_optimizer != "none":
         remarks += _threads_remark(as_is, predict(model, workload, equal_parts, plan), cluster)
+    remarks += _assumed(run, workload, cluster)
     workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
-    recommended = None
+    recommended, lacking, command = None, "", ""
     if plan.autotp_size == 1:  # the script's data loader knows the groups
         question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
         if run.leaves_batch_to_script:
@@ -89,9 +99,14 @@ def figures_of(
                 micro_batch_size=plan.micro_batch_size,
                 gradient_checkpointing="offload" if plan.cpu_checkpointing else kept,
             )
-            recommended = _recommended(as_in_script, run, offloads_checkpoints=True)
+            recommended, _ = _recommended(as_in_script, run, offloads_checkpoints=True)
         if recommended is None:
-            recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
+            recommended, searched = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
+            missed = closest(searched.ladder)
+            lacking = "" if missed is None or recommended is not None else what_lacks(question, missed)
+        command = _command(run, workload, model, cluster)
+    else:
+        remarks += ("other plans are not searched for a run with AutoTP",)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
     return ImportFigures(
@@ -103,20 +118,38 @@ def figures_of(
         refusal=refusal,
         recommended=recommended,
         is_better=is_better,
+        lacking=lacking,
+        command=command,
         remarks=remarks,
     )
 
 
-def _recommended(question: Question, run: ImportedRun, *, offloads_checkpoints: bool) -> Candidate | None:
-    """The best plan with DeepSpeed; for a run without DeepSpeed its own plan where that is as fast."""
-    best = predicted(question).recommended
+def _recommended(
+    question: Question, run: ImportedRun, *, offloads_checkpoints: bool
+) -> tuple[Candidate | None, Recommendation]:
+    """The best plan with DeepSpeed, or the own plan of a run without it where that is as fast; and the search."""
+    searched = predicted(question)
+    best = searched.recommended
     if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
-        best = predicted(replace(question, gradient_checkpointing="on")).recommended
+        searched = predicted(replace(question, gradient_checkpointing="on"))
+        best = searched.recommended
     if run.sharding == "zero":
-        return best
+        return best, searched
     own = plan_of(question, _plain(run, question.cluster))
     stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
-    return own if stays else best
+    return own if stays else best, searched
+
+
+def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: Cluster) -> str:
+    """The command that asks about the same training on the same machines."""
+    asked = {name: value for name, value in run.training.items() if name != "software"}
+    asked |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
+    words = ["ds-advise", model.name, "--gpus", gpus_argument(cluster)]
+    if cluster.host_memory_bytes_per_node is not None:
+        words += ["--ram", f"{int(cluster.host_memory_bytes_per_node / GIB)}GiB"]
+    for name, value in {**asked, "global_batch": workload.global_batch_size}.items():
+        words += [f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple | list) else str(value)]
+    return shlex.join(words)
 
 
 def _plain(run: ImportedRun, cluster: Cluster) -> PlainPyTorch:
@@ -133,6 +166,17 @@ def _config(run: ImportedRun) -> Mapping[str, Any]:
             fix="run this where it is, or name it with --ds-config FILE",
         )
     return run.deepspeed.config
+
+
+def _assumed(run: ImportedRun, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
+    """A remark for each value that the file leaves open."""
+    remarks = []
+    if run.training.get("seq_len") is None:
+        remarks.append(f"the length of samples is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")
+    if run.tool == "python" and cluster.world_size > 1:
+        counts = f"--nproc_per_node {cluster.gpus_per_node}"
+        remarks.append(f"python alone starts one process: predicted as if it were torchrun {counts}")
+    return tuple(remarks)
 
 
 def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from ...estimators.errors import ConfigFileError
 from .accelerate import ACCELERATE, AccelerateFormat
 from .source import Source, find_file, read_source
 from .tool_format import ToolFormat
-from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT, SCRIPT, TRAINING_ARGUMENTS
+from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT, SCRIPT, TRAINING_ARGUMENTS, TRL
 
 Format = AccelerateFormat | ToolFormat
 
-FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRAINING_ARGUMENTS, SCRIPT)
+FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS, SCRIPT)
 """The first that matches is taken."""
 
 NAMES = tuple(form.name for form in FORMATS)
@@ -54,6 +54,11 @@ def _followed(source: Source) -> Source:
     if name is None:
         return source
     path = find_file(name, source.path.parent)
+    if path is None and "$" in name:
+        raise ConfigFileError(
+            f"{source.path} names its configuration by values that are set when it runs: {name[:80]}",
+            fix="name the configuration itself",
+        )
     if path is None:
         raise ConfigFileError(
             f"{source.path} trains with the configuration {name[:80]}, which is not on this machine",

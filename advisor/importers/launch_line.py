@@ -67,7 +67,7 @@ def _count(text: str | None) -> int | None:
     return int(match[0]) if match else None
 
 
-Program = Literal["script", "llama-factory", "axolotl", "ms-swift"]
+Program = Literal["script", "llama-factory", "axolotl", "ms-swift", "trl"]
 
 _LAUNCHERS: Mapping[str, Launcher] = {
     "torchrun": "torchrun",
@@ -85,8 +85,15 @@ _TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
     "lmf": ("llama-factory", ("train",)),
     "axolotl": ("axolotl", ("train",)),
     "swift": ("ms-swift", ("sft", "pt", "rlhf")),
+    "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
 }
 """Tools by their command, with the subcommands that train."""
+
+_NOT_READ = {"openrlhf": "OpenRLHF", "verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
+"""Tools with a training loop of their own, by their Python package."""
+
+_OF_TRL = {"--dataset_text_field", "--packing", "--dataset_mixture", "--assistant_only_loss", "--completion_only_loss"}
+"""Options of TRL's configurations in a script of the user's."""
 
 _AXOLOTL_MODULES = ("axolotl.cli.train", "axolotl.train")
 _OTHER_COMMANDS = re.compile(r"echo|printf|source|\.|cd|mkdir|pip|pip3|export|which|module|ls|rm")
@@ -117,11 +124,16 @@ class LaunchLine:
         return [word.text for word in self.arguments]
 
     @property
+    def tool_not_read(self) -> str:
+        """The tool with a training loop of its own that it starts; "" for none."""
+        return _NOT_READ.get(self.target.partition(".")[0], "")
+
+    @property
     def configuration(self) -> str | None:
         """The YAML or JSON file that holds the arguments, where the first of them is one."""
         first = self.texts[0] if self.arguments else ""
         first = ScriptArguments(self.texts).text("config") or first
-        return first if first.endswith((".yaml", ".yml", ".json")) else None
+        return first if first.endswith((".yaml", ".yml", ".json")) and not first.startswith("-") else None
 
     @property
     def overrides(self) -> dict[str, str | list[str]]:
@@ -161,7 +173,7 @@ def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
 
 def _has_training_arguments(line: LaunchLine) -> bool:
     arguments = ScriptArguments(line.texts)
-    return arguments.are_training_arguments or arguments.passes_a_config
+    return arguments.are_training_arguments or arguments.passes_a_config or bool(line.tool_not_read)
 
 
 def _line(command: Command) -> LaunchLine | None:
@@ -172,7 +184,12 @@ def _line(command: Command) -> LaunchLine | None:
         name, rest = PurePath(word.text).name, words[index + 1 :]
         if name in _TOOLS:
             program, subcommands = _TOOLS[name]
-            return _program(command, rest, program=program) if rest and rest[0].text in subcommands else None
+            if not rest or rest[0].text not in subcommands:
+                return None
+            if program != "trl":
+                return _program(command, rest, program=program)
+            options = [word.text.replace("--accelerate_config", "--config_file") for word in rest[1:]]
+            return _program(command, rest, program=program, launcher="accelerate", options=options)
         if name in _LAUNCHERS:
             return _launched(command, rest[1:] if name == "accelerate" else rest, _LAUNCHERS[name])
         if re.fullmatch(r"python(\d(\.\d+)?)?(\.exe)?", name):
@@ -221,6 +238,8 @@ def _program(
         names_a_configuration = texts[0].endswith((".yaml", ".yml"))
         if names_a_configuration or {"--finetuning_type", "--cutoff_len"} & set(texts):
             program = "llama-factory"
+        elif _OF_TRL & {text.partition("=")[0] for text in texts}:
+            program = "trl"
     return LaunchLine(
         program=program,
         launcher=launcher,

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ..render.lint import render_diff, render_findings
-from ..search.candidate import Candidate, chance
+from ..search.candidate import LIKELY, Candidate, chance
 from ..text.labels import checkpointing_title, cluster_title, method_title, plan_title
-from ..text.lines import blank, capitalised, ended, printable, sentence
+from ..text.lines import blank, capitalised, commands, ended, printable, sentence
 from ..text.units import gib, rate, rough_rate, times
 from .answer import ImportAnswer
 from .figures import ImportFigures
@@ -30,7 +30,8 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
         sentence(console, capitalised(ended(printable(remark))))
-    _listed("Not counted", run.uncounted, console)
+    if not run.obstacle:
+        _listed("Options that the prediction does not use", run.uncounted, console)
     if answer.form.name != "accelerate":  # its unknown keys are faults
         _listed(f"Unknown to {run.tool}", run.unknown, console)
     _wrong(answer, console)
@@ -57,24 +58,38 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
         _plan("As it is", figures.as_is, figures, console)
     better = figures.recommended
     if better is None:
-        batch = workload.global_batch_size
-        sentence(console, f"No predicted plan fits with its global batch of {batch}. To see which changes help, run")
-        sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
+        if figures.command:
+            batch = workload.global_batch_size
+            sentence(console, f"No plan fits with its global batch of {batch} samples. {figures.lacking}".rstrip())
+            sentence(console, "Which changes help, this command shows:")
+            commands(console, [figures.command])
     elif figures.is_better:
         _plan("Better", better, figures, console)
         by_script = ("micro_batch_size", "gradient_checkpointing")
         if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in by_script):
             sentence(console, "The script must set the micro batch and the checkpointing: they are not in this file.")
-        if figures.as_is is not None and figures.as_is.fit.fits:
-            sentence(console, f"That is {times(better.tokens_per_s / figures.as_is.tokens_per_s)} as fast.")
+        _gain(figures, better, console)
     else:
         sentence(console, "No plan with the same training and global batch is known to be faster.")
+
+
+def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
+    """What is better about it."""
+    if figures.as_is is None:
+        sentence(console, "It is better because it can run.")
+        return
+    ratio = f"{times(better.tokens_per_s / figures.as_is.tokens_per_s)} as fast"
+    fits = figures.as_is.fit.fits
+    sentence(
+        console, f"It is {ratio}." if fits else f"It is better because it fits; it is {ratio} as the run would be."
+    )
 
 
 def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
     plan, fit, time = candidate.plan, candidate.fit, candidate.time
     fits = fit.fits
-    verdict = "fits" if fits else fit.verdict if fit.verdict == "does not fit" else chance(fit.probability) + " to fit"
+    unsure = "likely fits" if fit.probability >= LIKELY else "unlikely to fit"
+    verdict = fit.verdict if fits or fit.verdict == "does not fit" else f"{unsure} ({chance(fit.probability)})"
     steps = plan.gradient_accumulation_steps
     batch = f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
     words = f"{plan_title(plan)}, {batch}, {checkpointing_title(plan)}"
@@ -105,7 +120,8 @@ def _wrong(answer: ImportAnswer, console: Console) -> None:
 def _changes(answer: ImportAnswer, console: Console) -> None:
     if answer.unwritable is not None:
         blank(console)
-        sentence(console, f"It cannot be written back: {ended(printable(answer.unwritable.what))}")
+        what = ended(printable(answer.unwritable.what))
+        sentence(console, f"The change cannot be written into {printable(str(answer.source.path))}: {what}")
         sentence(console, capitalised(ended(printable(answer.unwritable.fix))))
     if not answer.files:
         return

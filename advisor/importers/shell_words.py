@@ -7,6 +7,7 @@ patterns, here-documents (skipped), arithmetic of more than two numbers.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections.abc import Mapping
@@ -182,11 +183,12 @@ class _Reader:
             self._add_text(match[0], match.end())
             return
         self.at = match.end()
+        assigns = not self.words and _ASSIGNMENT.match("".join(char for char, _ in self.chars)) is not None
         for number, word in enumerate(words if match[3] else words[:1]):
             if number:
                 self._finish_word()
             for char in word.chars:
-                if char[0].isspace() and not self.in_quotes:
+                if char[0].isspace() and not self.in_quotes and not assigns:
                     self._finish_word()
                 else:
                     self._add([char], self.at)
@@ -212,6 +214,10 @@ class _Reader:
         if heredoc := _HEREDOC.match(self.text, self.at):
             end = re.compile(rf"^\s*{re.escape(heredoc[2])}\s*$", re.MULTILINE).search(self.text, heredoc.end())
             self.at = len(self.text) if end is None else end.end()
+            if self.words and self.words[0].text == "read" and end is not None:  # `read -r -d '' NAME <<EOF`
+                start = self.text.find("\n", heredoc.end()) + 1
+                lines = self.text[start : end.start()]
+                self._assign(self.words[-1].text, [Word(tuple(zip(lines, itertools.count(start), strict=False)))])
             return
         match = _REDIRECTION.match(self.text, self.at)
         assert match is not None

@@ -16,6 +16,7 @@ from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import keys_of
 from .launch_line import Program
+from .objective import SUPERVISED, objective_of
 from .source import Source, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
@@ -133,7 +134,10 @@ class ToolFormat:
         return self.offload is not None
 
     def matches(self, source: Source) -> bool:
-        return self.is_file(source) if source.line is None else source.line.program == self.program
+        line = source.line or (source.started_by.line if source.started_by is not None else None)
+        if line is not None and (source.line is not None or line.program != "script"):
+            return line.program == self.program
+        return self.is_file(source)
 
     def read(self, source: Source) -> ImportedRun:
         """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
@@ -160,10 +164,14 @@ class ToolFormat:
             attention=_attention(arguments.text(*self.attention)),
             software={**self.software, **({"reentrant": True} if reentrant else {})} or None,
         )
+        objective = objective_of(arguments, "" if source.line is None else source.line.target)
+        reading.run["objective"] = objective
         if reading.switched(self.liger):
             reading.training.update(kernels="liger", loss="fused")
         reading.remarks.extend(text for text, keys in self.approximated.items() if reading.switched(keys))
         self.details(reading)
+        if objective != SUPERVISED:
+            reading.lacks(f"{objective.upper()} training, a step of which has more than one model or pass")
         if optimizer is not None:
             software = reading.training.get("software") or {}
             reading.training["software"] = {**software, "optimizer-step": step_of_trainer(optimizer)}

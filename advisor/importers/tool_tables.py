@@ -16,7 +16,9 @@ from .imported_run import DeepSpeedPart
 from .source import Source
 from .tool_format import Reading, ToolFormat, deepspeed_part, precision_of
 
-_PREFERENCE = re.compile(r"(^|[/_.])(dpo|kto|ppo|grpo|orpo|rloo|gkd|reward)([/_.]|$)")
+_OWN_LOOP = ("zero_stage", "micro_train_batch_size", "with_tracking", "checkpointing_steps", "use_qlora")
+"""Options that TrainingArguments lack: of DeepSpeed-Chat, OpenRLHF, open-instruct and accelerate's examples without the
+Trainer."""
 
 
 def _training_arguments_details(reading: Reading) -> None:
@@ -27,18 +29,30 @@ def _training_arguments_details(reading: Reading) -> None:
         reading.training.update(method="qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora)
         if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
             reading.use_quantization(8)
-    if line is not None and _PREFERENCE.search(line.target):
-        reading.lacks(f"{line.target}, which has further models or passes")
-    if not arguments.are_training_arguments and arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None:
+    if arguments.flag("use_reentrant"):  # peft's examples
+        reading.training["software"] = {"reentrant": True}
+    own = next((name for name in _OWN_LOOP if name in arguments.given), None)
+    tool = "" if line is None else line.tool_not_read
+    is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
+    if is_open and not arguments.are_training_arguments:
         reading.run["micro_batch_size"] = None
-        if arguments.text("deepspeed_config") is not None:
-            part = reading.run["deepspeed"]
-            reading.run["framework"] = "deepspeed"
-            reading.lacks(
-                "a script that passes --deepspeed_config to DeepSpeed itself: pass "
-                f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
-                "and --gpus"
-            )
+    if tool:
+        reading.obstacles.append(f"{tool} is not read: {line.target} has its own options for batch and precision")
+    elif own is not None:
+        reading.obstacles.append(f"not read: its training loop is its own, since the Trainer has no option {own}")
+    elif is_open and arguments.text("deepspeed_config") is not None:
+        part = reading.run["deepspeed"]
+        reading.run["framework"] = "deepspeed"
+        reading.lacks(
+            "a script that passes --deepspeed_config to DeepSpeed itself: pass "
+            f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
+            "and --gpus"
+        )
+    elif reading.run["micro_batch_size"] is None and line is not None and line.launcher != "accelerate":
+        reading.obstacles.append(
+            f"not read: {line.target[:80]} gets none of the Trainer's options, so that its batch, precision and "
+            "DeepSpeed configuration are in its code"
+        )
 
 
 TRAINING_ARGUMENTS = ToolFormat(
@@ -46,7 +60,9 @@ TRAINING_ARGUMENTS = ToolFormat(
     title="a file of TrainingArguments",
     tool="the Trainer",
     is_file=lambda source: (
-        source.arguments.are_training_arguments and not {"finetuning_type", "stage"} & set(source.values)
+        source.arguments.are_training_arguments
+        and not {"finetuning_type", "stage"} & set(source.values)
+        and not isinstance(source.values.get("model"), Mapping)  # torchtune
     ),
     details=_training_arguments_details,
     liger="use_liger_kernel use_liger",
@@ -65,7 +81,53 @@ SCRIPT = replace(
     program="script",
 )
 
+_TRL_KEYS = {
+    "dataset_text_field",
+    "dataset_mixture",
+    "dataset_mixer",
+    "packing",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "max_prompt_length",
+    "num_generations",
+    "use_peft",
+}
+"""Keys of TRL's configurations that TrainingArguments lack."""
+
+
+def _is_trl(source: Source) -> bool:
+    keys = set(source.values)
+    named = "model_name_or_path" in keys and "finetuning_type" not in keys and "stage" not in keys
+    return named and (bool(_TRL_KEYS & keys) or {"dataset_name", "learning_rate"} <= keys)
+
+
+def _trl_details(reading: Reading) -> None:
+    _training_arguments_details(reading)
+    reading.switched("accelerate_config config_file num_processes num_machines")  # accelerate's, `launch_line`
+    bf16, fp16 = (reading.arguments.flag(name) for name in ("bf16", "fp16"))
+    if not bf16 and not fp16:  # base_config.py: bf16 is on unless it is switched off
+        reading.training["precision"] = "auto" if bf16 is None else "fp32"
+    reading.training["framework"] = "trl"
+
+
+TRL = replace(
+    TRAINING_ARGUMENTS,
+    name="trl",
+    title="a TRL configuration",
+    tool="TRL",
+    program="trl",
+    is_file=_is_trl,
+    details=_trl_details,
+    defaults={"launcher": "accelerate"},
+    # TRL 1.16 trainer/base_config.py and sft_config.py
+    default_precision="auto",
+    checkpoints=True,
+    default_seq_len=1024,
+)
+
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
+
+_SCHEDULE = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
 
 _LLAMA_FACTORY_V1 = ("dist_config", "model_class")
 """Keys of its examples/v1."""
@@ -93,13 +155,12 @@ def _llama_factory_details(reading: Reading) -> None:
             reading.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
         bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
         reading.use_quantization(bits, bitsandbytes=bitsandbytes)
-    stage = arguments.text("stage") or "sft"
     if arguments.text(*_LLAMA_FACTORY_V1) is not None:
         reading.lacks("the configurations of LLaMA-Factory's v1")
-    elif stage not in ("sft", "pt"):
-        reading.lacks(f"stage {stage[:20]}, which has further models or passes")
     elif not arguments.flag("do_train"):
         reading.obstacles.append("it does not train: do_train is not set")
+    elif arguments.text("tokenized_path") is not None and not _SCHEDULE & set(arguments.given):
+        reading.obstacles.append("it only tokenizes: it names tokenized_path, and neither batch nor learning rate")
     elif method not in ("full", "lora"):
         reading.lacks(f"finetuning_type {method[:20]}")
 
@@ -188,9 +249,7 @@ def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPa
 
 
 def _ms_swift_details(reading: Reading) -> None:
-    arguments, training, line = reading.arguments, reading.training, reading.source.line
-    if training["seq_len"] is None:
-        reading.remarks.append("max_length is not given, so samples may be as long as the model allows: pass --seq-len")
+    arguments, training = reading.arguments, reading.training
     kind, bits = arguments.text("tuner_type", "train_type", "sft_type") or "lora", arguments.number("quant_bits")
     bitsandbytes = arguments.text("quant_method") in (None, "bnb")
     if kind == "lora":
@@ -198,8 +257,6 @@ def _ms_swift_details(reading: Reading) -> None:
         reading.use_quantization(bits, bitsandbytes=bitsandbytes)
     elif kind != "full":
         reading.lacks(f"tuner_type {kind[:20]}")
-    if line is not None and line.target == "rlhf":
-        reading.lacks("preference training")
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -234,7 +291,6 @@ MS_SWIFT = ToolFormat(
         "partial training": "freeze_parameters freeze_parameters_ratio freeze_parameters_regex trainable_parameters",
         "adapters on parameters that are no module": "target_parameters",
         "an optimizer of ms-swift's own": "optimizer",
-        "preference training": "rlhf_type",
         "samples shared over GPUs by ms-swift's own attention": "sequence_parallel_size",
     },
     approximated={
@@ -331,8 +387,6 @@ AXOLOTL = ToolFormat(
     fsdp_settings=("fsdp_version",),
     refuses_two_precisions=False,
     not_modelled={
-        "preference training": "rl",
-        "a reward model": "reward_model process_reward_model",
         "partial training": "unfrozen_parameters",
         "LISA": "lisa_n_layers",
         "ReLoRA": "relora",

@@ -22,6 +22,9 @@ _DATA = Path(__file__).parents[1] / "data" / "models.json"
 _PIECE = re.compile(r"\d+(?:\.\d+)?|[a-z]+")
 _SIZE = re.compile(r"\d[bm]")
 
+_MIRRORS = frozenset({"nousresearch", "mistralcommunity", "unsloth"})
+"""Organisations that publish others' models again, for which no licence has to be accepted."""
+
 # Words in a name that mark how the weights were trained on, or packed, and leave the shape as it is.
 _VARIANTS = frozenset({"instruct", "chat", "base", "hf", "it", "pt", "sft", "dpo", "meta"})
 
@@ -58,9 +61,9 @@ class _Name(NamedTuple):
 def find(name: str) -> ModelShape:
     """The model that a name means, in any usual spelling.
 
-    An organisation before the name (`qwen/...`) must be that of the model: others publish other weights under the same
-    name. Where several entries of the same shape fit, the first stands for all, with `max_positions` unknown if they
-    differ in it.
+    An organisation before the name (`qwen/...`) must be that of the model, or a mirror that has it under the whole
+    name: others publish other weights under the same name. Where several entries of the same shape fit, the first
+    stands for all, with `max_positions` unknown if they differ in it.
 
     Raises UnknownModelError, with the candidates for an ambiguous name, else with the nearest names.
     """
@@ -68,7 +71,7 @@ def find(name: str) -> ModelShape:
     owner, pieces = _squeeze(organisation), _pieces(rest)
     key, stripped = _keys([pieces])[0], _stripped(pieces)
     owned = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
-    exact = [known for known in owned if known.key == key]
+    exact = [known for known in (_names() if owner in _MIRRORS else owned) if known.key == key]
     if exact:
         return _one(name, exact)
     # A variant that has no entry stands for its model; one that has is preferred (`llama2-7b-chat`: `...-chat-hf`).

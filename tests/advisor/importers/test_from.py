@@ -121,7 +121,7 @@ def test_options_that_share_a_value_are_not_changed(capsys: pytest.CaptureFixtur
     )
     Path("shared.sh").write_text(shared.replace("--deepspeed ds_z3.json", ""))
     assert run(["from", "shared.sh", "--gpus", "A100-80GB", "--offline"]) == 1
-    assert "It cannot be written back" in capsys.readouterr().out
+    assert "cannot be written into shared.sh" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("folder")
@@ -172,7 +172,7 @@ BAD = {
     ),
     "a count is none": ("x.yaml", "distributed_type: MULTI_GPU\nnum_processes: many", "num_processes"),
     "a block is none": ("x.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: 3", "deepspeed_config"),
-    "its training has no figures": ("x.yaml", "base_model: Qwen2.5-1.5B\nrl: dpo", "preference training"),
+    "its training has no figures": ("x.yaml", "base_model: Qwen2.5-1.5B\nrl: dpo", "DPO training"),
 }
 
 

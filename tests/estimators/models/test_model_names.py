@@ -39,6 +39,7 @@ NAMES = [(name, entry["id"]) for entry in catalogue._entries() for name in (entr
         ("codellama-7b-python", "codellama/CodeLlama-7b-Python-hf"),
         ("internlm2.5-7b", "internlm/internlm2_5-7b"),
         ("olmo-2-7b", "allenai/OLMo-2-1124-7B"),
+        ("NousResearch/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf"),
     ],
 )
 def test_a_usual_spelling_finds_its_model(spelling: str, hub_id: str) -> None:
@@ -64,6 +65,7 @@ def test_every_published_name_finds_its_entry(name: str, hub_id: str) -> None:
         "gpt3",
         "mixtral-8x8b",
         "somebody/Qwen2.5-14B",
+        "NousResearch/Llama-2-7b-chat-tuned",
         "b",
         "instruct",
         "",
