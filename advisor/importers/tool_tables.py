@@ -34,7 +34,7 @@ def _training_arguments_details(reading: Reading) -> None:
     own = next((name for name in _OWN_LOOP if name in arguments.given), None)
     tool = "" if line is None else line.tool_not_read
     is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
-    if is_open and not arguments.are_training_arguments:
+    if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
         reading.run["micro_batch_size"] = None
     if tool:
         reading.obstacles.append(f"{tool} is not read: {line.target} has its own options for batch and precision")

@@ -1,0 +1,146 @@
+"""Launch lines and files in the shapes of public repositories: read, or named as not read; no plan on a guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.importers.answer import ImportAnswer, import_file
+
+pytestmark = pytest.mark.usefixtures("kept_facts")
+
+TRAINER = "--model_name_or_path Qwen/Qwen2.5-1.5B --output_dir o --learning_rate 1e-5 --per_device_train_batch_size 2"
+NOT_READ = {
+    "OpenRLHF in a here-document": (
+        "a.sh",
+        "read -r -d '' training_commands <<EOF\nopenrlhf.cli.train_sft \\\n  --ds.zero_stage 2 \\\n"
+        "  --model.model_name_or_path gpt2\nEOF\ndeepspeed --module $training_commands\n",
+        "OpenRLHF is not read",
+    ),
+    "OpenRLHF without a launcher": (
+        "a.sh",
+        "python3 -m openrlhf.cli.train_ppo_ray --ds.zero_stage 3",
+        "OpenRLHF is not",
+    ),
+    "verl by a default": (
+        "a.sh",
+        'ENTRY=${ENTRY:-"-m verl.trainer.fsdp_sft_trainer"}\ntorchrun --nproc_per_node=8 ${ENTRY} model.lora_rank=0',
+        "verl is not read",
+    ),
+    "a plain deepspeed.initialize": (
+        "a.sh",
+        "deepspeed train_bert_ds.py --checkpoint_dir x $@",
+        "train_bert_ds.py gets",
+    ),
+    "its configuration as the first argument": (
+        "a.sh",
+        "deepspeed t.py --deepspeed_config=ds.json -p 2",
+        "pass ds.json",
+    ),
+    "DeepSpeed-Chat": ("a.sh", f"deepspeed main.py {TRAINER} --zero_stage 2 --deepspeed", "no option zero_stage"),
+    "accelerate's examples without the Trainer": (
+        "a.sh",
+        f"accelerate launch run_clm_no_trainer.py {TRAINER} --with_tracking",
+        "no option with_tracking",
+    ),
+    "torchtune": (
+        "a.yaml",
+        "output_dir: o\nmodel: {_component_: torchtune.models.llama3.lora}\ngradient_accumulation_steps: 8\n",
+        "of no known tool",
+    ),
+    "a file that only tokenizes": (
+        "a.yaml",
+        "model_name_or_path: gpt2\nstage: sft\ndo_train: true\ntokenized_path: t\noutput_dir: o\n",
+        "only tokenizes",
+    ),
+    "a configuration that the shell names": ("a.sh", "accelerate launch t.py --config r/$TASK/c.yaml", "when it runs"),
+    "TRL's DPO": (
+        "a.yaml",
+        "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n",
+        "DPO training",
+    ),
+    "TRL's GRPO": (
+        "a.yaml",
+        "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 16\nlearning_rate: 1e-6\n",
+        "GRPO",
+    ),
+    "trl dpo": ("a.sh", f"trl dpo {TRAINER}", "DPO training"),
+    "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
+    "ms-swift's rlhf": ("a.sh", "swift rlhf --model gpt2 --train_type lora", "DPO training"),
+    "LLaMA-Factory's kto": (
+        "a.yaml",
+        "model_name_or_path: gpt2\nstage: kto\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\n",
+        "KTO training",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_READ)
+def test_what_is_not_read_says_so(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No figure and no change, also with a model from the command line, and no remark on figures."""
+    name, text, words = NOT_READ[what]
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert run(["from", name, "--gpus", "2xA100-80GB", "--model", "gpt2", "--offline"]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1
+    assert not [word for word in ("As it is", "Better", "What would change", "assumed") if word in said.out]
+
+
+def _imported(folder: Path, text: str, gpus: str, **options: str) -> ImportAnswer:
+    (folder / "a.sh").write_text(text)
+    return import_file(folder / "a.sh", gpus=gpus, offline=True, **options)  # type: ignore[arg-type]
+
+
+def test_trl_commands_are_read_with_its_defaults(tmp_path: Path) -> None:
+    """TRL 1.16: bf16, checkpointing, 1,024 tokens, and the accelerate configurations that it ships."""
+    text = "trl sft --model_name_or_path Qwen/Qwen2.5-1.5B --output_dir o --accelerate_config zero2 --num_processes 4\n"
+    answer = _imported(tmp_path, text, "A100-80GB")
+    assert answer.form.name == "trl" and answer.figures is not None
+    plan, workload = answer.figures.plan, answer.figures.workload
+    assert (plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing) == (2, 8, True)
+    assert (answer.figures.cluster.world_size, workload.precision, workload.seq_len) == (4, "bf16", 1024)
+    assert (workload.framework, workload.loss) == ("trl", "chunked-head")
+    assert answer.run.objective == "sft" and answer.run.uncounted == ()
+    full = _imported(tmp_path, text.replace("--accelerate_config zero2", "--bf16 false"), "A100-80GB")
+    assert full.figures is not None and full.figures.workload.precision == "fp32"
+
+
+def test_what_a_run_leaves_open_is_said(tmp_path: Path) -> None:
+    """The launcher, the number of GPUs, and the length that is really assumed: GPT-2 takes 1,024 tokens."""
+    answer = _imported(tmp_path, f"python run_glue.py {TRAINER} --model_name_or_path gpt2", "8xA100-80GB")
+    said = " ".join(answer.remarks)
+    assert "as if it were torchrun --nproc_per_node 8" in said and "1,024 tokens are assumed" in said
+    answer = _imported(tmp_path, f"torchrun run_clm.py {TRAINER}", "A100-80GB")
+    assert "the number of GPUs is not given: 1 is assumed" in " ".join(answer.remarks)
+
+
+def test_where_nothing_fits_it_says_what_lacks_and_which_question_to_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RAM, and a command that can be copied: it stands alone, and asks about the same machines and training."""
+    (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 2 t.py {TRAINER} --model_name_or_path Qwen/Qwen2.5-7B")
+    assert run(["from", str(tmp_path / "a.sh"), "--gpus", "RTX4090", "--ram", "32GB", "--offline"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "GiB of RAM per node" in " ".join(" ".join(lines).split())
+    start = next(index for index, line in enumerate(lines) if line.strip().startswith("ds-advise Qwen/Qwen2.5-7B"))
+    command = " ".join(line.strip().removesuffix("\\").strip() for line in lines[start : start + 3])
+    for words in ("--gpus 2xRTX-4090", "--ram ", "--global-batch 4", "--seq-len 2048", "--precision fp32"):
+        assert words in command
+    assert not lines[start].endswith(".")
+
+
+def test_a_slower_plan_says_what_is_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 2 t.py {TRAINER} --bf16 true --block_size 4096")
+    assert run(["from", str(tmp_path / "a.sh"), "--gpus", "RTX4090", "--offline"]) == 1
+    assert "It is better because it fits" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_write_is_known_and_contradicts_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 2 t.py {TRAINER} --bf16 true")
+    assert run(["from", str(tmp_path / "a.sh"), "--gpus", "80GB", "--offline", "--no-write"]) == 0
+    assert run(["from", str(tmp_path / "a.sh"), "--gpus", "80GB", "--no-write", "-o", str(tmp_path / "b.sh")]) == 2
+    assert "contradict" in capsys.readouterr().err
