@@ -101,9 +101,11 @@ class ScriptArguments:
 
     @property
     def adapts(self) -> bool:
-        """Whether it trains adapters in place of all weights."""
-        method = self.text(*_METHODS)
-        return any(self.flag(name) for name in _ADAPTERS) or (method is not None and "lora" in method.lower())
+        """Whether it trains adapters in place of all weights. A rank without a switch means that it does (FastChat)."""
+        method, switches = self.text(*_METHODS), [self.flag(name) for name in _ADAPTERS]
+        if method is None and all(switch is None for switch in switches):
+            return bool(self.number("lora_r", "lora_rank"))
+        return any(switches) or (method is not None and "lora" in method.lower())
 
     @property
     def lora(self) -> dict[str, Any]:
