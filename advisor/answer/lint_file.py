@@ -45,7 +45,7 @@ def lint_settings(
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None
-    known = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
+    known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
         with suppress(DsAdviseError):  # a rule reports it
             known["batch"] = filled_batch(config, shape, workload, cluster)

@@ -127,7 +127,7 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
     if length:  # an image model: its samples count, not its patches
         text = phrase("{speed}; {samples} samples/s", speed=text, samples=rate(chosen.tokens_per_s / length))
     if cluster.gpu.assumed:
-        text = phrase("{speed}, with GPUs as fast as the {gpu}", speed=text, gpu=cluster.gpu.name)
+        text = phrase("{speed}, assuming the speed of the {gpu}", speed=text, gpu=cluster.gpu.name)
     return phrase("{words}.", words=text)
 
 

@@ -135,8 +135,8 @@ def dry_run(
         )
         if filled.words:
             output.say(filled.words)
-            batch = {"gradient_accumulation_steps": filled.gradient_accumulation_steps or 1}
-            subject = replace(subject, micro_batch_size=filled.micro_batch_size, **batch)
+            micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
+            subject = replace(subject, micro_batch_size=micro, gradient_accumulation_steps=steps)
     with output.progress("dry run") as on_progress:
         answer = compared_dry_run(subject, on_progress=on_progress, **settings)
     if timeline is not None:

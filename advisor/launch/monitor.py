@@ -95,7 +95,7 @@ def _free_bytes() -> int:
 _SAMPLE_S = 1.0
 
 _NAN_STEPS = 5
-"""Consecutive optimizer steps with a loss that is no number. A step that overflows in fp16 has a finite loss, so after
+"""Consecutive optimizer steps with a loss that is NaN. A step that overflows in fp16 has a finite loss, so after
 these the weights are lost, and the rest of the training is wasted."""
 
 _NEAR_LIMIT = 0.95
@@ -244,7 +244,7 @@ class Monitor:
             return failure("fewer_ranks", records.step, message, "the size of torch's process group")
         if len(losses) == _NAN_STEPS and all(map(math.isnan, losses)):
             evidence = f"the losses of the last {_NAN_STEPS} steps"
-            return failure("nan_loss", records.step, "the loss is not a number", evidence)
+            return failure("nan_loss", records.step, "the loss is NaN", evidence)
         if first is not None and first <= resumed:
             message = f"the script began anew instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")

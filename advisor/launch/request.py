@@ -31,7 +31,7 @@ FAILURE_TITLES: dict[FailureKind, str] = {
     "host_out_of_memory": "The host's memory ran out",
     "communication_timeout": "A collective operation timed out",
     "disk_full": "The disk is full",
-    "nan_loss": "The loss is not a number",
+    "nan_loss": "The loss is NaN",
     "lost_rank": "A rank was lost",
     "fewer_ranks": "The ranks do not train together",
     "not_resumed": "The script did not resume",

@@ -204,7 +204,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
     size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE)
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))
-        return gpu, (f"GPUs of {gpu.nominal_gb} GB as fast as the {gpu.name}",)
+        return gpu, (f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)",)
     if size and len(size[1]) < 4:
         raise ClusterError(
             f"--gpus {gpus!r} ends in a number without a unit",
@@ -232,7 +232,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
     gpu = gpu_of_memory(gigabytes)
     with suppress(ClusterError):
         gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
-    return gpu, (f"{name} of {gpu.nominal_gb} GB, which is not known, as fast as the {gpu.name}",)
+    return gpu, (f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}",)
 
 
 def _this_machine() -> Cluster:

@@ -55,7 +55,7 @@ _TIME: Final[Mapping[str, str]] = _by_name(
     pcie="gradients_to_host weights_from_host updated_weights_to_host updated_weights_to_gpu copies_to_host "
     "copies_to_device",
     host="optimizer_on_the_host tensor_operations_on_the_host",
-    launch="launch_overhead launches_of_the_step launches hooks bookkeeping",
+    launch="launch_overhead launches_of_the_step launches hooks deepspeed's_python_code",
 )
 """Family of a component of time; every other component is memory-bound work, or NVMe by its name."""
 

@@ -97,8 +97,9 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
     """The run in Chrome's trace event format, which Perfetto and chrome://tracing open, as two processes.
 
     Memory: one event of the run (an allocation or a free) is a microsecond on the axis, so the order is true and the
-    duration is not. Counters are bytes; spans are iterations and phases. Time: the last step as its schedule plays out,
-    in true microseconds; the threads are the host thread, the GPU's streams, the links, the copies and the drive.
+    duration is not. Counters are bytes; spans are iterations and phases. Time: the last step, simulated from its
+    schedule, in true microseconds; the threads are the host thread, the GPU's streams, the links, the copies and the
+    drive.
     """
     result = answer.result
     points = result.timeline
@@ -127,7 +128,7 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
         "displayTimeUnit": "ms",
         "otherData": {
             "time axis of memory": "one allocation or free is one microsecond: the order is true, durations are not",
-            "time axis of the step": "microseconds as the recorded schedule plays out",
+            "time axis of the step": "microseconds, simulated from the recorded schedule",
             "unit of the counters": "bytes of tensors of one rank, the highest of each stretch of the run",
             "peak allocated bytes": result.peak.allocated_bytes_per_gpu,
             "versions": result.versions,

@@ -67,10 +67,10 @@ _CALLS = {
     "bucketed_gradient": "hooks",
     "partitioned_gradient": "hooks",
     "bucket": "hooks",
-    "micro_batch": "bookkeeping",
-    "engine_step": "bookkeeping",
+    "micro_batch": "DeepSpeed's Python code",
+    "engine_step": "DeepSpeed's Python code",
 }
-"""What a term calls the host's calls: launching operations, DeepSpeed's hooks, the engine's bookkeeping."""
+"""What a term calls the host's calls: launching operations, DeepSpeed's hooks, and the rest of its Python code."""
 
 
 @dataclass(slots=True, kw_only=True)

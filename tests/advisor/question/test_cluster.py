@@ -103,7 +103,7 @@ def test_a_memory_size_in_a_name_is_believed(kind: str, memory: int, as_fast_as:
     cluster = parse_cluster(f"2x{kind}")
     assert (cluster.gpu.nominal_gb, cluster.gpu.name, cluster.gpu.assumed) == (memory, as_fast_as, True)
     assert cluster.gpu.memory_bytes == int(memory * GIB * 0.98)
-    assert f"as fast as the {as_fast_as}" in cluster.assumptions[-1]
+    assert f"has the speed of the {as_fast_as}" in cluster.assumptions[-1]
     assert not parse_cluster("RTX3060-12GB").gpu.assumed
 
 
