@@ -162,6 +162,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
         patches.patch_autoep()
     if OBJECTIVES[request.run.workload.objective].trainer:
         patches.patch_trl(schedule)
+        patches.count_every_element()
     collectives.silence_comparisons()
     collectives.record(schedule, cluster.gpus_per_node)
     patches.record_hooks(schedule)

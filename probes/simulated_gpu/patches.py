@@ -222,8 +222,7 @@ def record_hooks(recorder: ScheduleRecorder) -> None:
 
 
 def patch_trl(recorder: ScheduleRecorder) -> None:
-    """Make TRL take its path on a GPU, with Triton kernels that allocate nothing, as the real ones, and masks in which
-    every element counts.
+    """Make TRL take its path on a GPU, with Triton kernels that allocate nothing, as the real ones.
 
     Source: trl 1.16 kernels/chunked_logprob.py, kernels/logprob_entropy.py, trainer/utils.py.
     """
@@ -260,6 +259,10 @@ def patch_trl(recorder: ScheduleRecorder) -> None:
     chunked._use_triton = utils._use_triton = lambda _device: True
     utils.is_triton_available = utils._supports_trl_loss_kernel = lambda *_: True
     utils._fused_logprob_entropy = whole.selective_log_softmax_and_entropy
+
+
+def count_every_element() -> None:
+    """Make every mask one in which all elements count."""
     get = torch.Tensor.__getitem__
 
     def masked(tensor: torch.Tensor, index: Any) -> Any:

@@ -1,0 +1,62 @@
+"""The dry run of preferences and reward models counts the bytes that TRL's own trainers allocate on two ranks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.question.model_source import shape_of
+from ds_advise.estimators.objectives import trained_model
+from ds_advise.probes.run import Request
+
+from .test_dry_run_truth import Case, answers, request
+
+pytest.importorskip("trl")
+
+CASES = [
+    ("dpo", Case("zero2", model="llama")),
+    ("dpo", Case("zero2", model="llama", checkpointing=False)),
+    ("dpo", Case("zero2", model="llama", method="lora")),
+    ("dpo", Case("zero2-offload", model="llama")),
+    ("dpo", Case("zero3", model="llama")),
+    ("dpo", Case("zero3", checkpointing=False)),
+    ("dpo", Case("zero3", model="llama", method="lora", checkpointing=False)),
+    ("dpo", Case("zero3", model="llama", method="lora")),
+    ("dpo", Case("zero3-offload", model="llama")),
+    ("dpo precomputed", Case("zero2", model="llama")),
+    ("dpo precomputed", Case("zero3", model="llama")),
+    ("reward", Case("zero2", model="llama")),
+    ("reward", Case("zero2", model="llama", method="lora")),
+    ("reward", Case("zero3", model="llama")),
+    ("reward", Case("zero3-offload", model="llama", checkpointing=False)),
+    ("reward", Case("zero3", model="llama", method="lora", checkpointing=False)),
+]
+
+
+def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, str]:
+    name, _, precomputed = objective.partition(" ")
+    plain = request(case, folder)
+    workload = replace(
+        plain.run.workload,
+        objective=name,  # type: ignore[arg-type]
+        precompute_ref_log_probs=bool(precomputed),
+        framework="trl",
+        modules_to_save=("score",) if name == "reward" and case.method == "lora" else (),
+    )
+    shape = shape_of(plain.run.description or {}, name=case.model)
+    made = replace(plain, run=replace(plain.run, workload=workload, shape=trained_model(shape, workload.objective)))
+    return made, made, "gloo"
+
+
+def worst(answer: dict[str, Any], *, skips: int = 1) -> float:
+    """The largest share by which a phase's bytes differ after the first iterations."""
+    if "error" in answer:
+        raise AssertionError(answer["error"])
+    dry = {(phase["iteration"], phase["phase"]): phase for phase in answer["dry"]["phases"]}
+    last = max(iteration for iteration, _ in dry)
+    return max(
+        abs(dry[min(theirs["iteration"], last), theirs["phase"]][name] / theirs[name] - 1)
+        for theirs in answer["real"]["phases"]
+        if theirs["iteration"] > skips
+        for name in ("total_live_bytes", "total_peak_bytes")
+    )

@@ -1,0 +1,107 @@
+"""A training by TRL's own trainer, in the phases of a dry run: two ranks, a model of random weights, pairs of one length."""
+
+import functools
+import os
+from pathlib import Path
+
+import deepspeed
+import torch
+from datasets import Dataset
+from ds_advise.estimators.objectives import OBJECTIVES
+from ds_advise.probes.dry_run import models, training
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+
+def train_by_trl(request, recorder):
+    """Train `request.iterations` steps with the trainer of the objective. The engine's forward, backward and step are
+    the phases."""
+    import trl
+
+    run = request.run
+    workload, spec = run.workload, OBJECTIVES[run.workload.objective]
+    os.environ |= {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "LOCAL_WORLD_SIZE": str(run.cluster.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",  # the ranks have met already
+    }
+    folder, tokenizer = _saved(run, "model", writes=request.rank == 0)
+    config = dict(run.config)
+    arguments = {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
+    arguments = getattr(trl, spec.config)(
+        output_dir="out",
+        per_device_train_batch_size=run.micro_batch_size,
+        max_steps=request.iterations,
+        bf16=True,
+        use_cpu=True,
+        report_to=[],
+        deepspeed=config,
+        gradient_checkpointing=run.gradient_checkpointing,
+        save_strategy="no",
+        max_length=workload.seq_len,
+        learning_rate=1e-4,
+        dataset_num_proc=None,
+        model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "eager"},
+        **arguments,
+    )
+    adapters = None
+    if workload.method == "lora":
+        from peft import LoraConfig
+
+        kind = {"task_type": "SEQ_CLS" if spec.labels else "CAUSAL_LM"}
+        adapters = LoraConfig(r=workload.lora_rank, target_modules="all-linear", **kind)
+    words = [f"w{number}" for number in range(3, 3 + workload.seq_len)]
+    answers = [" " + " ".join(words[: workload.seq_len - 2]) for _ in "cr"]  # beside the prompt and the end
+    rows = [{"prompt": "w1", "chosen": answers[0], "rejected": answers[1]} for _ in range(32)]
+    iteration = 0
+    with recorder.phase(0, "load"):
+        trainer = getattr(trl, spec.trainer)(
+            model=folder,
+            args=arguments,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            peft_config=adapters,
+        )
+    forward = trainer.compute_loss
+
+    @functools.wraps(forward)
+    def compute_loss(model, inputs, **options):
+        nonlocal iteration
+        iteration += 1
+        with recorder.phase(iteration, "forward"):
+            return forward(model, inputs, **options)
+
+    trainer.compute_loss = compute_loss
+    for name in ("backward", "step"):
+        setattr(deepspeed.DeepSpeedEngine, name, _in_phase(name, recorder, lambda: iteration))
+    trainer.train()
+
+
+def _in_phase(name, recorder, iteration):
+    method = getattr(deepspeed.DeepSpeedEngine, name)
+
+    @functools.wraps(method)
+    def run(engine, *given, **options):
+        with recorder.phase(iteration(), name):
+            return method(engine, *given, **options)
+
+    return run
+
+
+def _saved(run, name, *, writes):
+    """A model of random weights, which one rank writes, and a tokenizer of single words."""
+    folder = Path(name).resolve()
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{f"w{number}": number for number in range(3, 400)}}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    described = models.transformers_config(run.model | {"pad_token_id": 0, "eos_token_id": 1})
+    if writes:
+        AutoModelForCausalLM.from_config(described).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    torch.distributed.barrier()
+    return str(folder), tokenizer
