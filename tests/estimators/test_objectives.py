@@ -1,0 +1,107 @@
+"""What an objective changes: pairs, the reference model, the head of a reward model."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ds_advise.advisor.question.workload import workload_of
+from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.memory.plan_memory import estimate_memory
+from ds_advise.estimators.models.catalogue import config, find
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.objectives import trained_config, trained_model
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
+from ds_advise.estimators.unsupported import unsupported
+from ds_advise.estimators.workload import Workload
+
+from tests.helpers import h100s
+
+MODEL, CLUSTER = find("Qwen2.5-1.5B"), h100s(8)
+SFT = Workload(framework="trl", loss="chunked-head")
+DPO = replace(SFT, objective="dpo")
+PLANS = {
+    "zero2": Plan(zero_stage=2, micro_batch_size=2),
+    "zero3": Plan(zero_stage=3, micro_batch_size=2),
+    "offload": Plan(zero_stage=3, micro_batch_size=2, offload_param="cpu"),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_pair_is_computed_as_two_sequences(plan: Plan) -> None:
+    """Without a reference model a pair needs, and takes, what two samples do."""
+    pairs, sequences = replace(DPO, precompute_ref_log_probs=True), replace(plan, micro_batch_size=4)
+    ours, theirs = (
+        estimate_memory(MODEL, workload, CLUSTER, each) for workload, each in ((pairs, plan), (SFT, sequences))
+    )
+    assert ours.components == theirs.components
+    step, other = estimate_time(MODEL, pairs, CLUSTER, plan), estimate_time(MODEL, SFT, CLUSTER, sequences)
+    assert (step.step_s, step.tokens_per_step) == (other.step_s, other.tokens_per_step) == (step.step_s, 8 * 4 * 2048)
+
+
+@pytest.mark.parametrize(
+    ("plan", "share", "changes"),
+    [
+        ("zero2", 1.0, {}),
+        ("zero3", 1 / 8, {}),
+        ("offload", 0.0, {}),
+        ("zero2", 0.0, {"method": "lora"}),
+        ("zero2", 0.0, {"precompute_ref_log_probs": True}),
+    ],
+)
+def test_the_reference_model_is_whole_below_stage_3_and_none_beside_adapters(
+    plan: str, share: float, changes: dict[str, Any]
+) -> None:
+    memory = estimate_memory(MODEL, replace(DPO, **changes), CLUSTER, PLANS[plan])
+    held = memory.components.get("reference_model", 0)
+    assert held == pytest.approx(2 * MODEL.parameters * share, rel=0.001, abs=2 * 10**6)  # small tensors stay whole
+    on_host = sum(part.size_bytes for part in memory.host_pinned_terms if part.name == "reference_model")
+    assert (on_host > 2 * MODEL.parameters * 0.99) == (plan == "offload")
+    if plan == "zero2" and not changes:  # both models are on the host until DeepSpeed has them
+        alone = estimate_memory(MODEL, SFT, CLUSTER, PLANS[plan])
+        more = memory.host_loading_bytes_per_node - alone.host_loading_bytes_per_node
+        assert more == 8 * 2 * MODEL.parameters
+
+
+@pytest.mark.parametrize(
+    ("objective", "passes"),
+    [("dpo", {"reference model": 1}), ("kto", {"reference model": 2, "passes without gradients": 1})],
+)
+def test_passes_without_gradients_take_the_time_of_forward_passes(objective: Any, passes: dict[str, int]) -> None:
+    workload, plan = replace(DPO, objective=objective), PLANS["zero3"]
+    found = estimate_time(MODEL, workload, CLUSTER, plan).components
+    forward_s = estimate_forward_s(MODEL, workload, CLUSTER, plan)
+    assert {name: found.get(name, 0) / forward_s for name in passes} == pytest.approx(passes)
+
+
+def test_a_reward_model_has_one_number_per_token_and_no_logits() -> None:
+    """The same tensors as transformers' own class."""
+    reward = trained_model(MODEL, "reward")
+    theirs = shape_from_config(trained_config(config(MODEL.name), MODEL, "reward"), name=MODEL.name)
+    assert (reward.outside, reward.architecture, reward.num_labels) == (theirs.outside, theirs.architecture, 1)
+    memory = estimate_memory(reward, replace(SFT, objective="reward", loss="standard"), CLUSTER, PLANS["zero2"])
+    assert not any("logit" in part.name or "softmax" in part.name for phase in memory.phases for part in phase.terms)
+    with pytest.raises(WorkloadError, match="a reward model of"):
+        trained_model(find("bert-base-uncased"), "reward")
+
+
+def test_what_a_reference_model_and_pairs_rule_out() -> None:
+    swapped = Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", offload_optimizer="nvme")
+    assert "reference model" in str(unsupported(MODEL, DPO, swapped))
+    assert unsupported(MODEL, replace(DPO, precompute_ref_log_probs=True), swapped) is None
+    shared = Plan(zero_stage=3, micro_batch_size=1, sequence_parallel_size=2)
+    assert "whole sequences" in str(unsupported(MODEL, DPO, shared))
+
+
+def test_the_objective_decides_on_framework_and_loss() -> None:
+    def of(**options: Any) -> tuple[str, str]:
+        workload = workload_of(options, MODEL, None)
+        return workload.framework, workload.loss
+
+    assert of(objective="dpo") == ("trl", "chunked-head")
+    assert of(objective="dpo", software="trl=1.6") == ("trl", "log-probs")
+    assert of(objective="orpo") == ("trl", "odds-ratio")
+    assert of(objective="reward") == ("trl", "standard")
+    assert workload_of({"objective": "reward", "method": "lora"}, MODEL, None).modules_to_save == ("score",)
+    with pytest.raises(WorkloadError, match="does not go with --objective kto"):
+        of(objective="kto", loss="fused")
