@@ -23,6 +23,7 @@ from ..text.output import Output
 from .options import (
     COUNT,
     FORCE,
+    LANGUAGE,
     MODEL_ARGUMENT,
     PATH,
     GroupedCommand,
@@ -54,9 +55,7 @@ from .options import (
     is_flag=True,
     help="Show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers too.",
 )
-@click.option(
-    "--lang", "language", type=click.Choice(["en", "zh"]), help="Language of the answer.  [default: from the locale]"
-)
+@LANGUAGE
 @click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead.")
 @click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's estimator (saves seconds).")
 @click.option(

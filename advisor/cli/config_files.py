@@ -10,8 +10,19 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
+from ..text.language import Language, language_of_environment
 from ..text.output import Output
-from .options import ACCUMULATION, FORCE, LORA, PATH, model_option, output_options, question_options, report_options
+from .options import (
+    ACCUMULATION,
+    FORCE,
+    LANGUAGE,
+    LORA,
+    PATH,
+    model_option,
+    output_options,
+    question_options,
+    report_options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -237,9 +248,16 @@ _UNSET = {"default": None, "default_text": "from the file"}
 )
 @FORCE
 @click.option("--no-write", is_flag=True, help="Write nothing, as without -o.")
+@LANGUAGE
 @output_options
 def from_file(
-    file: Path, question: dict[str, Any], destination: Path | None, force: bool, no_write: bool, output: Output
+    file: Path,
+    question: dict[str, Any],
+    destination: Path | None,
+    force: bool,
+    no_write: bool,
+    language: Language | None,
+    output: Output,
 ) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
 
@@ -256,6 +274,7 @@ def from_file(
     from ..importers.answer import import_file, import_json
     from ..importers.report import render_import
     from ..importers.rewrite import write_files
+    from ..text.lines import in_language
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
@@ -265,7 +284,12 @@ def from_file(
             answer = replace(answer, written=write_files(answer.files, force=force))
         except ConfigFileError as error:
             failure = error
-    output.show(lambda: import_json(answer), lambda console: render_import(answer, console))
+
+    def print_all(console: Console) -> None:
+        with in_language(console, language or language_of_environment()):
+            render_import(answer, console)
+
+    output.show(lambda: import_json(answer), print_all)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

@@ -187,6 +187,10 @@ DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the
 
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
+LANGUAGE = click.option(
+    "--lang", "language", type=click.Choice(["en", "zh"]), help="Language of the answer.  [default: from the locale]"
+)
+
 ACCUMULATION = click.option(
     "--accumulation", type=COUNT, help="Replaces an `auto` gradient_accumulation_steps.  [default: 1]"
 )

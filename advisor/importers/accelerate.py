@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import keys_of
 from .launch_line import LaunchLine, SlurmJob
@@ -177,11 +178,12 @@ def launched(run: ImportedRun, source: Source) -> ImportedRun:
     nodes, per_node = line.counts()
     remarks = list(run.remarks)
     if source.further_lines:
-        remarks.append(f"further commands of the script that train: {source.further_lines}; the first is read")
+        count = source.further_lines
+        remarks.append(phrase("further commands of the script that train: {count}; the first is read", count=count))
     unknown = dict.fromkeys(match[0] for text in line.texts for match in _UNEXPANDED.finditer(text))
     if unknown:
         names = ", ".join(name[:30] for name in unknown)
-        remarks.append(f"values that are set only when the script runs are not known: {names}")
+        remarks.append(phrase("values that are set only when the script runs are not known: {names}", names=names))
     threads = line.environment.get("OMP_NUM_THREADS", "")
     allocator = [line.environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
     return replace(

@@ -11,6 +11,8 @@ from ...ds_configs.write import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.objectives import trained_model
+from ...estimators.phrase import phrase
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -22,6 +24,7 @@ from ..render.lint import FindingFigures, finding_figures
 from .figures import ImportFigures, figures_of
 from .formats import Format, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
+from .objective import NEXT_TOKEN
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source
 
@@ -90,13 +93,10 @@ def import_file(
     run = known.read(source)
     run = _with_options(run, ds_config, model, overrides)
     cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
-    if (
-        run.gpus_per_node is None
-        and gpus not in (None, "auto")
-        and counts_in(gpus) == (None, None)
-        and not run.obstacle
-    ):
-        run = replace(run, remarks=(*run.remarks, f"the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})"))
+    open_count = run.gpus_per_node is None and gpus not in (None, "auto") and not run.obstacle
+    if open_count and counts_in(gpus) == (None, None):
+        assumed = phrase("the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})", gpus=gpus)
+        run = replace(run, remarks=(*run.remarks, assumed))
     figures = None
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
@@ -104,7 +104,8 @@ def import_file(
         obstacle = WorkloadError(f"{path} names no model", fix="pass --model")
     elif cluster is not None:
         try:
-            shape = load_model(run.model, offline=offline)
+            objective = run.training.get("objective", NEXT_TOKEN)
+            shape = trained_model(load_model(run.model, offline=offline), objective)
             figures = figures_of(run, shape, cluster, risk=risk, offloads_checkpoints=known.offloads_checkpoints)
         except DsAdviseError as error:
             obstacle = error
@@ -138,11 +139,11 @@ def _with_options(
     remarks = list(run.remarks)
     by_script = run.micro_batch_size is None and run.framework != "deepspeed" and not run.obstacle
     if by_script and micro is None:
-        remarks.append("the script decides the micro batch, which is counted as 1 (--micro-batch)")
+        remarks.append(phrase("the script decides the micro batch, which is counted as 1 (--micro-batch)"))
     if by_script and checkpointing is None:
-        remarks.append("the script decides gradient checkpointing, which is counted as off (--gradient-checkpointing)")
+        remarks.append(phrase("the script decides checkpointing, which is counted as off (--gradient-checkpointing)"))
     if not run.expandable_segments and not run.obstacle:
-        remarks.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set; with it less memory is wasted")
+        remarks.append(phrase("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is not set, which wastes memory"))
     part = run.deepspeed
     if ds_config is not None:
         config = read_config_file(ds_config).document.root.value
@@ -193,7 +194,7 @@ class ImportedRunJson:
 
     model: str | None
     objective: str
-    """sft (the next token of given samples), dpo, kto, grpo, ppo, reward and the like."""
+    """next-token, dpo, kto, orpo, grpo, ppo, reward and the like."""
     training: Mapping[str, Any]
     """By the names of the question's options; what is absent has its default."""
     micro_batch_size: int | None

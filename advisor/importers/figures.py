@@ -15,7 +15,7 @@ from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.phrase import GIB
+from ...estimators.phrase import GIB, Phrase, phrase
 from ...estimators.plan import PlainPyTorch, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
@@ -56,8 +56,8 @@ class ImportFigures:
     """The fastest plan that fits with the same training and global batch; None where none does."""
     is_better: bool
     """Whether the recommended plan fits where the run does not, or is faster."""
-    lacking: str = ""
-    """What the closest plan lacks, as a sentence, where a search found none that fits; "" elsewhere."""
+    lacking: Phrase | None = None
+    """What the closest plan lacks, as a sentence, where a search found none that fits."""
     command: str = ""
     """The question whose answer says which changes help; "" without a search."""
     remarks: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def figures_of(
         remarks += _threads_remark(as_is, predict(model, workload, equal_parts, plan), cluster)
     remarks += _assumed(run, workload, cluster)
     workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
-    recommended, lacking, command = None, "", ""
+    recommended, lacking, command = None, None, ""
     if plan.autotp_size == 1:  # the script's data loader knows the groups
         question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
         if run.leaves_batch_to_script:
@@ -103,10 +103,10 @@ def figures_of(
         if recommended is None:
             recommended, searched = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
             missed = closest(searched.ladder)
-            lacking = "" if missed is None or recommended is not None else what_lacks(question, missed)
+            lacking = None if missed is None or recommended is not None else what_lacks(question, missed)
         command = _command(run, workload, model, cluster)
     else:
-        remarks += ("other plans are not searched for a run with AutoTP",)
+        remarks += (phrase("other plans are not searched for a run with AutoTP"),)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
     return ImportFigures(
@@ -172,10 +172,13 @@ def _assumed(run: ImportedRun, workload: Workload, cluster: Cluster) -> tuple[st
     """A remark for each value that the file leaves open."""
     remarks = []
     if run.training.get("seq_len") is None:
-        remarks.append(f"the length of samples is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")
+        tokens = f"{workload.seq_len:,}"
+        remarks.append(phrase("the sample length is not given: {tokens} tokens are assumed (--seq-len)", tokens=tokens))
     if run.tool == "python" and cluster.world_size > 1:
         counts = f"--nproc_per_node {cluster.gpus_per_node}"
-        remarks.append(f"python alone starts one process: predicted as if it were torchrun {counts}")
+        remarks.append(
+            phrase("python alone starts one process: predicted as if it were torchrun {counts}", counts=counts)
+        )
     return tuple(remarks)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...ds_configs.launch_commands import Launcher
 from ...estimators.plan import Plan, Sharding
 from ...estimators.workload import Framework
-from .objective import SUPERVISED
+from .objective import NEXT_TOKEN
 
 Value = str | int | float | bool | None | Mapping[str, Any]
 """The new value of a key. None takes the key out."""
@@ -38,7 +38,7 @@ class ImportedRun:
     tool: str
     """As its users call it."""
     model: str | None = None
-    objective: str = SUPERVISED
+    objective: str = NEXT_TOKEN
     """As `objective_of` has it."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """Of `QuestionOptions`."""

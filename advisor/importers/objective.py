@@ -6,13 +6,14 @@ import re
 
 from ..launch.script_arguments import ScriptArguments
 
-SUPERVISED = "sft"
-"""The next token of given samples; pre-training is the same."""
+NEXT_TOKEN = "next-token"
+"""Fine-tuning on given samples, and pre-training."""
 
 _OPTIONS = ("stage", "rlhf_type", "rl")
 """Options of LLaMA-Factory, ms-swift and axolotl that name it."""
 
-_SUPERVISED = ("sft", "pt", "false", "none")
+_NAMES = {"sft": NEXT_TOKEN, "pt": NEXT_TOKEN, "false": NEXT_TOKEN, "none": NEXT_TOKEN, "rm": "reward"}
+"""Their values with another name here."""
 
 _KEYS = {
     "grpo": "num_generations reward_funcs num_generations_eval",
@@ -22,20 +23,21 @@ _KEYS = {
 }
 """Options of TRL's and axolotl's configurations that no supervised training has."""
 
-_NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|cpo|rloo|gkd|bco|xpo|prm|reward)(?:[/_.]|$)")
+_NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xpo|prm|reward)(?:[/_.]|$)")
 """In the name of a script, a module or a subcommand (`trl dpo`, `rlhf` of ms-swift names an option)."""
 
 
-def objective_of(arguments: ScriptArguments, target: str) -> str:
-    """`sft`, `dpo`, `kto`, `grpo`, `ppo`, `reward` and the like, in small letters.
+def objective_of(arguments: ScriptArguments, target: str, path: str) -> str:
+    """A key of `estimators.objectives.OBJECTIVES`, or another tool's word in small letters, such as `grpo` or `ppo`.
 
-    target: the script, the module or the tool's subcommand; "" for a configuration file.
+    target: the script, the module or the tool's subcommand; "" for a configuration file. path: of the file.
     """
     named = arguments.text(*_OPTIONS)
     if named is not None and named.isalpha():
-        name = named.lower()
-        return SUPERVISED if name in _SUPERVISED else {"rm": "reward"}.get(name, name[:20])
+        return _NAMES.get(named.lower(), named.lower()[:20])
     if match := _NAME.search(target):
         return match[1]
-    given = (name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key))
-    return next(given, "dpo" if target == "rlhf" else SUPERVISED)  # ms-swift's default
+    given = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)
+    if given == "dpo" and (match := _NAME.search(path)):  # ORPO's and CPO's files have the same options
+        return match[1]
+    return "dpo" if given == NEXT_TOKEN and target == "rlhf" else given  # ms-swift's default

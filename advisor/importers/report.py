@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.phrase import Phrase, phrase
 from ..render.lint import render_diff, render_findings
-from ..search.candidate import LIKELY, Candidate, chance
-from ..text.labels import checkpointing_title, cluster_title, method_title, plan_title
+from ..search.candidate import LIKELY, Candidate, Fit, chance
+from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
+from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, printable, sentence
 from ..text.units import gib, rate, rough_rate, times
 from .answer import ImportAnswer
 from .figures import ImportFigures
+from .objective import NEXT_TOKEN
 
 _MOST_KEYS = 12
 """Keys of a kind that are listed; JSON has all."""
@@ -22,90 +25,120 @@ _MOST_KEYS = 12
 def render_import(answer: ImportAnswer, console: Console) -> None:
     """The file, the needs of its run, a better plan, errors, and the changes to the file."""
     run, name = answer.run, printable(str(answer.source.path))
-    title = f"a script that trains with {run.tool}" if answer.source.line is not None else answer.form.title
-    sentence(console, Text(f"{name} is {title}.", style="bold"))
+    title: str = phrase("{file} is {kind}.", file=name, kind=answer.form.title)
+    if answer.source.line is not None:
+        title = phrase("{file} is a script that trains with {tool}.", file=name, tool=run.tool)
+    sentence(console, title, style="bold")
     if answer.source.started_by is not None:
-        sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
+        sentence(console, phrase("{script} starts it.", script=printable(str(answer.source.started_by.path))))
     if answer.figures is not None:
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
-        sentence(console, capitalised(ended(printable(remark))))
-    if not run.obstacle:
-        _listed("Options that the prediction does not use", run.uncounted, console)
-    if answer.form.name != "accelerate":  # its unknown keys are faults
-        _listed(f"Unknown to {run.tool}", run.unknown, console)
+        sentence(console, capitalised(ended(printable(translate(remark)))))
+    if run.uncounted and not run.obstacle:
+        sentence(console, phrase("Options that the prediction does not use: {names}.", names=_listed(run.uncounted)))
+    if run.unknown and answer.form.name != "accelerate":  # its unknown keys are faults
+        sentence(console, phrase("Unknown to {tool}: {names}.", tool=run.tool, names=_listed(run.unknown)))
     _wrong(answer, console)
     _changes(answer, console)
 
 
-def _listed(title: str, keys: Sequence[str], console: Console) -> None:
-    if keys:
-        more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
-        sentence(console, f"{title}: {', '.join(printable(key)[:60] for key in keys[:_MOST_KEYS])}{more}.")
+def _listed(keys: Sequence[str]) -> str:
+    names, more = ", ".join(printable(key)[:60] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
+    return phrase("{names} and {count} more", names=names, count=more) if more > 0 else names
 
 
 def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) -> None:
     workload = figures.workload
-    sentence(
-        console,
-        f"{figures.model.name} · {method_title(workload)} · {workload.precision} · {workload.optimizer} · sequence "
-        f"{workload.seq_len} · {cluster_title(figures.cluster)}",
+    subject = phrase(
+        "{model} · {method} · {precision} · {optimizer} · sequence {tokens} · {machines}",
+        model=figures.model.name,
+        method=method_title(workload),
+        precision=workload.precision,
+        optimizer=workload.optimizer,
+        tokens=workload.seq_len,
+        machines=cluster_title(figures.cluster),
     )
+    if workload.objective != NEXT_TOKEN:
+        objective = phrase("objective {objective} by TRL", objective=workload.objective)
+        subject = phrase("{training} · {machines}", training=subject, machines=objective)
+    sentence(console, subject)
     blank(console)
-    if figures.as_is is None:
-        sentence(console, Text(f"As it is, it cannot run: {figures.refusal}.", style="bold red"))
-    else:
-        _plan("As it is", figures.as_is, figures, console)
     better = figures.recommended
-    if better is None:
-        if figures.command:
-            batch = workload.global_batch_size
-            sentence(console, f"No plan fits with its global batch of {batch} samples. {figures.lacking}".rstrip())
-            sentence(console, "Which changes help, this command shows:")
-            commands(console, [figures.command])
-    elif figures.is_better:
-        _plan("Better", better, figures, console)
+    if figures.as_is is None:
+        sentence(console, phrase("As it is, it cannot run: {reason}.", reason=figures.refusal), style="bold red")
+    else:
+        _plan(phrase("As it is"), figures.as_is, figures, console)
+    if better is not None and figures.is_better:
+        _plan(phrase("Better"), better, figures, console)
         by_script = ("micro_batch_size", "gradient_checkpointing")
         if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in by_script):
-            sentence(console, "The script must set the micro batch and the checkpointing: they are not in this file.")
+            sentence(console, phrase("The script must set micro batch and checkpointing: they are not in this file."))
         _gain(figures, better, console)
-    else:
-        sentence(console, "No plan with the same training and global batch is known to be faster.")
+    elif better is not None:
+        sentence(console, phrase("No plan with the same training and global batch is known to be faster."))
+    elif figures.command:
+        batch = workload.global_batch_size
+        sentence(console, phrase("No plan fits with its global batch of {count} samples.", count=batch))
+        if figures.lacking is not None:
+            sentence(console, figures.lacking)
+        sentence(console, phrase("This command shows which changes help:"))
+        commands(console, [figures.command])
 
 
 def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
     """What is better about it."""
     if figures.as_is is None:
-        sentence(console, "It is better because it can run.")
+        sentence(console, phrase("It is better because it can run."))
         return
-    ratio = f"{times(better.tokens_per_s / figures.as_is.tokens_per_s)} as fast"
-    fits = figures.as_is.fit.fits
-    sentence(
-        console, f"It is {ratio}." if fits else f"It is better because it fits; it is {ratio} as the run would be."
-    )
+    ratio = times(better.tokens_per_s / figures.as_is.tokens_per_s)
+    if figures.as_is.fit.fits:
+        sentence(console, phrase("It is {ratio} as fast.", ratio=ratio))
+    else:
+        text = phrase("It is better because it fits; it is {ratio} as fast as the run would be.", ratio=ratio)
+        sentence(console, text)
 
 
-def _plan(title: str, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
-    plan, fit, time = candidate.plan, candidate.fit, candidate.time
-    fits = fit.fits
-    unsure = "likely fits" if fit.probability >= LIKELY else "unlikely to fit"
-    verdict = fit.verdict if fits or fit.verdict == "does not fit" else f"{unsure} ({chance(fit.probability)})"
-    steps = plan.gradient_accumulation_steps
-    batch = f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
-    words = f"{plan_title(plan)}, {batch}, {checkpointing_title(plan)}"
-    style = "bold green" if fits else "bold red" if fit.verdict == "does not fit" else "bold yellow"
-    sentence(console, Text(f"{title}: {words}: {verdict}.", style=style))
-    speed = f"{rate(candidate.tokens_per_s)} tokens/s"
-    if (interval := time.tokens_per_s_range) is not None:
-        speed += f" ({rough_rate(interval[0])} to {rough_rate(interval[1])})"
-    host, offer = candidate.memory.host_bytes_per_node, figures.cluster.gpu.memory_bytes
-    gives_back = ", some of which PyTorch's cache gives back," if fits and candidate.device_bytes > offer else ""
+def _plan(title: Phrase, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
+    plan, fit, interval = candidate.plan, candidate.fit, candidate.time.tokens_per_s_range
+    batch = phrase("micro batch {size}", size=plan.micro_batch_size)
+    if plan.gradient_accumulation_steps > 1:
+        batch = phrase("{batch} x {steps} accumulation steps", batch=batch, steps=plan.gradient_accumulation_steps)
     sentence(
         console,
-        f"  It needs {gib(candidate.device_bytes)} of {gib(offer)} GiB per GPU{gives_back} and "
-        f"{gib(host)} GiB of host RAM per node; about {speed}.",
-        hang=4,
+        phrase(
+            "{title}: {plan}, {batch}, {checkpointing}: {verdict}.",
+            title=title,
+            plan=plan_title(plan),
+            batch=batch,
+            checkpointing=checkpointing_title(plan),
+            verdict=_verdict(fit),
+        ),
+        style="bold green" if fit.fits else "bold red" if fit.verdict == "does not fit" else "bold yellow",
     )
+    speed = phrase("{figure} tokens/s", figure=rate(candidate.tokens_per_s))
+    if interval is not None:
+        low, high = map(rough_rate, interval)
+        speed = phrase("{speed} ({low} to {high})", speed=speed, low=low, high=high)
+    host, offer = candidate.memory.host_bytes_per_node, figures.cluster.gpu.memory_bytes
+    need, device = gib(candidate.device_bytes), device_label(figures.cluster)
+    needs = phrase("It needs {need} of {have} GiB per {device}", need=need, have=gib(offer), device=device)
+    if fit.fits and candidate.device_bytes > offer:
+        needs = phrase("{needs}, some of which PyTorch's cache gives back,", needs=needs)
+    text = phrase(
+        "{needs} and {host} GiB of host RAM per node; about {speed}.", needs=needs, host=gib(host), speed=speed
+    )
+    sentence(console, f"  {translate(text)}", hang=4)
+
+
+def _verdict(fit: Fit) -> Phrase:
+    """`fits`, `likely fits (66 %)`, `unlikely to fit (3 %)`, `does not fit`."""
+    if fit.fits or fit.verdict == "does not fit":
+        return phrase("fits") if fit.fits else phrase("does not fit")
+    share = chance(fit.probability)
+    if fit.probability >= LIKELY:
+        return phrase("likely fits ({chance})", chance=share)
+    return phrase("unlikely to fit ({chance})", chance=share)
 
 
 def _wrong(answer: ImportAnswer, console: Console) -> None:
@@ -120,15 +153,16 @@ def _wrong(answer: ImportAnswer, console: Console) -> None:
 def _changes(answer: ImportAnswer, console: Console) -> None:
     if answer.unwritable is not None:
         blank(console)
-        what = ended(printable(answer.unwritable.what))
-        sentence(console, f"The change cannot be written into {printable(str(answer.source.path))}: {what}")
+        file, reason = printable(str(answer.source.path)), ended(printable(answer.unwritable.what))
+        sentence(console, phrase("The change cannot be written into {file}: {reason}", file=file, reason=reason))
         sentence(console, capitalised(ended(printable(answer.unwritable.fix))))
     if not answer.files:
         return
     blank(console)
-    sentence(console, Text("Written." if answer.written else "What would change:", style="bold"))
+    sentence(console, phrase("Written.") if answer.written else phrase("What would change:"), style="bold")
     for file in answer.files:
-        old, new = printable(file.old_name or "a new file"), printable(str(file.new_path))
+        old, new = printable(file.old_name) or translate(phrase("a new file")), printable(str(file.new_path))
         render_diff(old, new, file.old_text, file.new_text, console)
     if not answer.written:
-        sentence(console, f"Write it with -o FILE; {printable(str(answer.source.path))} itself only with --force.")
+        name = printable(str(answer.source.path))
+        sentence(console, phrase("Write it with -o FILE; {file} itself only with --force.", file=name))

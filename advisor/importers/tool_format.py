@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import keys_of
 from .launch_line import Program
-from .objective import SUPERVISED, objective_of
+from .objective import NEXT_TOKEN, objective_of
 from .source import Source, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
@@ -164,13 +165,16 @@ class ToolFormat:
             attention=_attention(arguments.text(*self.attention)),
             software={**self.software, **({"reentrant": True} if reentrant else {})} or None,
         )
-        objective = objective_of(arguments, "" if source.line is None else source.line.target)
+        line = source.line or (source.started_by.line if source.started_by is not None else None)
+        objective = objective_of(arguments, "" if line is None else line.target, str(source.path))
         reading.run["objective"] = objective
         if reading.switched(self.liger):
             reading.training.update(kernels="liger", loss="fused")
         reading.remarks.extend(text for text, keys in self.approximated.items() if reading.switched(keys))
         self.details(reading)
-        if objective != SUPERVISED:
+        if reading.training.get("framework") == "trl" and objective in OBJECTIVES:
+            reading.training["objective"] = objective if objective != NEXT_TOKEN else None  # the default
+        elif objective != NEXT_TOKEN:
             reading.lacks(f"{objective.upper()} training, a step of which has more than one model or pass")
         if optimizer is not None:
             software = reading.training.get("software") or {}

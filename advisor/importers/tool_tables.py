@@ -103,11 +103,15 @@ def _is_trl(source: Source) -> bool:
 
 def _trl_details(reading: Reading) -> None:
     _training_arguments_details(reading)
-    reading.switched("accelerate_config config_file num_processes num_machines")  # accelerate's, `launch_line`
+    # accelerate's (`launch_line`), and what changes no figure
+    reading.switched("accelerate_config config_file num_processes num_machines beta max_prompt_length eos_token")
+    reading.switched("assistant_only_loss completion_only_loss")
     bf16, fp16 = (reading.arguments.flag(name) for name in ("bf16", "fp16"))
     if not bf16 and not fp16:  # base_config.py: bf16 is on unless it is switched off
         reading.training["precision"] = "auto" if bf16 is None else "fp32"
     reading.training["framework"] = "trl"
+    if reading.arguments.flag("precompute_ref_log_probs"):
+        reading.training["precompute_ref_log_probs"] = True
 
 
 TRL = replace(

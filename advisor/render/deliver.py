@@ -12,7 +12,7 @@ from ...ds_configs.write import config_text, write_config
 from ...estimators.errors import ConfigFileError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import plan_config, recommended_config
-from ..text.language import SAMPLES, Language, use_language
+from ..text.language import Language
 from ..text.output import Output
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def deliver(
             print(advice_markdown(answer, path), end="")
             return
         # Imported here: JSON needs no terminal library.
-        from ..text.lines import can_encode
+        from ..text.lines import in_language
         from .answer import print_answer
 
-        with use_language(language if can_encode(console, SAMPLES[language]) else "en"):
+        with in_language(console, language):
             print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
 
     if destination == "-" and output.mode == "human":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from .families import MEMORY_FAMILIES, memory_by_family
-from .language import translate
+from .language import SAMPLES, Language, translate, use_language
 from .units import gib
 
 WIDTH = 80
@@ -140,7 +141,9 @@ def cells(console: Console, line: str, *, style: str = "") -> None:
 
 def ended(text: str) -> str:
     """A sentence with a full stop, unless another's words have ended it already."""
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    if text.endswith((".", "!", "?")):
+        return text
+    return f"{text}\u3002" if text[-1:] >= "\u3000" else f"{text}."
 
 
 def capitalised(text: str) -> str:
@@ -154,6 +157,11 @@ def printable(text: str) -> str:
 
 def blank(console: Console) -> None:
     console.print()
+
+
+def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
+    """Sentences in this language, or in English where the terminal cannot show it."""
+    return use_language(language if can_encode(console, SAMPLES[language]) else "en")
 
 
 def can_encode(console: Console, text: str) -> bool:

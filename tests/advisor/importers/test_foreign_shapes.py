@@ -55,17 +55,11 @@ NOT_READ = {
         "only tokenizes",
     ),
     "a configuration that the shell names": ("a.sh", "accelerate launch t.py --config r/$TASK/c.yaml", "when it runs"),
-    "TRL's DPO": (
-        "a.yaml",
-        "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n",
-        "DPO training",
-    ),
     "TRL's GRPO": (
         "a.yaml",
         "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 16\nlearning_rate: 1e-6\n",
         "GRPO",
     ),
-    "trl dpo": ("a.sh", f"trl dpo {TRAINER}", "DPO training"),
     "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "ms-swift's rlhf": ("a.sh", "swift rlhf --model gpt2 --train_type lora", "DPO training"),
     "LLaMA-Factory's kto": (
@@ -104,9 +98,28 @@ def test_trl_commands_are_read_with_its_defaults(tmp_path: Path) -> None:
     assert (plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing) == (2, 8, True)
     assert (answer.figures.cluster.world_size, workload.precision, workload.seq_len) == (4, "bf16", 1024)
     assert (workload.framework, workload.loss) == ("trl", "chunked-head")
-    assert answer.run.objective == "sft" and answer.run.uncounted == ()
+    assert answer.run.objective == "next-token" and answer.run.uncounted == ()
     full = _imported(tmp_path, text.replace("--accelerate_config zero2", "--bf16 false"), "A100-80GB")
     assert full.figures is not None and full.figures.workload.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("objective", "name", "text"),
+    [
+        ("dpo", "a.sh", f"trl dpo {TRAINER} --beta 0.1"),
+        ("dpo", "a.yaml", "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"),
+        ("orpo", "orpo/a.yaml", "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"),
+        ("reward", "a.sh", f"trl reward {TRAINER}"),
+        ("kto", "a.sh", f"accelerate launch kto.py {TRAINER} --dataset_mixture x"),
+    ],
+)
+def test_preferences_of_trl_have_figures(objective: str, name: str, text: str, tmp_path: Path) -> None:
+    """By the subcommand, the script's name, or options that only they have."""
+    (tmp_path / "orpo").mkdir()
+    (tmp_path / name).write_text(text)
+    answer = import_file(tmp_path / name, gpus="2xA100-80GB", offline=True)
+    assert answer.figures is not None and answer.figures.workload.objective == objective
+    assert answer.run.uncounted == () or objective == "kto"
 
 
 def test_what_a_run_leaves_open_is_said(tmp_path: Path) -> None:
@@ -139,8 +152,10 @@ def test_a_slower_plan_says_what_is_better(tmp_path: Path, capsys: pytest.Captur
     assert "It is better because it fits" in " ".join(capsys.readouterr().out.split())
 
 
-def test_no_write_is_known_and_contradicts_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_write_and_lang_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 2 t.py {TRAINER} --bf16 true")
     assert run(["from", str(tmp_path / "a.sh"), "--gpus", "80GB", "--offline", "--no-write"]) == 0
+    assert run(["from", str(tmp_path / "a.sh"), "--gpus", "80GB", "--offline", "--lang", "zh"]) == 0
+    assert "\u73b0\u72b6\uff1a" in capsys.readouterr().out  # "as it is"
     assert run(["from", str(tmp_path / "a.sh"), "--gpus", "80GB", "--no-write", "-o", str(tmp_path / "b.sh")]) == 2
     assert "contradict" in capsys.readouterr().err
