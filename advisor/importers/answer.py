@@ -93,8 +93,8 @@ def import_file(
     run = known.read(source)
     run = _with_options(run, ds_config, model, overrides)
     cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
-    open_count = run.gpus_per_node is None and gpus not in (None, "auto") and not run.obstacle
-    if open_count and counts_in(gpus) == (None, None):
+    is_open = run.gpus_per_node is None and not run.obstacle
+    if is_open and gpus is not None and gpus != "auto" and counts_in(gpus) == (None, None):
         assumed = phrase("the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})", gpus=gpus)
         run = replace(run, remarks=(*run.remarks, assumed))
     figures = None

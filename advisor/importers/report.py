@@ -153,8 +153,8 @@ def _wrong(answer: ImportAnswer, console: Console) -> None:
 def _changes(answer: ImportAnswer, console: Console) -> None:
     if answer.unwritable is not None:
         blank(console)
-        file, reason = printable(str(answer.source.path)), ended(printable(answer.unwritable.what))
-        sentence(console, phrase("The change cannot be written into {file}: {reason}", file=file, reason=reason))
+        name, reason = printable(str(answer.source.path)), ended(printable(answer.unwritable.what))
+        sentence(console, phrase("The change cannot be written into {file}: {reason}", file=name, reason=reason))
         sentence(console, capitalised(ended(printable(answer.unwritable.fix))))
     if not answer.files:
         return

@@ -36,7 +36,7 @@ def _training_arguments_details(reading: Reading) -> None:
     is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
     if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
         reading.run["micro_batch_size"] = None
-    if tool:
+    if line is not None and tool:
         reading.obstacles.append(f"{tool} is not read: {line.target} has its own options for batch and precision")
     elif own is not None:
         reading.obstacles.append(f"not read: its training loop is its own, since the Trainer has no option {own}")
