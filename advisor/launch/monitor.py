@@ -37,6 +37,8 @@ class MemorySample:
     """Free memory of the machine or of the container, whichever is less."""
     gpus: tuple[tuple[int, int], ...]
     """(used, total) of every visible GPU, all processes together."""
+    compiles: bool
+    """Whether an extension is being built."""
 
 
 class MemorySampler:
@@ -53,13 +55,15 @@ class MemorySampler:
 
     def sample(self, pid: int) -> MemorySample:
         """host_bytes: of the descendants of process `pid`."""
-        held = 0
+        held, compiles = 0, False
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(pid).children(recursive=True):
                 status = read_pairs(Path(f"/proc/{process.pid}/status"))
-                if status.get("Name", "").strip() not in COMPILERS:
+                if status.get("Name", "").strip() in COMPILERS:
+                    compiles = True
+                else:
                     held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-        return MemorySample(host_bytes=held, free_bytes=_free_bytes(), gpus=self._gpus())
+        return MemorySample(host_bytes=held, free_bytes=_free_bytes(), gpus=self._gpus(), compiles=compiles)
 
     def _gpus(self) -> tuple[tuple[int, int], ...]:
         if not self._handles:
@@ -201,6 +205,7 @@ class Monitor:
         self._peak_host_bytes = 0
         self._peak_device_bytes = 0
         self._output_shown = 0
+        self._said_compiling = False
         self._summed: dict[str, threading.Thread] = {}
         """The checkpoints of this training, and what writes their checksums."""
         for sentence in costly_variables():
@@ -215,6 +220,9 @@ class Monitor:
             return
         self._sampled_at = now
         sample = self._sampler.sample(pid)
+        if sample.compiles and not self._said_compiling:
+            self._said_compiling = True
+            self._display.say("ds-advise: compiling DeepSpeed's extensions ...")
         self._show(sample)
         if differences := self._differences():
             self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,13 +17,12 @@ from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
 from ...probes.machine import search_path
-from ...probes.real_run import extension_lock
+from ...probes.supervisor import adopt_orphans, clean_up, kill_descendants, supervised
 from .command import environment_of, launch_line
 from .monitor import Display, Monitor
 from .rank import STOP_FILE
 from .records import Records
 from .request import LaunchOutcome, LaunchRequest, TrainingFailure
-from .supervisor import adopt_orphans, free_abandoned_buffers, kill_descendants
 
 _POLL_S = 0.1
 
@@ -81,7 +79,7 @@ def _watch(
 
 
 class RankProcesses:
-    """The launcher with its ranks, all of them descendants of one supervisor (`launch/supervisor.py`).
+    """The launcher with its ranks, all of them descendants of one supervisor (`probes/supervisor.py`).
 
     Raises OSError where the supervisor cannot be started.
     """
@@ -93,7 +91,7 @@ class RankProcesses:
         adopt_orphans(True)
         with (request.folder / "launcher.log").open("wb") as log:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.supervisor", str(os.getpid()), *words],
+                supervised(words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -123,9 +121,8 @@ class RankProcesses:
             self._supervisor.terminate()
         if self._supervisor.wait() < 0:
             kill_descendants(self._others)
-            free_abandoned_buffers()
+            clean_up()
         adopt_orphans(False)
-        extension_lock.remove_abandoned()
 
 
 def _free_port() -> int:

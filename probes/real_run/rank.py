@@ -1,7 +1,7 @@
-"""One rank as a process, and its event log: `python -m ds_advise.probes.real_run FOLDER RANK PARENT WORKER`.
+"""One rank as a process, and its event log: `python -m ds_advise.probes.real_run FOLDER RANK WORKER`.
 
-FOLDER holds the rank's task and its event log. PARENT is the id of the watching process. WORKER is a module with a
-function `work(folder, rank, log)`, which returns a dict with a `report`.
+FOLDER holds the rank's task and its event log. WORKER is a module with a function `work(folder, rank, log)`,
+which returns a dict with a `report`.
 
 The event log is one file per rank with one JSON object per line. It tells how far the rank came however it ended.
 """
@@ -76,11 +76,11 @@ def main() -> NoReturn:
     """Run the worker, write its result or its error as the last event, and end the process."""
     folder = Path(sys.argv[1])
     rank = int(sys.argv[2])
-    die_with_the_parent(int(sys.argv[3]))
+    die_with_the_parent(os.getppid())
     log = EventLog(folder / f"rank{rank}.jsonl")
     try:
         log.enter("import")
-        log.note(importlib.import_module(sys.argv[4]).work(folder, rank, log))
+        log.note(importlib.import_module(sys.argv[3]).work(folder, rank, log))
     except BaseException as error:
         log.note(
             {

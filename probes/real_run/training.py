@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...ds_configs.read import optimizer_step_in
 from ...estimators.optimizers import optimizer_of_type
 from ...estimators.workload import Workload
 from ..dry_run import models
@@ -132,7 +133,8 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     zero = config.get("zero_optimization")
     builders = ["AsyncIOBuilder"] if nvme_folder else []
     spec = optimizer_of_type(str(optimizer.get("type"))) if isinstance(optimizer, dict) else None
-    if spec is not None and spec.is_adam:
+    is_deepspeeds = optimizer_step_in(config, Workload()) == "auto"  # not torch's, by `torch_adam`
+    if spec is not None and spec.is_adam and is_deepspeeds:
         offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
         offloaded = isinstance(offload, dict) and offload.get("device", "none") != "none"
         builders.append("CPUAdamBuilder" if offloaded else "FusedAdamBuilder")

@@ -1,8 +1,8 @@
 """Ranks as processes: started together, watched by their event logs, ended together.
 
-Every rank has its own session, so that ending it ends all processes that it started (compilers, workers). Nothing
-outlives `watch`: on success, failure, an exception and Ctrl-C all sessions are killed and waited for, and a rank dies
-with the watching process.
+Every rank has a supervisor (`probes/supervisor.py`), which ends it with all processes that it started: ninja gives each
+compiler a process group of its own. Nothing outlives `watch`: on success, failure, an exception and Ctrl-C all
+supervisors are ended and waited for, and they end with the watching process, however that ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ import psutil
 
 from ..machine import search_path
 from ..scratch import interrupts_held
-from . import extension_lock
+from ..supervisor import supervised
 from .rank import EventLogReader
 from .result import RankFailure, RankFailureKind
 
 _POLL_S = 0.05
+_LOOK_S = 1.0
+"""Between looks for compilers."""
+_SIGNALLED = 128
 _OTHERS_S = 2.0
 """Time after the first sign of a failure for the event logs of ranks that failed before it or with it."""
 
@@ -36,6 +39,7 @@ COMPILERS = frozenset(
 """Processes that build one of DeepSpeed's extensions at its first use."""
 
 _PHASES = ("start", "import", "join", "load", "initialize", "step", "report")
+_COMPILE = ("join", "load")
 
 OnProgress = Callable[[str], None]
 
@@ -49,7 +53,7 @@ class _Rank:
         self.log = EventLogReader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", __package__, str(folder), str(number), str(os.getpid()), worker],
+                supervised([sys.executable, "-m", __package__, str(folder), str(number), worker]),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -63,6 +67,8 @@ class _Rank:
     def listen(self) -> bool:
         """Read its new events. The exit code is read first, so that no last event is missed."""
         self.exit_code = self.process.poll()
+        if self.exit_code is not None and self.exit_code > _SIGNALLED:  # as the supervisor tells it
+            self.exit_code = _SIGNALLED - self.exit_code
         if self.log.read_new():
             self.last_event_at = time.monotonic()
             return True
@@ -91,13 +97,14 @@ class _Rank:
 
     def is_stopped(self) -> bool:
         """Whether it is suspended (SIGSTOP); the others would wait for it forever."""
+        suspended = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         with contextlib.suppress(psutil.Error):
-            return psutil.Process(self.process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return any(child.status() in suspended for child in psutil.Process(self.process.pid).children())
         return False
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.terminate()
         self.process.wait()
 
     def failure(self, kind: RankFailureKind, message: str) -> RankFailure:
@@ -147,13 +154,18 @@ def watch(
         for number in numbers:
             with interrupts_held():
                 ranks.append(_Rank(number, folder, worker, variables))
-        shown = ""
+        shown, looked_at, compiles = "", 0.0, False
         while True:
-            news = [rank.listen() for rank in ranks]
+            for rank in ranks:
+                rank.listen()
             phase = min(ranks, key=lambda rank: rank.order).log.phase
-            if any(news) and phase != shown:
-                shown = phase
-                on_progress(phase)
+            if phase in _COMPILE and time.monotonic() - looked_at > _LOOK_S:
+                looked_at = time.monotonic()
+                compiles = any(rank.is_compiling() for rank in ranks)
+            title = f"{phase}, compiling DeepSpeed's extensions" if phase in _COMPILE and compiles else phase
+            if title not in (shown, "start"):
+                shown = title
+                on_progress(title)
             failure = _failure(ranks, stall_s, deadline)
             if failure is not None:
                 return [], failure
@@ -164,7 +176,6 @@ def watch(
         with interrupts_held():
             for rank in ranks:
                 rank.kill()
-            extension_lock.remove_abandoned()
 
 
 def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:

@@ -27,7 +27,7 @@ def note(**values):
 """
 PHASES = ("import", "join", "load", "initialize", "step 1")
 SLOW = f"""
-compiler = subprocess.Popen(["sh", "-c", f"sleep 3600; : {{folder}}"])
+compiler = subprocess.Popen(["sh", "-c", f"sleep 3600; : {{folder}}"], process_group=0)  # as ninja starts it
 for phase in {PHASES!r}:
     note(phase=phase)
     time.sleep(0.15)
@@ -103,6 +103,31 @@ def test_an_interrupt_leaves_nothing(
     disk.mkdir()
     stand_in(SLOW)
     monkeypatch.setenv("TMPDIR", str(temporary))
+    process = probing(moment, temporary, disk)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == -signal.SIGINT and error.rstrip().endswith("KeyboardInterrupt")
+    assert not processes_of(temporary) and not list(temporary.iterdir()) and not list(disk.iterdir())
+
+
+@pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_killed_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None], killed_by: signal.Signals
+) -> None:
+    """Neither a rank nor a compiler in a process group of its own."""
+    stand_in(SLOW)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = probing("load", tmp_path, tmp_path)
+    process.send_signal(killed_by)
+    process.communicate()
+    deadline = time.monotonic() + 900
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of(tmp_path)
+
+
+def probing(moment: str, temporary: Path, disk: Path) -> subprocess.Popen[str]:
+    """A probe that has come to a moment."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROBE, str(disk)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -110,10 +135,7 @@ def test_an_interrupt_leaves_nothing(
     while not has_come(moment, temporary):
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == -signal.SIGINT and error.rstrip().endswith("KeyboardInterrupt")
-    assert not processes_of(temporary) and not list(temporary.iterdir()) and not list(disk.iterdir())
+    return process
 
 
 def has_come(moment: str, temporary: Path) -> bool:

@@ -15,11 +15,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
+
+from .real_run import extension_lock
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -44,6 +46,17 @@ def main() -> NoReturn:
             code = os.waitstatus_to_exitcode(status)
             _kill_all()
             os._exit(code if code >= 0 else 128 - code)  # as a shell: 128 + signal
+
+
+def supervised(command: Sequence[str]) -> list[str]:
+    """The words that run a command under a supervisor, which ends with this process."""
+    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
+
+
+def clean_up() -> None:
+    """Remove what killed ranks leave: buffers in shared memory, and the locks of builds that were cut off."""
+    free_abandoned_buffers()
+    extension_lock.remove_abandoned()
 
 
 def adopt_orphans(on: bool) -> None:
@@ -81,7 +94,7 @@ def _end(*_: object) -> None:
 def _kill_all() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kill_descendants()
-    free_abandoned_buffers()
+    clean_up()
 
 
 def free_abandoned_buffers() -> None:
