@@ -128,8 +128,9 @@ def from_config(
         model = _with_adapters(model, run)
     if run.gradient_checkpointing:
         _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs)
-        if workload.method != "full" and _is_reentrant(model):
-            model.enable_input_require_grads()  # needed with peft, or nothing below the first layer has a gradient
+        # Reentrant with peft, or nothing below the first layer has a gradient; TRL always calls it beside adapters.
+        if workload.method != "full" and (_is_reentrant(model) or workload.framework == "trl"):
+            model.enable_input_require_grads()
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
     name = chosen.main_input_name
     seq_len = workload.seq_len

@@ -6,7 +6,6 @@ reads. Metrics are of this rank alone. Every token counts, and no sequence is pa
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections import defaultdict
 from collections.abc import Callable
@@ -69,7 +68,9 @@ def with_objective(
         _chunk_the_head(reference, ("log_probs",))
         reference.register_forward_pre_hook(_unpadded, with_kwargs=True)
         prepare = importlib.import_module("trl.models").prepare_deepspeed
-        trainer.ref_model = prepare(reference, _Accelerator(device, copy.deepcopy(config)))
+        # Its engine is made before the Trainer replaces `auto`, which DeepSpeed takes for a key left out.
+        zero = {name: value for name, value in run.config.get("zero_optimization", {}).items() if value != "auto"}
+        trainer.ref_model = prepare(reference, _Accelerator(device, config | {"zero_optimization": zero}))
     return replace(
         subject,
         make_batch=lambda samples: _batch(spec, run, samples, device),

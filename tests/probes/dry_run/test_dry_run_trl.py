@@ -9,7 +9,7 @@ from ds_advise.advisor.question.model_source import shape_of
 from ds_advise.estimators.objectives import trained_model
 from ds_advise.probes.run import Request
 
-from .test_dry_run_truth import Case, answers, request
+from .test_dry_run_truth import Case, request
 
 pytest.importorskip("trl")
 
@@ -44,7 +44,9 @@ def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, s
         modules_to_save=("score",) if name == "reward" and case.method == "lora" else (),
     )
     shape = shape_of(plain.run.description or {}, name=case.model)
-    made = replace(plain, run=replace(plain.run, workload=workload, shape=trained_model(shape, workload.objective)))
+    config = {**plain.run.config, "bf16": {"enabled": "auto"}}  # without it zero.Init makes fp32 weights
+    shape = trained_model(shape, workload.objective)
+    made = replace(plain, run=replace(plain.run, config=config, workload=workload, shape=shape))
     return made, made, "gloo"
 
 

@@ -8,7 +8,7 @@ import deepspeed
 import torch
 from datasets import Dataset
 from ds_advise.estimators.objectives import OBJECTIVES
-from ds_advise.probes.dry_run import models, training
+from ds_advise.probes.dry_run import models
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
