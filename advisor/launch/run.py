@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
 from ...probes.machine import search_path
-from ...probes.supervisor import adopt_orphans, clean_up, kill_descendants, supervised
+from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, supervised
 from .command import environment_of, launch_line
 from .monitor import Display, Monitor
 from .rank import STOP_FILE
@@ -79,7 +79,7 @@ def _watch(
 
 
 class RankProcesses:
-    """The launcher with its ranks, all of them descendants of one supervisor (`probes/supervisor.py`).
+    """The launcher with its ranks, all of them descendants of one supervisor (`probes/real_run/supervisor.py`).
 
     Raises OSError where the supervisor cannot be started.
     """

@@ -1,6 +1,6 @@
 """Ranks as processes: started together, watched by their event logs, ended together.
 
-Every rank has a supervisor (`probes/supervisor.py`), which ends it with all processes that it started: ninja gives each
+Every rank has a supervisor (`supervisor.py`), which ends it with all processes that it started: ninja gives each
 compiler a process group of its own. Nothing outlives `watch`: on success, failure, an exception and Ctrl-C all
 supervisors are ended and waited for, and they end with the watching process, however that ends.
 """
@@ -22,9 +22,9 @@ import psutil
 
 from ..machine import search_path
 from ..scratch import interrupts_held
-from ..supervisor import supervised
 from .rank import EventLogReader
 from .result import RankFailure, RankFailureKind
+from .supervisor import supervised
 
 _POLL_S = 0.05
 _LOOK_S = 1.0

@@ -27,8 +27,8 @@ from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.real_run.rank import EventLog
+from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
 from ds_advise.probes.run import Run
-from ds_advise.probes.supervisor import free_abandoned_buffers
 from rich.console import Console
 
 from tests.helpers import launch_request
@@ -128,7 +128,7 @@ def _children_of(pid: int) -> list[psutil.Process]:
 
 def test_nothing_survives_its_parent(tmp_path: Path) -> None:
     """SIGKILL of the parent ends what its command has started, in sessions of their own too."""
-    command = [sys.executable, "-m", "ds_advise.probes.supervisor"]
+    command = [sys.executable, "-m", "ds_advise.probes.real_run.supervisor"]
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -159,7 +159,7 @@ def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
 
     def code(*command: str) -> int:
         return subprocess.run(
-            [sys.executable, "-m", "ds_advise.probes.supervisor", str(os.getpid()), *command],
+            [sys.executable, "-m", "ds_advise.probes.real_run.supervisor", str(os.getpid()), *command],
             cwd=tmp_path,
             timeout=900,
             capture_output=True,
@@ -409,7 +409,7 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
 
 def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has open or mapped stays, and so does another user's."""
-    monkeypatch.setattr("ds_advise.probes.supervisor.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("ds_advise.probes.real_run.supervisor.SHARED_MEMORY", tmp_path)
     prefix = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
     abandoned, opened, mapped = (Path(f"{prefix}_4711_{rank}") for rank in range(3))
     foreign = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_4711_0"

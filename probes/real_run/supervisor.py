@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import psutil
 
-from .real_run import extension_lock
+from . import extension_lock
 
 SHARED_MEMORY = Path("/dev/shm")
 
