@@ -1,4 +1,4 @@
-"""A training by TRL's own trainer, in the phases of a dry run: two ranks, a model of random weights, pairs of one length."""
+"""A training by TRL's own trainer, in the phases of a dry run: two ranks, random weights, pairs of one length."""
 
 import functools
 import os
