@@ -162,6 +162,7 @@ def _of_weights(workload: Workload) -> Workload:
         document_len=None,
         global_batch_size=None,
         sequence_parallel_size=1,
-        loss="standard",
+        # TRL's head is gathered by itself at stage 3.
+        loss="chunked-head" if workload.loss == "chunked-head" else "standard",
         mlp="whole",
     )

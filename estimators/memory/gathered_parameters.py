@@ -99,13 +99,18 @@ class _Gathering:
     """The sizes of one model's tensors, and what each rule keeps of them."""
 
     def __init__(self, tensors: TensorSet, limits: _Limits) -> None:
-        self.tensors, self.limits, self.tied = tensors, limits, tensors.tied
+        # TRL's chunked head is gathered for itself, at the loss and in its backward pass, and by no module of its own
+        # (trl 1.16 trainer/utils.py `maybe_gather_lm_head_ctx`).
+        apart = tensors.workload.loss == "chunked-head"
+        self.tensors, self.limits, self.tied = tensors, limits, tensors.tied and not apart
         self.persistent = tensors.numel - self._released(tensors.trainable + tensors.frozen)
         self.layer_tensors = [numel for numel in tensors.layer_tensors if numel > limits.threshold]
         self.widest, self.layer = max(self.layer_tensors, default=0), sum(self.layer_tensors)
         self.head, self.embedding = self._released([tensors.head]), self._released([tensors.embedding])
+        self.head_apart = self.head if apart else 0
+        self.head -= self.head_apart
         self.embeddings = self._released(tensors.embeddings)
-        shardable = tensors.numel - self.persistent - tensors.unread
+        shardable = tensors.numel - self.persistent - tensors.unread - (0 if tensors.tied else self.head_apart)
         self.layers = max(0, shardable - self.embedding - (0 if self.tied else self.head))
         spread = compress(tensors.trainable, tensors.spread) if limits.experts_rest else ()
         self.resting = self._released(spread)
@@ -217,6 +222,8 @@ class _Gathering:
             in_layer = max(in_layer, self._reach(limits.swap_buffers))
             reused = min(self.layers, self._reach(limits.swap_buffers - 1))
             last_layer = loss = max(loss, head + reused)
+        # A tied one is there already if nothing was released.
+        apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
         viewed = self._viewed(reused)
         prefetched = ahead + self.widest if self.prefetches else 0
         layer = min(self.backward, max(reused, prefetched, in_layer)) + flat
@@ -236,8 +243,8 @@ class _Gathering:
             persistent=self.persistent,
             first_layer=first_layer,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
-            loss=self._copied(loss, head) + viewed,
-            head=self._copied(max(loss, int(head * fetched)), head) + viewed,
+            loss=self._copied(loss, head) + viewed + apart,
+            head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart,
             # Once the head is released the prefetch fills its place.
             head_reduction=self._copied(min(max(0, self.backward - head), max(loss - head, ahead))) + viewed,
             layer=self._copied(layer) + viewed,
