@@ -104,6 +104,13 @@ def has_reference_model(workload: Workload) -> bool:
     return workload.method == "full" and reference_passes(workload) > 0
 
 
+def breaks_traces(workload: Workload) -> bool:
+    """Whether the policy runs forward without gradients beside the pass that is trained. Each forward pass begins a
+    new trace of modules at stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`): a
+    backward pass is never in one, prefetches nothing, and nothing is kept for it."""
+    return policy_passes(workload) > 0 or (reference_passes(workload) > 0 and workload.method != "full")
+
+
 def reference_plan(plan: Plan) -> Plan:
     """The plan of the reference model's engine: stage 3 with the policy's settings, or 0; no optimizer.
 

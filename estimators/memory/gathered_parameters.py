@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
+from ..objectives import breaks_traces
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES
 from .trainable import TensorSet
@@ -27,6 +28,8 @@ class GatheredParameters(NamedTuple):
     """In the first layer's forward pass, everything prefetched and copied from the fullest flat buffer."""
     last_layer: int = 0
     """In the last layer's forward pass, with the head already prefetched."""
+    kept: int = 0
+    """Behind the forward pass."""
     loss: int = 0
     """At the loss; the following fields are in the order of the backward pass."""
     head: int = 0
@@ -87,7 +90,11 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
         offloaded_ranks=world_size if plan.offload_param != "none" else 0,
         experts_rest=tensors.spread_numel > 0 and world_size == plan.autoep_size,
     )
-    return _gathered(tensors, limits)
+    found = _gathered(tensors, limits)
+    if not breaks_traces(tensors.workload):
+        return found
+    alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
+    return alone._replace(first_layer=found.first_layer, last_layer=found.last_layer)
 
 
 @lru_cache(maxsize=256)
@@ -243,6 +250,7 @@ class _Gathering:
             persistent=self.persistent,
             first_layer=first_layer,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
+            kept=self._copied(loss, head) + viewed,
             loss=self._copied(loss, head) + viewed + apart,
             head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart,
             # Once the head is released the prefetch fills its place.

@@ -270,7 +270,7 @@ class BatchIndependentMemory:
             arriving = gathered.arriving_at_first_layer
             phases["first_layer_forward"] = forward + whole(gathered.first_layer, tensors.trainable_numel, arriving)
         if reference_passes(tensors.workload):
-            phases["reference_forward"] = forward + whole(gathered.loss + self._reference_gathered, kept, at_loss)
+            phases["reference_forward"] = forward + whole(gathered.kept + self._reference_gathered, kept, at_loss)
         if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
             phases["head_backward"] = gradients.head_terms() + whole(gathered.head, kept, at_loss)
         if tensors.head and tensors.trains_head:
@@ -283,7 +283,7 @@ class BatchIndependentMemory:
         """Elements that the reference's own engine gathers in its forward pass, at most. A policy without adapters
         gathers what it has not kept."""
         if not has_reference_model(self.sharded.tensors.workload):
-            return max(0, max(self.gathered.first_layer, self.gathered.last_layer) - self.gathered.loss)
+            return max(0, max(self.gathered.first_layer, self.gathered.last_layer) - self.gathered.kept)
         own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
         return max(own.first_layer, own.last_layer)
 
@@ -313,15 +313,18 @@ _memory_of = lru_cache(maxsize=256)(BatchIndependentMemory)
 def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
     tensors, model, gradients = memory.sharded.tensors, memory.sharded.tensors.model, memory.gradients
     micro_batch_size, width = plan.micro_batch_size, workload.weight_bytes
-    activations = activation_memory(
-        model,
-        workload,
-        micro_batch_size,
-        plan.gradient_checkpointing,
+    recorded = partial(
+        activation_memory,
+        micro_batch_size=micro_batch_size,
+        gradient_checkpointing=plan.gradient_checkpointing,
         compute_capability=memory.cluster.gpu.compute_capability,
         zero_stage=plan.zero_stage,
         cpu_checkpointing=plan.cpu_checkpointing,
     )
+    activations = recorded(model, workload)
+    # A reference computes without adapters.
+    plain = workload if workload.method == "full" else replace(workload, method="full", modules_to_save=())
+    unsaved = recorded(model, plain).unsaved_terms if reference_passes(workload) else ()
     saved, head = activations.saved_terms, activations.head_terms
 
     def left(reduced: int) -> Terms:
@@ -342,7 +345,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "gradient_reduction": left(gradients.reduced),
         "backward_end": _encoder(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
-        "reference_forward": saved + activations.head_terms + activations.unsaved_terms,
+        "reference_forward": saved + activations.head_terms + unsaved,
         "head_backward": saved + head,
         "head_reduction": saved,
     }
