@@ -191,6 +191,7 @@ def launched(run: ImportedRun, source: Source) -> ImportedRun:
         nodes=nodes or run.nodes or job.nodes,
         gpus_per_node=per_node or run.gpus_per_node or job.gpus_per_node,
         launcher=line.launcher or run.launcher,
+        one_process="" if line.launcher in ("torchrun", "deepspeed") else run.one_process,
         threads_per_rank=int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None,
         expandable_segments=run.expandable_segments or "expandable_segments:True" in "".join(allocator),
         remarks=tuple(remarks),

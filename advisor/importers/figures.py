@@ -109,6 +109,9 @@ def figures_of(
         remarks += (phrase("other plans are not searched for a run with AutoTP"),)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
+    advised = recommended if is_better and recommended is not None else as_is
+    if advised is not None:
+        remarks += _launcher_of_one(run, advised.plan, cluster)
     return ImportFigures(
         model=model,
         cluster=cluster,
@@ -180,6 +183,15 @@ def _assumed(run: ImportedRun, workload: Workload, cluster: Cluster) -> tuple[st
             phrase("python alone starts one process: predicted as if it were torchrun {counts}", counts=counts)
         )
     return tuple(remarks)
+
+
+def _launcher_of_one(run: ImportedRun, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """A remark where one process would start outside a process group: DeepSpeed then looks for MPI and stops (0.19.8
+    comm/comm.py `mpi_discovery`). accelerate starts one whose configuration is DeepSpeed's in a group."""
+    in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
+    if plan.sharding != "zero" or in_group or not run.one_process:
+        return ()
+    return (phrase("DeepSpeed needs a launcher for one process, too: start it with {how}", how=run.one_process),)
 
 
 def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:

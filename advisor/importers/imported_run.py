@@ -61,6 +61,8 @@ class ImportedRun:
     """The file can hold neither micro batch nor gradient checkpointing."""
     launcher: Launcher | None = None
     """The launcher of the ranks, None where it is not known."""
+    one_process: str = ""
+    """What starts a single process in a process group, which DeepSpeed needs; "" where the launcher does so anyway."""
     threads_per_rank: int | None = None
     """OMP_NUM_THREADS, None where it is not set."""
     expandable_segments: bool = False

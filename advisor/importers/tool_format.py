@@ -108,6 +108,8 @@ class ToolFormat:
     micro_batch: tuple[str, ...] = ("per_device_train_batch_size",)
     """The first is written."""
     default_micro_batch: int
+    one_process: str = ""
+    """As of `ImportedRun`."""
     default_accumulation: int | None = 1
     disables_checkpointing: str = ""
     """The switch of a tool that checkpoints unless it is set."""
@@ -155,6 +157,7 @@ class ToolFormat:
             gradient_checkpointing=checkpointing,
             sharding="zero" if part is not None else "fsdp" if fsdp else "none",
             deepspeed=part,
+            one_process=self.one_process,
             **self.defaults,
         )
         optimizer = arguments.text(self.optimizer)

@@ -68,6 +68,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     liger="use_liger_kernel use_liger",
     micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
     default_micro_batch=8,
+    one_process="torchrun --nproc_per_node 1",
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
     has_own_keys=True,
 )
@@ -185,6 +186,7 @@ LLAMA_FACTORY = ToolFormat(
     attention=("flash_attn",),
     liger="enable_liger_kernel",
     default_micro_batch=8,
+    one_process="FORCE_TORCHRUN=1",  # hparams/parser.py stops without it
     disables_checkpointing="disable_gradient_checkpointing",
     not_modelled={
         "GaLore's projected states": "use_galore",
@@ -285,6 +287,7 @@ MS_SWIFT = ToolFormat(
     software={"fp32-adapters": True},
     liger="use_liger_kernel",
     default_micro_batch=1,
+    one_process="NPROC_PER_NODE=1",  # swift/cli/main.py
     checkpoints=True,
     fsdp_settings=(),
     superseded=("zero_hpz_partition_size", "deepspeed_autotp_size"),

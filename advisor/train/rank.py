@@ -192,8 +192,10 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
     workload, dtype = job.workload, getattr(torch, job.dtype)
     more: dict[str, Any] = {}
     if workload.method == "qlora":
+        # Under ZeRO-3 transformers takes no device_map; bitsandbytes' quantizer then takes the rank's own GPU.
+        sharded = import_module("transformers.integrations").is_deepspeed_zero3_enabled()
         more = {
-            "device_map": {"": arguments.local_process_index},
+            **({} if sharded else {"device_map": {"": arguments.local_process_index}}),
             "quantization_config": transformers.BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",

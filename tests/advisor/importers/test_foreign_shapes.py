@@ -131,6 +131,24 @@ def test_what_a_run_leaves_open_is_said(tmp_path: Path) -> None:
     assert "the number of GPUs is not given: 1 is assumed" in " ".join(answer.remarks)
 
 
+@pytest.mark.parametrize(
+    ("start", "how"),
+    [
+        ("python t.py", "torchrun --nproc_per_node 1"),
+        ("torchrun --nproc_per_node 1 t.py", None),
+        ("accelerate launch --num_processes 1 t.py", "torchrun --nproc_per_node 1"),
+        ("llamafactory-cli train --stage sft --do_train --finetuning_type full", "FORCE_TORCHRUN=1"),
+    ],
+)
+def test_deepspeed_in_one_process_needs_a_launcher(start: str, how: str | None, tmp_path: Path) -> None:
+    """Without a process group DeepSpeed 0.19.8 imports mpi4py, and stops."""
+    answer = _imported(tmp_path, f"{start} {TRAINER} --bf16 true --model_name_or_path Qwen/Qwen2.5-7B", "1xRTX4090")
+    assert answer.figures is not None and answer.figures.recommended is not None
+    assert answer.figures.recommended.plan.sharding == "zero"
+    said = [remark.rpartition("start it with ")[2] for remark in answer.remarks if "needs a launcher" in remark]
+    assert said == ([] if how is None else [how])
+
+
 def test_where_nothing_fits_it_says_what_lacks_and_which_question_to_ask(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
