@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -93,8 +94,20 @@ class TrainingSettings:
             raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0", fix=fix)
 
 
+_TRANSFORMERS = 5
+"""Its oldest major version, as the extra `train` has it."""
+
+
 def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:
-    """Raises WorkloadError for the first library that an option needs and that is not installed."""
+    """Raises WorkloadError for the first library that an option needs and that is not installed, and for an older
+    transformers than 5, whose TrainingArguments have other names."""
+    transformers = version("transformers")
+    if int(transformers.partition(".")[0]) < _TRANSFORMERS:
+        raise WorkloadError(
+            f"train needs transformers {_TRANSFORMERS} or newer",
+            why=f"{transformers} is installed",
+            fix='pip install "ds-advise[train]"',
+        )
     if workload.method == "qlora" and device == "cpu":
         raise WorkloadError(
             "--method qlora needs a GPU", why="bitsandbytes' kernels are for GPUs", fix="pass --method lora"

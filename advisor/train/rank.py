@@ -128,6 +128,7 @@ def main() -> None:
         tile_feed_forward(trainer.model, job.mlp_tiles)
     if job.loss_tiles:
         tile_loss(trainer.model, job.loss_tiles)
+    swanlab = _swanlab() if "swanlab" in arguments.report_to and dist.get_rank() == 0 else None
     with contextlib.suppress(_AllStepsMadeError):
         trainer.train(resume_from_checkpoint=job.checkpoint)
     finished = trainer.state.global_step >= trainer.state.max_steps
@@ -140,6 +141,8 @@ def main() -> None:
             trainer.save_model(str(job.output))
     if dist.get_rank() == 0:
         write_record(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name("result.json"))
+    if swanlab is not None:
+        swanlab.finish()
     dist.barrier()
     dist.destroy_process_group()
     if on_cpu:
@@ -232,6 +235,21 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
         ),
         autocast_adapter_dtype=not workload.modules_to_save,  # as `ds_configs.training_script` has it
     )
+
+
+def _swanlab() -> Any:
+    """SwanLab with a run, which transformers' callback (5.23) takes for granted: `get_run` raises without one.
+
+    SWANLAB_MODE chooses the mode. Where SwanLab cannot be reached or nobody is logged in, the run is kept in
+    ./swanlog for `swanlab sync`.
+    """
+    swanlab = import_module("swanlab")
+    try:
+        swanlab.init(project=os.environ.get("SWANLAB_PROJECT"))
+    except Exception as error:
+        print(f"SwanLab is offline: {error}", file=sys.stderr)
+        swanlab.init(project=os.environ.get("SWANLAB_PROJECT"), mode="offline", reinit=True)
+    return swanlab
 
 
 class _AllStepsMadeError(Exception):

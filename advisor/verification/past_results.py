@@ -160,7 +160,9 @@ def _with_batch(run: Run) -> dict[str, Any]:
 
 def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
     """Whether a probe under a memory limit (CPU; None: the rank's share of the RAM) answers for the question's."""
-    if result.solo or result.world_size != cluster.world_size or (result.device == "cpu") != cluster.gpu.is_cpu:
+    if result.solo or cluster.nodes > 1:  # a probe of all ranks is one of this machine
+        return False
+    if result.world_size != cluster.world_size or (result.device == "cpu") != cluster.gpu.is_cpu:
         return False
     if result.failure is not None and result.failure.kind != "out_of_memory":
         return False

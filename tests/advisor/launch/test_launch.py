@@ -21,6 +21,7 @@ from ds_advise.advisor.launch.question import default_launcher, equal_nodes, fir
 from ds_advise.advisor.launch.request import Attempt, FailureKind, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.session import next_launch, tensor_bytes, with_less_memory
+from ds_advise.advisor.question.cluster import join_nodes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
@@ -305,6 +306,8 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     seen = prediction_of(run)
     assert seen is not None and seen.evidence == "probe"
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
+    on_two_nodes = prediction_of(replace(run, cluster=join_nodes(replace(run.cluster, nodes=2, gpus_per_node=1))))
+    assert on_two_nodes is None or on_two_nodes.evidence == "analytic"  # as many ranks, with a network between them
 
 
 def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -387,6 +388,25 @@ def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(WorkloadError, match=printed):
             check_packages(workload, report_to="auto", device="cuda")
     check_packages(Workload(), report_to="none", device="cuda")
+    monkeypatch.setattr("ds_advise.advisor.train.proposal.version", lambda _: "4.57.1")
+    with pytest.raises(WorkloadError, match=r"train needs transformers 5 or newer  4\.57\.1 is installed"):
+        check_packages(Workload(), report_to="none", device="cuda")
+
+
+def test_swanlab_has_a_run_before_the_trainer_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline where it cannot log in; its `get_run`, which transformers' callback calls, raises without a run."""
+    modes: list[str | None] = []
+
+    def init(*, mode: str | None = None, **_: object) -> None:
+        modes.append(mode)
+        if mode is None:
+            raise RuntimeError("no TTY is available for interactive login")
+
+    from ds_advise.advisor.train.rank import _swanlab
+
+    monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(init=init))
+    assert _swanlab() is sys.modules["swanlab"]
+    assert modes == [None, "offline"]
 
 
 def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
