@@ -194,8 +194,9 @@ def optimizer_step_in(config: Mapping[str, Any], workload: Workload) -> Optimize
         if not is_true(params.get("torch_adam")):
             return "auto"
         return "loop" if params.get("foreach") is False else "foreach"
-    device = _block(_block(config, "zero_optimization"), "offload_optimizer").get("device")
-    return "auto" if device in ("cpu", "nvme") else workload.script_step
+    zero = _block(config, "zero_optimization")
+    offloads = _block(zero, "offload_optimizer").get("device") in ("cpu", "nvme") or is_true(zero.get("cpu_offload"))
+    return "auto" if offloads else workload.script_step
 
 
 def is_true(value: Any) -> bool:

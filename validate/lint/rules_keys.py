@@ -122,10 +122,16 @@ def deprecated(config: LintedConfig) -> Iterator[Violation]:
             successor = _usual_name(block, field.successor)
             edits = _succession(config, tuple(path.split(".")), successor)
             says_nothing = any(isinstance(edit, Remove) for edit in edits)
+            what = f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else "")
+            unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
+            unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
+            if unseen:
+                what += ", and accelerate, which does not know it, passes torch's AdamW, which DeepSpeed refuses here"
             yield violation(
                 path,
-                f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
+                what,
                 fix=f"write {successor} instead" if successor and not says_nothing else "remove it",
+                severity="error" if unseen else None,
                 edits=edits,
             )
 

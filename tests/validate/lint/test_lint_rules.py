@@ -91,6 +91,16 @@ def test_accelerate_takes_an_absent_accumulation_as_1() -> None:
     assert "DS101" not in codes(judged(config, framework="deepspeed", gpus="2xA100-80GB"))
 
 
+def test_accelerate_does_not_see_the_old_key_of_offload() -> None:
+    """It makes DeepSpeed's CPU Adam of the script's AdamW only by offload_optimizer (accelerate 1.15 accelerator.py
+    `_prepare_deepspeed`); DeepSpeed refuses torch's (`zero_force_ds_cpu_optimizer`)."""
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "cpu_offload": True}}
+    assert codes(judged(config, framework="hf"), "error") == {"DS014"}
+    for other in ({"framework": "deepspeed"}, {"framework": "hf"}):
+        found = judged({**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}, **other)
+        assert "DS014" in codes(found, "warning")
+
+
 def test_deepspeeds_reader_makes_whole_floats_integers() -> None:
     """`8.0` is 8 to hjson, and a batch size of 8 is right."""
     assert "DS103" not in codes(judged('{"train_batch_size": 8.0}'))
