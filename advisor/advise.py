@@ -25,7 +25,7 @@ from .question.workload import settings_of, workload_of
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
-from .search.search import candidates_of, predict_all
+from .search.search import candidates_of, of_any_loss, predict_all
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
 """Values of `rung`: the eight rungs, and plain PyTorch."""
@@ -78,6 +78,7 @@ def ask(
             workload=workload_of(chosen, shape, cluster.gpu),
             cluster=cluster,
             micro_batch_size=micro_batch,
+            free_loss=given["loss"] == "auto",
             **{name: chosen[name] for name in _SHARED},
             **job,
         )
@@ -196,7 +197,7 @@ def answer(question: Question) -> Recommendation:
     """The recommendation for a question, after past probes if it is about this machine."""
     recommendation = predicted(question)
     recommendation = replace(
-        recommendation, changes=changes(question, recommendation.ladder, recommendation.recommended)
+        recommendation, changes=changes(recommendation.question, recommendation.ladder, recommendation.recommended)
     )
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: few questions are about this machine.
@@ -207,10 +208,14 @@ def answer(question: Question) -> Recommendation:
 
 
 def predicted(question: Question) -> Recommendation:
-    """The recommendation by prediction alone, without the changes, which take most of an answer's time."""
+    """The recommendation by prediction alone, without the changes, which take most of an answer's time.
+
+    It has the loss that one argument turns on (`Question.with_offered_loss`) where nothing fits without, or where the
+    plan is then faster by `LEAST_GAIN`.
+    """
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
-    return Recommendation(
+    plain = Recommendation(
         question=question,
         candidates=candidates,
         ladder=ladder,
@@ -221,6 +226,14 @@ def predicted(question: Question) -> Recommendation:
         assumptions=question.model.assumptions
         + assumptions(question.cluster, recommended.estimate.time if recommended else None),
     )
+    offered = question.with_offered_loss
+    if offered is None or (recommended is not None and of_any_loss(question, recommended, {}) is recommended):
+        return plain
+    other, without = predicted(offered), recommended or closest(ladder)
+    missed = closest(other.ladder)
+    if other.recommended is None and without and missed and missed.fit.utilization >= without.fit.utilization:
+        return plain
+    return replace(other, without_loss=without)
 
 
 def answer_with_proofs(

@@ -24,6 +24,7 @@ def training_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
 
+    With TRL they are those of SFTConfig, which cuts samples at `max_length`.
     gradient_checkpointing_kwargs: by default the non-reentrant form, which LoRA needs (behind frozen embeddings no
     input of a block requires a gradient, and the reentrant form then computes none).
     optim: only for optimizers that the training script makes; an `optimizer` block overrides it.
@@ -34,8 +35,11 @@ def training_arguments(
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "gradient_checkpointing": plan.gradient_checkpointing,
     }
+    if workload.framework == "trl":
+        arguments["max_length"] = workload.seq_len  # by default 1024
     if plan.gradient_checkpointing:
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": workload.software.reentrant}
+        reentrant = workload.checkpoints_reentrantly(plan.zero_stage)
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
         if plan.cpu_checkpointing:
             arguments["gradient_checkpointing_kwargs"]["offload"] = True
     if workload.precision != "fp32":
@@ -75,10 +79,15 @@ def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict
     }
 
 
-def training_arguments_snippet(arguments: dict[str, Any]) -> str:
-    """Python source of the call, one argument a line."""
+def arguments_class(workload: Workload) -> str:
+    """The class that the Trainer's arguments are passed to."""
+    return "SFTConfig" if workload.framework == "trl" else "TrainingArguments"
+
+
+def training_arguments_snippet(arguments: dict[str, Any], name: str = "TrainingArguments") -> str:
+    """Python source of the call, one argument a line. name: of the class."""
     source = "".join(f"\n{name}={_argument(name, value)},".replace("\n", "\n    ") for name, value in arguments.items())
-    return f"TrainingArguments({source}\n)"
+    return f"{name}({source}\n)"
 
 
 def _argument(name: str, value: Any) -> str:
@@ -106,12 +115,12 @@ _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torc
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines that the plan needs in the training script before the training begins."""
-    lines = model_lines(workload) + pageable_inputs(plan, workload)
+    lines = model_lines(workload, plan) + pageable_inputs(plan, workload)
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, cluster, config_path)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
-        return lines + training_arguments_snippet(arguments).splitlines()
+        return lines + training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
     if plan.gradient_checkpointing:
         offloaded = plan.cpu_checkpointing
         enable = "activation_checkpointing_enable(offload=True)" if offloaded else "gradient_checkpointing_enable()"
@@ -122,12 +131,14 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
         lines += _splitting_lines(plan.autotp_size)
     if workload.loss == "fused" or workload.kernels == "liger":
         lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
-    return lines + _tiling_lines(model, plan, workload, "model")
+    return lines + _loss_lines(workload, "model") + _tiling_lines(model, plan, workload, "model")
 
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     """The lines that a script with the Trainer needs before `trainer.train()`."""
-    return _tiling_lines(model, plan, workload, "trainer.model") if workload.uses_trainer else []
+    if not workload.uses_trainer:
+        return []
+    return _loss_lines(workload, "trainer.model") + _tiling_lines(model, plan, workload, "trainer.model")
 
 
 def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_pa
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
-def model_lines(workload: Workload) -> list[str]:
+def model_lines(workload: Workload, plan: Plan) -> list[str]:
     """Loading and adapting the model, where that is not transformers' default."""
     arguments = []
     if workload.attention in ATTENTION and workload.attention != "sdpa":
@@ -157,9 +168,11 @@ def model_lines(workload: Workload) -> list[str]:
         dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
         saved = f", modules_to_save={json.dumps(workload.modules_to_save)}" if workload.modules_to_save else ""
         lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved})")
-        if workload.modules_to_save:
+        initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
+        if workload.modules_to_save or (initialized and not workload.software.fp32_adapters):
             # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts that all that trains has one type, and the
-            # engine casts nothing of a model that zero.Init built; copies keep their originals' type.
+            # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
+            # adapters would cast every input of theirs. TRL's trainers pass it themselves.
             lines.append("get_peft_model(..., autocast_adapter_dtype=False)")
     return lines
 
@@ -173,6 +186,17 @@ def pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
         "import transformers.modeling_utils",
         "from torch.autograd.graph import save_on_cpu",
         'transformers.modeling_utils.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})',
+    ]
+
+
+def _loss_lines(workload: Workload, name: str) -> list[str]:
+    """Lines for DeepSpeed's chunked loss in the model called `name`: peft's class around it has no loss of its own."""
+    if workload.loss != "chunked-softmax":
+        return []
+    base = name if workload.method == "full" else f"{name}.get_base_model()"
+    return [
+        "from deepspeed.runtime.chunked_cross_entropy import install_chunked_causal_lm_loss",
+        f"install_chunked_causal_lm_loss({base})",
     ]
 
 

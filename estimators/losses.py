@@ -15,42 +15,42 @@ from .workload import Framework, LossKernel, Software, Workload
 class LossSpec(NamedTuple):
     """A kernel of the loss."""
 
-    title: str
-    """Its name in an answer."""
     logit_bytes: tuple[int, int]
     """Bytes per logit that the forward and the backward pass move through GPU memory."""
     makes_logits: bool
     """Whether all logits exist at once. The model's output then holds them."""
     head_again: bool = False
     """Whether the backward pass repeats the product of the output layer."""
+    switch: str = ""
+    """The argument or function that turns it on; "" where it takes more."""
 
 
 LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
     {
         # transformers' ForCausalLMLoss: upcast to fp32 (2 + 4), log-softmax (4 + 4); backward softmax gradient (4 + 4
         # + 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2).
-        "standard": LossSpec("standard", (14, 22), True),
+        "standard": LossSpec((14, 22), True),
         # Liger's fused linear cross entropy: logits of a chunk in the compute dtype, overwritten by their gradient.
-        "fused": LossSpec("fused", (4, 8), False),
+        "fused": LossSpec((4, 8), False, switch="use_liger_kernel=True"),
         # flash-attn, unsloth: the gradient is written over the logits.
-        "in-place": LossSpec("in-place", (4, 8), True),
+        "in-place": LossSpec((4, 8), True),
         # litgpt, torchtune: the passes of the standard loss, with an fp32 copy of a part at a time.
-        "chunked": LossSpec("chunked", (14, 22), True),
+        "chunked": LossSpec((14, 22), True),
         # DeepSpeed's install_chunked_causal_lm_loss (0.19.8 runtime/chunked_cross_entropy.py): one kernel reads the
         # logits (2 + 2 with their write); backward one reads them and writes their gradient (2 + 2), which the head's
         # products read (2 + 2).
-        "chunked-softmax": LossSpec("chunked softmax", (4, 8), True),
+        "chunked-softmax": LossSpec((4, 8), True, switch="install_chunked_causal_lm_loss"),
         # TRL's add_fused_lm_head (1.16 kernels/chunked_logprob.py): a tile of logits written and read (2 + 2);
         # backward written and read again, overwritten by its gradient, which the head's products read (4 + 2 + 4).
-        "chunked-head": LossSpec("chunked head", (4, 10), False, head_again=True),
+        "chunked-head": LossSpec((4, 10), False, head_again=True),
         # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
         # TRL's selective_log_softmax (1.16 kernels/logprob_entropy.py) of the logits without the last token: read once;
         # backward read, their gradient written, put among zeros (2 + 2 + 2) and read by the head's products (2 + 2).
-        "log-probs": LossSpec("log-probabilities", (4, 14), True),
+        "log-probs": LossSpec((4, 14), True),
         # The same, and the cross entropy of the chosen half in 16 bits (experimental/orpo): copied, log-softmax;
         # backward two gradients, put among zeros twice and added.
-        "odds-ratio": LossSpec("odds ratio", (8, 28), True),
-        "tiled": LossSpec("tiled", (14, 36), False, head_again=True),
+        "odds-ratio": LossSpec((8, 28), True),
+        "tiled": LossSpec((14, 36), False, head_again=True),
     }
 )
 """The kernels by the values of `Workload.loss`. Each is exact."""
@@ -94,6 +94,8 @@ def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
     The Trainer and TRL before 1.7: `use_liger_kernel`, for the families that Liger knows. deepspeed.initialize:
     `install_chunked_causal_lm_loss`.
     """
+    if workload.objective != "next-token":
+        return None
     offered: LossKernel = "fused" if workload.uses_trainer else "chunked-softmax"
     return offered if workload.loss == "standard" and unusable_loss(model, offered) is None else None
 

@@ -139,6 +139,12 @@ class Workload:
         """Whether transformers' Trainer, which TRL's trainers extend, or accelerate reads the configuration."""
         return self.framework != "deepspeed"
 
+    def checkpoints_reentrantly(self, zero_stage: int) -> bool:
+        """Whether checkpointing is reentrant, as TRL's trainers make it with adapters at stage 3 (trl 1.16
+        trainer/sft_trainer.py)."""
+        by_trl = self.framework == "trl" and self.method != "full" and zero_stage == 3
+        return self.software.reentrant or by_trl
+
     @property
     def script_step(self) -> OptimizerStep:
         """Implementation of an Adam that the training script makes: of `software`, else the default of the Trainer's

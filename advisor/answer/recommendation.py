@@ -186,6 +186,8 @@ class Recommendation:
     """Sentences on what might make another plan the fastest."""
     assumptions: tuple[str, ...]
     """Assumptions of the figures, a phrase each."""
+    without_loss: Candidate | None = None
+    """The best plan, or the closest, with the training backend's own loss, where the search turned another on."""
     changes: tuple[Change, ...] = ()
     """What would change the answer."""
     pytorch_baseline: Candidate | None = None

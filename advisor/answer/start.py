@@ -18,6 +18,7 @@ from ...ds_configs.launch_commands import (
     unset_threads,
 )
 from ...ds_configs.training_script import (
+    arguments_class,
     model_lines,
     pageable_inputs,
     python_source,
@@ -27,6 +28,7 @@ from ...ds_configs.training_script import (
     trainer_lines,
 )
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
+from ...estimators.losses import default_loss
 from ...estimators.phrase import named, phrase
 from ...estimators.time.step_time import estimate_time
 from ..question.question import Question
@@ -181,7 +183,10 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
     if script_makes_optimizer(answer.question.workload, candidate.plan):
         settings.append(f"optimizer-step={answer.question.workload.software.optimizer_step}")
     software = f" --software {','.join(settings)}" if settings else ""
-    return f"ds-advise launch {shlex.quote(config_path)}{place}{software} -- train.py"
+    workload = answer.question.workload
+    switched = workload.loss != default_loss(workload.framework, workload.software)
+    loss = f" --loss {workload.loss}" if switched else ""
+    return f"ds-advise launch {shlex.quote(config_path)}{place}{loss}{software} -- train.py"
 
 
 def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
@@ -198,12 +203,13 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
         if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
             del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; without adapters either works
         source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
+        kind = arguments_class(workload)
         yield Block(
-            text=phrase("In the script, create TrainingArguments before the model, with {arguments}.", arguments=source)
+            text=phrase("In the script, create {kind} before the model, with {arguments}.", kind=kind, arguments=source)
             if plan.zero_stage == 3
-            else phrase("In the script, create TrainingArguments with {arguments}.", arguments=source)
+            else phrase("In the script, create {kind} with {arguments}.", kind=kind, arguments=source)
         )
-        if lines := model_lines(workload) + pageable_inputs(plan, workload):
+        if lines := model_lines(workload, plan) + pageable_inputs(plan, workload):
             yield Block(text=phrase("The script also needs:"), code=tuple(lines))
         yield from _after_trainer(answer, chosen)
     else:
@@ -237,7 +243,8 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
         yield Block(text="In the training script:", code=tuple(lines))
         if workload.uses_trainer and plan.zero_stage == 3:
-            yield Block(text="Create the TrainingArguments before the model: it is then sharded while it loads.")
+            kind = arguments_class(workload)
+            yield Block(text=f"Create the {kind} before the model: it is then sharded while it loads.")
     if plan.cpu_checkpointing:
         yield Block(text="offload needs a version of transformers that has it, such as 5.23.")
     yield from _after_trainer(answer, chosen)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from ...estimators.losses import LOSSES
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.workload import DEFAULT, Software, Workload
 from ..question.question import Largest, Question
-from ..search.candidate import MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
+from ..search.candidate import LEAST, MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
@@ -51,7 +52,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
         job = () if duration is None else (verdict_sentence(duration, question.price),)
         notes = (*risk, *answer.doubts)
         figures = (_batch(question, chosen), _need(question, chosen), *_reference(question, chosen))
-        sentences = (*largest, _speed(question, chosen), *notes, *figures, *job)
+        sentences = (*largest, _speed(question, chosen), *_loss(answer), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
         notes = (phrase("The first that failed: {message}", message=failed),)
@@ -64,7 +65,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
         headline = short = phrase("Nothing fits.")
         missed = closest(answer.ladder)
         notes = () if missed is None else (what_lacks(question, missed),)
-        sentences = (*notes, *largest)
+        sentences = (*notes, *_loss(answer), *largest)
     return Verdict(
         tone=tone,
         headline=headline,
@@ -144,6 +145,18 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
         )
         return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
     return (phrase("The reference is the policy without adapters: {share} of the time, no memory.", share=share),)
+
+
+def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
+    """The loss that the search turned on, and what the answer would be without it."""
+    without, loss = answer.without_loss, answer.question.workload.loss
+    if without is None:
+        return ()
+    words = {"kind": loss, "switch": LOSSES[loss].switch}
+    if without.fit.probability < LEAST[answer.question.risk]:
+        return (phrase("With the {kind} loss ({switch}); nothing fits with the standard one.", **words),)
+    speed = rate(without.tokens_per_s)
+    return (phrase("With the {kind} loss ({switch}); the standard one makes {speed} tokens/s.", speed=speed, **words),)
 
 
 def _batch(question: Question, chosen: Candidate) -> Phrase:

@@ -10,8 +10,9 @@ from typing import Any
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
+from ...estimators.losses import LOSSES, offered_loss
 from ...estimators.memory.activations.loss import untileable
-from ...estimators.models.families import module_experts, supports
+from ...estimators.models.families import module_experts
 from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
@@ -20,7 +21,7 @@ from ...estimators.workload import DEFAULT
 from ..question.cluster import join_nodes, parse_ram
 from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, LadderStep, duration_of
-from ..search.search import SampleBytes, fastest
+from ..search.search import SampleBytes, fastest, of_any_loss
 from ..text.job import hours, money
 from ..text.units import rate
 from .recommendation import Change
@@ -78,6 +79,7 @@ def changes_tried(
             if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
                 yield None
             else:
+                best = of_any_loss(altered, best, sample_bytes)
                 yield Change(flags=flags, outcome=_with_job(_outcome(best, chosen), question, altered, best))
                 rungs.add(best.rung)
             is_last = best is not None if chosen is None else position == MOST_STEPS - 1
@@ -131,8 +133,9 @@ def _methods(question: Question) -> Iterator[Asked]:
 
 
 def _losses(question: Question) -> Iterator[Asked]:
-    if question.workload.loss == "standard" and supports(question.model, "liger"):
-        yield "--loss fused", _altered(question, loss="fused")
+    loss = offered_loss(question.model, question.workload)
+    if loss is not None and not question.free_loss:  # a free loss has been asked for already
+        yield f"--loss {loss}", _altered(question, loss=loss)
 
 
 def _states(question: Question) -> Iterator[Asked]:
@@ -170,8 +173,11 @@ def _tiles(question: Question) -> Iterator[Asked]:
     mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
     if given.mlp == "whole" and untileable(question.model, mlp) is None:
         yield "--mlp tiled", replace(question, workload=mlp)
-    if given.loss not in ("fused", "tiled") and untileable(question.model, both) is None:
-        yield "--loss tiled" + " --mlp tiled" * (given.mlp == "whole"), replace(question, workload=both)
+    if LOSSES[given.loss].makes_logits and untileable(question.model, both) is None:
+        yield (
+            "--loss tiled" + " --mlp tiled" * (given.mlp == "whole"),
+            replace(question, workload=both, free_loss=False),
+        )
 
 
 def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[Asked]:
@@ -270,9 +276,9 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             continue
         for plan in shown:
             larger = _with_storage(question.cluster, plan)
-            if (
-                fitting := fastest(replace(question, cluster=larger))
-            ) is not None:  # the GPU may be too small for `plan`
+            asked = replace(question, cluster=larger)
+            if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
+                fitting = of_any_loss(asked, fitting, {})
                 yield Change(flags=_storage_flags(question.cluster, larger), outcome=_outcome(fitting, chosen))
     if chosen is not None and chosen.fit.assumed_host_bytes:
         yield from _less_ram(question, chosen)
@@ -287,12 +293,15 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
         if usable >= chosen.memory.host_bytes_per_node:
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
-        best = fastest(replace(question, cluster=cluster))
+        asked = replace(question, cluster=cluster)
+        best = fastest(asked)
         if best is None and not given.nvme_bytes_per_node:
-            best = fastest(replace(question, cluster=replace(cluster, nvme_bytes_per_node=LARGE_DRIVE_BYTES)))
+            asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=LARGE_DRIVE_BYTES))
+            best = fastest(asked)
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome=phrase("nothing fits"))
             break
+        best = of_any_loss(asked, best, {})
         drive = _storage_flags(cluster, _with_storage(cluster, best))
         found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(best, chosen))
     yield from found.values()

@@ -43,7 +43,7 @@ def _run_options(model: Decorator) -> Decorator:
     names = ("seq_len", "micro_batch", "method", *LORA, "precision", "gradient_checkpointing", "attention", "software")
     shape = "Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
     return question_options(
-        (*names, "framework", "offline"),
+        (*names, "loss", "mlp", "framework", "offline"),
         into="run",
         extra=[
             click.argument("config_file", metavar="DS_CONFIG", type=PATH),

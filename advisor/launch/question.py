@@ -158,6 +158,7 @@ def _from_script(
         "accumulation": arguments.number("gradient_accumulation_steps"),
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
+        "loss": "fused" if framework == "hf" and arguments.flag("use_liger_kernel") else None,
     }
     found = {name: value for name, value in in_script.items() if value is not None and name not in given}
     defaults = {**_DEFAULTS[framework]}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.losses import unusable_loss
+from ...estimators.losses import default_loss, offered_loss, unusable_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
@@ -80,6 +80,8 @@ class Question:
     """"autoep" also tries expert parallelism (DeepSpeed's AutoEP)."""
     optimizer_dtype: OptimizerDtype = "fp32"
     """bf16 needs training in bf16 with AdamW or Adam."""
+    free_loss: bool = False
+    """Whether the search may turn on the loss that one argument of the training backend turns on."""
     zeropp: bool = False
     """Whether ZeRO-3 with quantized collectives is tried too."""
     risk: Risk = "safe"
@@ -184,6 +186,21 @@ class Question:
             zero_quantized_gradients=self.cluster.nodes > 1,
         )
         return unsupported(self.model, self.workload, plan, self.cluster)
+
+    @cached_property
+    def with_offered_loss(self) -> Question | None:
+        """The question with the loss that one argument turns on; None where the loss is fixed or there is no other."""
+        may_change = self.free_loss and self.experts == "zero" and not self.cluster.gpu.is_cpu
+        loss = offered_loss(self.model, self.workload) if may_change else None
+        return None if loss is None else replace(self, workload=replace(self.workload, loss=loss))
+
+    @property
+    def with_own_loss(self) -> Question:
+        """The question with the training backend's own loss, where the loss is free."""
+        loss = default_loss(self.workload.framework, self.workload.software)
+        if not self.free_loss or self.workload.loss == loss or self.workload.objective != "next-token":
+            return self
+        return replace(self, workload=replace(self.workload, loss=loss))
 
     @property
     def is_batch_free(self) -> bool:

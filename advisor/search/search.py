@@ -28,14 +28,18 @@ training."""
 def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """The ladder (each rung with its best candidate) and all candidates."""
     least = LEAST[question.risk]
-    ladder, everything = [], []
+    found, obstacles = dict[Rung, list[Candidate]](), dict[Rung, str]()
     for rung in RUNGS:
-        candidates, obstacle = candidates_of(rung, question)
-        everything += candidates
-        best = best_of_rung(candidates, least)
-        unable = LadderStep(rung=rung, candidate=None, taken=False, reason=obstacle)
+        found[rung], obstacles[rung] = candidates_of(rung, question)
+    if all(each.fit.limit == "gpu" for own in found.values() for each in own):
+        for rung, own in found.items():  # the plans that need least of the GPU, which say how much is missing
+            own += stages_of(rung, question)[-1].sweeps()[-1].rising()[:1] if own else []
+    ladder = []
+    for rung, own in found.items():
+        best = best_of_rung(own, least)
+        unable = LadderStep(rung=rung, candidate=None, taken=False, reason=obstacles[rung])
         ladder.append(unable if best is None else LadderStep.of(rung, best, least))
-    return tuple(ladder), tuple(everything)
+    return tuple(ladder), tuple(each for own in found.values() for each in own)
 
 
 def candidates_of(
@@ -103,6 +107,24 @@ def fastest(question: Question, sample_bytes: SampleBytes | None = None, *, enou
     where none reaches it the answer is None or a slower one.
     """
     return _BranchAndBound(question, {} if sample_bytes is None else sample_bytes, enough).best()
+
+
+def of_any_loss(question: Question, best: Candidate, sample_bytes: SampleBytes) -> Candidate:
+    """What an answer takes where the loss is free, for a question whose `fastest` is `best`.
+
+    The plan with the loss that one argument turns on where it gains `LEAST_GAIN`, else the one without.
+    """
+    offered = question.with_offered_loss
+    if offered is not None:
+        enough = best.tokens_per_s * (1 + LEAST_GAIN)
+        other = fastest(offered, sample_bytes, enough=enough)
+        return best if other is None or other.tokens_per_s < enough else other
+    own = question.with_own_loss
+    if own is question:
+        return best
+    enough = best.tokens_per_s / (1 + LEAST_GAIN)
+    other = fastest(own, sample_bytes, enough=enough)
+    return best if other is None or other.tokens_per_s <= enough else other
 
 
 class _BranchAndBound:

@@ -227,6 +227,8 @@ def _answer(
         question["sequence_parallel_size"] = fewer  # AutoTP may not save its split layers whole
     if settings.packing and question["attention"] != "flash":
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
+    if question["loss"] == "auto" and find_spec("liger_kernel") is None:
+        question["loss"] = "standard"  # the Trainer offers Liger's alone
     answer = advise(shape, **question, deepspeed_estimate=False)
     if cluster.nodes > 1:
         raise ClusterError(

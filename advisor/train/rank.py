@@ -233,7 +233,8 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
             modules_to_save=list(workload.modules_to_save) or None,
             target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear",
         ),
-        autocast_adapter_dtype=not workload.modules_to_save,  # as `ds_configs.training_script` has it
+        autocast_adapter_dtype=workload.method == "qlora"
+        and not workload.modules_to_save,  # as `ds_configs.training_script` has it
     )
 
 

@@ -696,6 +696,35 @@ TILED = (
 )
 """Feed-forward and loss a tile of the tokens at a time."""
 
+LOSSES = (
+    *(
+        Case(model=model, rung=rung, world_size=8, seq_len=8192, checkpointing=checkpointing, method=method, loss=loss)
+        for loss, model, (rung, checkpointing), method in product(
+            ("chunked-softmax", "chunked-head"),
+            ("llama", "gemma2", "7B/8"),
+            (("ddp", False), ("zero2", True), ("zero3", True), ("zero3-offload", False)),
+            METHODS,
+        )
+    ),
+    *(
+        Case(model="0.5B", rung=rung, world_size=2, micro_batch_size=2, gradient_accumulation_steps=2, loss=loss)
+        for loss, rung in product(("chunked-softmax", "chunked-head", "fused"), ("zero1", "zero2-offload", "zero3"))
+    ),
+    *(
+        Case(model="7B/8", rung="zero3", world_size=8, seq_len=131072, loss=loss, changes=shared_by(4))
+        for loss in ("chunked-softmax", "chunked-head", "fused")
+    ),
+    *(
+        Case(
+            model=model, rung=rung, world_size=8, seq_len=8192, checkpointing=checkpointing, method=method, loss="fused"
+        )
+        for model, (rung, checkpointing), method in product(
+            ("llama", "7B/8"), (("zero2", True), ("zero3", True), ("zero3-offload", False)), METHODS
+        )
+    ),
+)
+"""DeepSpeed's, TRL's and Liger's losses."""
+
 SPECIAL = (
     Case(model="0.5B", rung="ddp", world_size=2),
     Case(model="0.5B", rung="zero1", world_size=2),
@@ -776,6 +805,7 @@ SPECIAL = (
     *LAYERS_SPLIT,
     *INPUTS_ON_HOST,
     *TILED,
+    *LOSSES,
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
         for model in ENCODERS

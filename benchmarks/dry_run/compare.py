@@ -56,6 +56,8 @@ _OF_TERM = {
     "offload_staging": "gradients and buckets",
     "step_temporaries": "gradients and buckets",
     "logits_and_loss": "logits",
+    "logits": "logits",
+    "logits of one chunk": "logits",
     "log-softmax": "logits",
     "gradient of log-softmax": "logits",
     "gradient of logits": "logits",
@@ -169,7 +171,7 @@ class Setting:
             loss=loss_of(case.objective, "trl", Software()) if is_preference else case.loss,
             objective=case.objective,
             precompute_ref_log_probs=case.precomputed,
-            framework="trl" if is_preference else "deepspeed",
+            framework="trl" if is_preference or case.loss == "chunked-head" else "deepspeed",
         )
         nodes = max(1, case.world_size // 8)
         # The dry run puts its swap folders elsewhere, and writes nothing.

@@ -40,7 +40,7 @@ from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import activation_memory
-from .activations.loss import logits_gap_bytes, loss_tiles, output_terms, tile_of_logits
+from .activations.loss import hidden_gradient, logits_gap_bytes, loss_tiles, output_terms, tile_of_logits
 from .device_overhead import (
     allocator_overhead,
     cache,
@@ -95,7 +95,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     plan = in_sequences(plan, workload)
     if plan.sharding != "zero":
         return with_ranks_on_cpu(estimate_torch_memory(model, workload, cluster, plan), cluster)
-    workload = _as_cast(workload).of_rank(plan.sequence_parallel_size)
+    workload = _as_cast(workload, plan).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
@@ -137,13 +137,26 @@ def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: P
     `estimate_memory`."""
     if plan.sharding != "zero":
         return total_bytes(resident_terms(model, workload, cluster, plan))
-    return _batch_independent(model, _as_cast(workload), cluster, plan).least_bytes
+    return _batch_independent(model, _as_cast(workload, plan), cluster, plan).least_bytes
 
 
-def _as_cast(workload: Workload) -> Workload:
-    """The engine casts every parameter once, adapters too (deepspeed 0.19.8 engine.py _cast_module_mixed_precision)."""
-    cast = replace(workload.software, fp32_adapters=False, autocast=False, fp32_embeddings=False)
-    return workload if cast == workload.software else replace(workload, software=cast)
+def _as_cast(workload: Workload, plan: Plan) -> Workload:
+    """The workload as the engine trains it.
+
+    It casts every parameter once, adapters too, but from 0.19 on none of a model that zero.Init built, as the Trainer's
+    is at stage 3 (deepspeed 0.19.8 engine.py _cast_module_mixed_precision): adapters stay in fp32 if peft made them so.
+    TRL's trainers make them in the weights' type there, and checkpoint reentrantly (trl 1.16 trainer/sft_trainer.py).
+    """
+    software = workload.software
+    initialized = plan.zero_stage == 3 and workload.framework == "hf" and workload.method != "full"
+    cast = replace(
+        software,
+        fp32_adapters=software.fp32_adapters and initialized and software.deepspeed >= (0, 19),
+        autocast=False,
+        fp32_embeddings=False,
+        reentrant=workload.checkpoints_reentrantly(plan.zero_stage),
+    )
+    return workload if cast == software else replace(workload, software=cast)
 
 
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
@@ -334,11 +347,11 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
 
     tokens, logits = tile_of_logits(model, workload, micro_batch_size), model.vocab_size
     head += _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
+    head += hidden_gradient(model, workload, micro_batch_size)
     beside = memory.phases
     if workload.loss == "tiled":
         tiles = loss_tiles(model, workload, micro_batch_size)
         beside = {**beside, "forward_backward_top": memory.tiled_loss(tiles)}
-        head += tuple(term for term in activations.loss_terms if term.name.startswith("gradient of"))
     alive: dict[str, Terms] = {
         "forward_backward_top": saved + activations.loss_terms,
         "layer_backward": saved + activations.block_terms,

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
-from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
-from ...estimators.models.families import shape_from_config
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.workload import Workload
+from ..losses import install_loss, install_tiles
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
 
@@ -100,8 +98,7 @@ def from_config(
     checkpoint: a folder whose safetensors the weights are loaded from; None leaves them uninitialized.
     prepare_base: changes the model before LoRA; it may quantize it and replace its loss.
 
-    Raises UnusableModelError for a quantized base or a fused loss without `prepare_base`: bitsandbytes' and Liger's
-    kernels have no fake tensors.
+    Raises UnusableModelError for a quantized base without `prepare_base`: bitsandbytes' kernels have no fake tensors.
     """
     workload = run.workload
     unknown = _unknown_kernels(workload)
@@ -124,10 +121,13 @@ def from_config(
     _give_dimensions(model)
     if prepare_base is not None:
         prepare_base(model)
+    install_loss(model, workload)
     if workload.method != "full":
         model = _with_adapters(model, run)
     if run.gradient_checkpointing:
-        _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs)
+        stage = (run.config.get("zero_optimization") or {}).get("stage", 0)
+        reentrant = stage == 3 and workload.checkpoints_reentrantly(stage)
+        _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs, reentrant=reentrant)
         # Reentrant with peft, or nothing below the first layer has a gradient; TRL always calls it beside adapters.
         if workload.method != "full" and (_is_reentrant(model) or workload.framework == "trl"):
             model.enable_input_require_grads()
@@ -166,7 +166,7 @@ def _give_dimensions(model: torch.nn.Module) -> None:
                 setattr(module, name, torch.nn.Parameter(parameter.data[None], requires_grad=parameter.requires_grad))
 
 
-def _checkpoint(model: Any, *, offload: bool, pins: bool) -> None:
+def _checkpoint(model: Any, *, offload: bool, pins: bool, reentrant: bool) -> None:
     """Enable checkpointing. Raises UnusableModelError where this transformers cannot offload the layers' inputs."""
     enable: Any = getattr(model, "activation_checkpointing_enable", None)
     if enable is None and offload:
@@ -178,6 +178,8 @@ def _checkpoint(model: Any, *, offload: bool, pins: bool) -> None:
         if not pins:
             _leave_pageable()
         enable(offload=True)
+    elif reentrant:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
     else:
         (enable or model.gradient_checkpointing_enable)()
 
@@ -195,7 +197,7 @@ def _unknown_kernels(workload: Workload) -> str:
     """The kernels that fake tensors cannot run; "" where they can run all."""
     if workload.method == "qlora":
         return "the kernels of quantized weights"
-    if workload.loss not in ("standard", "tiled") and not OBJECTIVES[workload.objective].trainer:
+    if workload.loss in ("in-place", "chunked"):
         return f"the {workload.loss} loss"
     if workload.kernels != "torch":
         return f"{workload.kernels}'s kernels"
@@ -254,8 +256,8 @@ def _with_adapters(model: Any, run: Run) -> Any:
     )
     # The engine does not cast a model of zero.Init, and needs one dtype for all trained tensors: that of the copies.
     # TRL leaves adapters in the model's type at stage 3 (1.16 trainer/dpo_trainer.py `__init__`).
-    keeps = bool(workload.modules_to_save) or workload.framework == "trl"
-    return get_peft_model(model, adapters, autocast_adapter_dtype=not keeps)
+    fp32 = workload.software.fp32_adapters and workload.framework != "trl" and not workload.modules_to_save
+    return get_peft_model(model, adapters, autocast_adapter_dtype=fp32)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:
@@ -341,7 +343,7 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
     """
     ranks = run.sequence_parallel_size
     if run.description is not None:
-        _tile(subject.model, run, config)
+        install_tiles(subject.model, run, _micro_batch_size(config, run))
     if ranks == 1 or run.description is None:
         return subject
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
@@ -378,18 +380,6 @@ def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any]
         return own + (torch.stack(parts).mean() - own).detach()
 
     return replace(subject, make_batch=make_batch, loss=loss, groups=groups)
-
-
-def _tile(model: Any, run: Run, config: dict[str, Any]) -> None:
-    """Tile feed-forward and loss, as the emitted lines do."""
-    workload = run.workload.of_rank(run.sequence_parallel_size)
-    if workload.mlp == "whole" and workload.loss != "tiled":
-        return
-    shape = shape_from_config(run.description or {}, name="")
-    if workload.mlp == "tiled":
-        tile_feed_forward(model, mlp_tiles(shape, workload))
-    if workload.loss == "tiled":
-        tile_loss(model, loss_tiles(shape, workload, _micro_batch_size(config, run)))
 
 
 def _micro_batch_size(config: dict[str, Any], run: Run) -> int:

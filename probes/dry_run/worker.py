@@ -28,7 +28,7 @@ from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timel
 from ..recording.result import DryRunResult
 from ..recording.schedule import ScheduleRecorder
 from ..run import Request, isolated_config
-from ..simulated_gpu import attention, collectives, kernels, patches
+from ..simulated_gpu import attention, collectives, kernels, loss_kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.quick_fake import QuickFakeTensorMode
 from . import models, training
@@ -158,9 +158,10 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     attention.register_with_transformers()
     patches.patch_torch(ledger)
     patches.patch_transformers()
+    loss_kernels.install(request.run.workload, schedule)
     if request.run.config.get("expert_parallel"):
         patches.patch_autoep()
-    if OBJECTIVES[request.run.workload.objective].trainer:
+    if OBJECTIVES[request.run.workload.objective].trainer or request.run.workload.loss == "chunked-head":
         patches.patch_trl(schedule)
         patches.count_every_element()
     collectives.silence_comparisons()

@@ -271,7 +271,7 @@ def prepare_base(
 
     has_weights: the weights were loaded; otherwise they are uninitialized and may be NaN.
 
-    Raises UnusableModelError where bitsandbytes or Liger is missing or unsuitable.
+    Raises UnusableModelError where bitsandbytes is missing or Liger unsuitable.
     """
     if not has_weights:
         _fill(model)
@@ -279,8 +279,8 @@ def prepare_base(
         raise UnusableModelError("a probe quantizes to NF4 alone", fix="leave --quantization out")
     if workload.method == "qlora":
         _quantize(model, dtype, device)
-    if workload.loss == "fused" or workload.kernels == "liger":
-        _apply_liger(model)
+    if (workload.loss == "fused" or workload.kernels == "liger") and not torch.cuda.is_available():
+        raise UnusableModelError("Liger's kernels are for GPUs", fix="leave --loss and --kernels out")
 
 
 def _fill(model: torch.nn.Module) -> None:
@@ -319,13 +319,6 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     setattr(model, "is_loaded_in_4bit", True)  # noqa: B010  what peft looks for
-
-
-def _apply_liger(model: torch.nn.Module) -> None:
-    """Apply Liger's kernels, like `use_liger_kernel` of the Trainer."""
-    if not torch.cuda.is_available():
-        raise UnusableModelError("Liger's kernels are for GPUs", fix="leave --loss and --kernels out")
-    _import("liger_kernel.transformers", "the fused loss or layer")._apply_liger_kernel_to_instance(model=model)
 
 
 def _import(module: str, what: str) -> Any:

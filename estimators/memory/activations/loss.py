@@ -162,8 +162,10 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         return _terms_of_chunks(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     if workload.loss in _IN_16_BITS:
-        # A loop that holds the model's output holds these logits with it.
-        formulas = [each for each in _IN_16_BITS[workload.loss] if workload.uses_trainer or each.name != "logits"]
+        formulas = _IN_16_BITS[workload.loss]
+        if not workload.uses_trainer:  # the loop's output holds these logits, capped ones beside their gradient
+            formulas = tuple(each for each in formulas if each.name != "logits")
+            cap = (*cap, *cap, *hidden_gradient(model, workload, micro_batch_size))
         return tuple(part for formula in formulas for part in formula.term(w * tokens * v, **inputs)) + cap
     c = inputs["c"] = 4 if upcasts(model) else w
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
@@ -218,6 +220,16 @@ def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: in
         + hidden.term(chunks.gradient_bytes * tokens * h, **inputs, k=chunks.gradient_bytes)
         + head.term(made * v * h, **inputs, k=made)
     )
+
+
+def hidden_gradient(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+    """The gradient of the head's input, which comes before that of its weight: w B S H."""
+    w, h = workload.weight_bytes, model.hidden_size
+    if not model.vocab_size or model.num_labels:
+        return ()
+    size = w * micro_batch_size * workload.seq_len * h
+    source = "torch 2.13 derivatives of mm"
+    return _HIDDEN_GRADIENT._replace(source=source).term(size, k=w, B=micro_batch_size, S=workload.seq_len, H=h)
 
 
 def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:

@@ -13,10 +13,10 @@ import pytest
 from ds_advise.advisor.cli.advise import advise as command
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
-from ds_advise.advisor.question.options import OPTIONS, RENAMED, names_in, with_defaults
+from ds_advise.advisor.question.options import GROUPS, OPTIONS, RENAMED, names_in, with_defaults
 from ds_advise.estimators.errors import WorkloadError
 
-from benchmarks.shown_output import GROUPS, option_table
+from benchmarks.shown_output import option_table
 
 ASKED = ["gpt2", "--gpus", "8xH100", "--no-write", "--no-deepspeed-estimate", "--offline", "--json"]
 

@@ -10,7 +10,7 @@ import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.answer.advice import advice_of
-from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.recommendation import Recommendation, closest
 from ds_advise.advisor.answer.verdict import verdict_of
 from ds_advise.advisor.answer.what_if import gpus_argument
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -21,6 +21,7 @@ from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpus
 from ds_advise.estimators.json_form import to_json
+from ds_advise.estimators.losses import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.time.step_time import estimate_time
 
@@ -219,9 +220,46 @@ def test_the_least_ram_that_helps_is_told() -> None:
 
 def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
     """A long sequence on a small card: Liger's loss makes it fit, and where Liger has none it is not offered."""
-    long = ask("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384)
+    long = ask("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384, loss="standard")
     assert long.recommended is None and any(change.flags == "--loss fused" for change in long.changes)
-    assert not any(change.flags == "--loss fused" for change in ask("bloom-7b1", "RTX4090").changes)
+    assert not any(change.flags == "--loss fused" for change in ask("bloom-7b1", "RTX4090", loss="standard").changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "question", "loss", "words"),
+    [
+        ("Llama-3.1-8B", {"seq_len": 524288}, "fused", "nothing fits with the standard one"),
+        ("Llama-3.1-8B", {"seq_len": 524288, "loss": "standard"}, "standard", ""),
+        ("Llama-3.1-8B", {}, "standard", ""),
+        ("bloom-7b1", {"seq_len": 65536}, "standard", ""),
+        ("Qwen2.5-14B", {"gpus": "2x32GB"}, "fused", "the standard one makes"),
+        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "deepspeed"}, "chunked-softmax", "the standard one makes"),
+        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "trl"}, "chunked-head", ""),
+        ("Qwen2.5-14B", {"gpus": "2x32GB", "framework": "trl", "software": "trl=1.6"}, "fused", "standard one"),
+    ],
+)
+def test_a_loss_of_one_argument_is_turned_on_where_it_decides(
+    model: str, question: dict[str, Any], loss: str, words: str
+) -> None:
+    """Where nothing fits without, or the plan is faster by a tenth; said, with its argument or line."""
+    answer = ask(model, question.pop("gpus", "8xH100"), **question)
+    assert answer.question.workload.loss == loss
+    said = " ".join(verdict_of(answer).sentences)
+    assert words in said if words else "loss" not in said
+    if answer.without_loss is not None:
+        assert answer.recommended is not None and f"({LOSSES[loss].switch})" in said  # type: ignore[index]
+        shown = printed(answer, details=True)
+        assert LOSSES[loss].switch in shown and f"--loss {loss}" in shown  # type: ignore[index]
+        within = answer.without_loss.fit.fits
+        assert not within or answer.recommended.tokens_per_s > 1.1 * answer.without_loss.tokens_per_s
+
+
+def test_the_closest_plan_misses_by_least_of_all() -> None:
+    """Plans that share samples and hold layers' inputs on the host are among those that were tried."""
+    answer = ask("Llama-3.1-8B", "8xH100", seq_len=524288, loss="standard")
+    missed = closest(answer.ladder)
+    assert answer.recommended is None and missed is not None
+    assert missed.plan.sequence_parallel_size == 8 and missed.fit.utilization < 1.5
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])
@@ -285,7 +323,7 @@ def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
 
 def test_an_assumed_speed_that_decides_is_said_first() -> None:
     """Links half as fast as assumed, or host memory twice, make an offload pay; of what is known there is no doubt."""
-    cluster, settings = parse_cluster("4x52GB"), {"offline": True, "deepspeed_estimate": False}
+    cluster, settings = parse_cluster("4x52GB"), {"offline": True, "deepspeed_estimate": False, "loss": "standard"}
     linked = replace(cluster, all_reduce_bytes_per_s=11e9)
     known = replace(linked, dram_bytes_per_s_per_node=2e11)
     said = [" ".join(ds_advise.advise("Qwen2.5-7B", gpus=each, **settings).doubts) for each in (cluster, linked, known)]

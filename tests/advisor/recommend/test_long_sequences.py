@@ -172,13 +172,15 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable
     assert answer.recommended is not None
     shown = printed(answer, width=120, details=True)
     assert '{"pin_memory": False}' in shown
-    started = "ds-advise launch ds_config.json --hostfile hostfile --software pinned-inputs=no -- train.py"
+    started = "ds-advise launch ds_config.json --hostfile hostfile --loss fused --software pinned-inputs=no -- train.py"
     assert started in " ".join(shown.split())
 
 
 def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() -> None:
     long = {"gpus": "1xH100", "ram": "1900GB", "seq_len": 400_000, "attention": "flash"}
-    assert "--loss tiled --mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]
+    standard = ask("Llama-3.1-8B", **long, loss="standard")
+    assert "--loss tiled --mlp tiled" in [change.flags for change in standard.changes]
+    assert "--mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]  # beside the fused loss
     answer = ask("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
     assert "tile_feed_forward(trainer.model, tiles=98)" in printed(answer, width=120, details=True)
 
@@ -205,7 +207,7 @@ SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, 
 def test_what_layers_inputs_take_on_the_host_is_what_transformers_takes(pinned: bool) -> None:
     """To the byte, in a dry run of its own offload: blocks of a power of two, or exactly what is held."""
     shape = shape_from_config(SMALL, name="small")
-    question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True}
+    question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True, "loss": "standard"}
     question |= {} if pinned else {"software": "pinned-inputs=no"}
     asked = advise(shape, **question, deepspeed_estimate=False).question
     found = estimate(shape, rung="zero2", micro_batch=1, gradient_checkpointing="offload", **question)

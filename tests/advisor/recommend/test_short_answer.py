@@ -92,7 +92,7 @@ def test_details_add_reasons_assumptions_and_the_script() -> None:
         "create TrainingArguments before the model",
     ):
         assert words in told, words
-    for words in ("per_device_train_batch_size=5", "deepspeed --num_gpus 2", "OMP_NUM_THREADS", "ds-advise launch"):
+    for words in ("per_device_train_batch_size=16", "deepspeed --num_gpus 2", "OMP_NUM_THREADS", "ds-advise launch"):
         assert [line for line in short if words in line], words
 
 

@@ -23,7 +23,7 @@ from ds_advise.estimators.plan import Plan
 
 from tests.helpers import printed
 
-RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lora"}
+RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lora", "loss": "standard"}
 """Without offload only the smallest micro batch surely fits."""
 
 
@@ -38,7 +38,7 @@ def risky() -> Recommendation:
 
 def test_a_run_that_was_seen_to_train_is_not_refused() -> None:
     """Qwen2.5-14B with LoRA trained on two GPUs of 32 GB under ZeRO 0, 1 and 2 without offload."""
-    answer = ask(model="Qwen2.5-14B", gpus="2x32GB", method="lora", seq_len=51, micro_batch=16)
+    answer = ask(model="Qwen2.5-14B", gpus="2x32GB", method="lora", seq_len=51, micro_batch=16, loss="standard")
     by_rung = {step.rung: step.candidate for step in answer.ladder}
     for rung in ("ddp", "zero1", "zero2"):
         candidate = by_rung[rung]
@@ -76,7 +76,7 @@ def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet"
-    question += " --sequence-parallel-size 1 --gradient-checkpointing on"
+    question += " --sequence-parallel-size 1 --gradient-checkpointing on --loss standard"
     monkeypatch.setattr("sys.argv", ["ds-advise", *question.split(), "--no-deepspeed-estimate"])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -37,7 +37,7 @@ NAMES = re.compile(
     r"ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+|zero.Init"
     r"|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP|PyTorch|DeepSpeed|NF4|dropout"
     r"|TrainingArguments|Ulysses|AutoTP|GPU|NVMe|NCCL|CUDA|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json"
-    r"|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|chunked|standard|RTX|SUPER|\d (min|ms|Tflop)|\d+GiB"
+    r"|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|chunked|fused|standard|RTX|SUPER|\d (min|ms|Tflop)|\d+GiB"
 )
 """What stays as it is in every language: names, options, keys, commands and units."""
 
