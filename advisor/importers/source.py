@@ -37,6 +37,11 @@ class Source:
     """The script with a training command that names this configuration."""
 
     @property
+    def start(self) -> LaunchLine | None:
+        """The training command: the script's own, or that of the script that names this configuration."""
+        return self.line or (self.started_by.line if self.started_by is not None else None)
+
+    @property
     def arguments(self) -> ScriptArguments:
         """The values as options; every call returns new ones, with none of them marked as read."""
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)

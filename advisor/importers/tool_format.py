@@ -137,7 +137,7 @@ class ToolFormat:
         return self.offload is not None
 
     def matches(self, source: Source) -> bool:
-        line = source.line or (source.started_by.line if source.started_by is not None else None)
+        line = source.start
         if line is not None and (source.line is not None or line.program != "script"):
             return line.program == self.program
         return self.is_file(source)
@@ -168,8 +168,8 @@ class ToolFormat:
             attention=_attention(arguments.text(*self.attention)),
             software={**self.software, **({"reentrant": True} if reentrant else {})} or None,
         )
-        line = source.line or (source.started_by.line if source.started_by is not None else None)
-        objective = objective_of(arguments, "" if line is None else line.target, str(source.path))
+        target = "" if source.start is None else source.start.target
+        objective = objective_of(arguments, target, str(source.path))
         reading.run["objective"] = objective
         if reading.switched(self.liger):
             reading.training.update(kernels="liger", loss="fused")
@@ -204,8 +204,9 @@ class ToolFormat:
 
         Raises ConfigFileError where the DeepSpeed configuration is in the launcher's own options, before the script.
         """
-        options = None if source.line is None else source.line.launcher_options
-        if options is not None and (options.text("config_file") or options.flag("use_deepspeed")):
+        options = None if source.start is None else source.start.launcher_options
+        named = options is not None and (options.text("config_file") or options.flag("use_deepspeed"))
+        if named and better.config_name is not None:
             raise ConfigFileError(
                 "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
                 fix="ask about that file: ds-advise from CONFIG_FILE --model MODEL",

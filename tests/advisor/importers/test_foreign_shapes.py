@@ -122,6 +122,17 @@ def test_preferences_of_trl_have_figures(objective: str, name: str, text: str, t
     assert answer.run.uncounted == () or objective == "kto"
 
 
+def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:
+    """accelerate 1.15 stops where its own file and the training's arguments both configure DeepSpeed."""
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B\ndataset_text_field: t\nlearning_rate: 1e-5\n"
+    )
+    text = "trl sft --config a.yaml --accelerate_config zero3 --num_processes 4"
+    answer = _imported(tmp_path, text, "A100-80GB")
+    assert answer.source.path.name == "a.yaml" and answer.figures is not None and answer.figures.is_better
+    assert answer.files == () and answer.unwritable is not None and "accelerate launch" in answer.unwritable.what
+
+
 def test_what_a_run_leaves_open_is_said(tmp_path: Path) -> None:
     """The launcher, the number of GPUs, and the length that is really assumed: GPT-2 takes 1,024 tokens."""
     answer = _imported(tmp_path, f"python run_glue.py {TRAINER} --model_name_or_path gpt2", "8xA100-80GB")
