@@ -36,6 +36,7 @@ COMMANDS = {
     "compare": ("config_files:compare", "Compare two configurations: differences and their effect."),
     "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
     "rent": ("advise:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
+    "checkpoint": ("checkpoint:checkpoint", "Show and check a checkpoint, and get its weights as a model."),
     "bench": ("machine:bench", "Measure this machine's own speeds, which answers then use."),
     "history": ("machine:history", "List, export or remove measurements."),
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),

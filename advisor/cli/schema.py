@@ -23,6 +23,7 @@ from ..answer.explanation import ExplanationFigures
 from ..answer.recommendation import DryRunFigures
 from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
+from ..render.checkpoint import CheckpointAnswer
 from ..render.history import History
 from ..render.launch import LaunchReport
 from ..render.lint import LintFigures
@@ -44,6 +45,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "probe": (ProbeResult, ProbeAdditions),
     "launch": (LaunchReport,),
     "train": (TrainingReport,),
+    "checkpoint": (CheckpointAnswer,),
     "bench": (Record,),
     "history": (History,),
     "compare": (ComparisonFigures,),
@@ -63,7 +65,7 @@ NAMES = tuple(_FORMS)
 @DEBUG
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
-    dry-run, probe, launch, train, bench, history, compare, check, from, rent, lint or doctor.
+    dry-run, probe, launch, train, checkpoint, bench, history, compare, check, from, rent, lint or doctor.
 
     \b
     ds-advise schema advise

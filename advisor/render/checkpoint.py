@@ -1,0 +1,81 @@
+"""A checkpoint for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from ...estimators.json_form import SCHEMA_VERSION
+from ...validate.checkpoint import CheckpointFile
+from ...validate.checkpoint_weights import CheckpointContents, Conversion
+from ..text.lines import blank, commands, printable, sentence
+from ..text.units import count, gib
+
+_MOST_FILES = 5
+"""Damaged files that are listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointAnswer:
+    """What lies in a checkpoint, and what was written of it."""
+
+    schema_version: int = SCHEMA_VERSION
+    contents: CheckpointContents
+    evidence: Literal["checksums", "structure"]
+    """checksums: the files are those that were saved; structure: their archives are complete."""
+    damaged: tuple[CheckpointFile, ...]
+    conversion: Conversion | None
+    """Null where nothing was converted."""
+    written: str
+    """The folder with the model; "" for none."""
+
+
+def render_checkpoint(answer: CheckpointAnswer, console: Console) -> None:
+    """What it is, whether it is whole, and what can be done with it."""
+    contents, damaged = answer.contents, answer.damaged
+    style = "bold red" if damaged else "bold green"
+    state = "is damaged" if damaged else "is whole"
+    sentence(
+        console, Text(f"{printable(contents.folder)} {state}, by the {answer.evidence} of its files.", style=style)
+    )
+    sentence(console, f"{_kind(contents)}, {gib(contents.size_bytes)} GiB.")
+    for file in damaged[:_MOST_FILES]:
+        sentence(console, f"  {printable(file.name)} {file.problem}", hang=4)
+    if len(damaged) > _MOST_FILES:
+        sentence(console, f"  and {len(damaged) - _MOST_FILES} more (--json)")
+    if answer.conversion is not None:
+        done = answer.conversion
+        sentence(
+            console,
+            f"Wrote {printable(answer.written)}: {count(done.parameters)} parameters in {done.dtype}, "
+            f"{gib(done.written_bytes)} GiB, with at most {gib(done.peak_bytes)} GiB of RAM.",
+        )
+    elif not damaged:
+        _next_steps(contents, console)
+
+
+def _kind(contents: CheckpointContents) -> str:
+    if contents.stage == "none":
+        return "No states of DeepSpeed" + (f"; weights in {', '.join(contents.weights)}" if contents.weights else "")
+    ranks = f" of {contents.ranks} ranks" if contents.ranks else ""
+    split = f", layers split by {contents.model_ranks}" if contents.model_ranks > 1 else ""
+    step = "" if contents.step is None else f", step {contents.step}"
+    return f"ZeRO-{contents.stage}{ranks}{split}{step}, optimizer states {gib(contents.optimizer_bytes)} GiB"
+
+
+def _next_steps(contents: CheckpointContents, console: Console) -> None:
+    folder = printable(contents.folder)
+    if contents.weights:
+        sentence(console, "from_pretrained reads its weights as they are.")
+    elif contents.stage in ("1 or 2", "3") and contents.model_ranks == 1:
+        blank(console)
+        sentence(console, "Its weights as a Hugging Face model:")
+        commands(console, [f"ds-advise checkpoint {folder} --to-hf my-model"])
+    if contents.stage in ("1 or 2", "3"):
+        sentence(console, "For another number of GPUs or another stage, convert it, and set checkpoint.load_universal:")
+        states = f"{folder.rstrip('/')}/{contents.tag}"
+        folders = f"--input_folder {states} --output_folder {states}_universal"
+        commands(console, [f"python -m deepspeed.checkpoint.ds_to_universal {folders}"])

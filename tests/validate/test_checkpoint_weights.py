@@ -1,0 +1,143 @@
+"""`ds-advise checkpoint`: what lies in a folder, and its weights as a model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli.main import run
+
+from tests.helpers import write_checkpoint
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "save_checkpoint.py"
+TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+SHAPES = [("1", "untied"), ("2", "tied"), ("3", "untied"), ("3", "tied")]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The checkpoint of a stage, saved by two ranks once."""
+    root = tmp_path_factory.mktemp("saved")
+
+    def save(stage: str, tied: str) -> Path:
+        folder = root / f"zero{stage}-{tied}"
+        if not folder.exists():
+            subprocess.run(
+                [*TWO_RANKS, str(SCRIPT), str(folder), stage, tied],
+                env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+                check=True,
+                capture_output=True,
+            )
+        return folder
+
+    return save
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "tied"), SHAPES)
+def test_weights_are_those_of_the_training(
+    stage: str, tied: str, saved: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the bit, in fp32 and in the type of config.json, and from_pretrained reads them."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    folder = saved(stage, tied)
+    true = torch.load(folder.with_suffix(".weights"))
+    for dtype, kind in (("auto", torch.bfloat16), ("fp32", torch.float32)):
+        target = tmp_path / dtype
+        assert run(["checkpoint", str(folder), "--to-hf", str(target), "--dtype", dtype, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["contents"]["stage"] == ("3" if stage == "3" else "1 or 2")
+        assert (answer["contents"]["ranks"], answer["contents"]["step"]) == (2, 1)
+        written = load_file(target / "model.safetensors")
+        assert written.keys() == true.keys()
+        assert answer["conversion"]["parameters"] == sum(each.numel() for each in written.values())
+        assert [name for name, each in written.items() if not torch.equal(each, true[name].to(kind))] == []
+        assert {path.name for path in target.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "auto")
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == (tied == "tied")
+    assert run(["checkpoint", str(folder), "--to-hf", str(tmp_path / "auto")]) == 2
+    assert "exists: nothing is overwritten; pass --force" in capsys.readouterr().err
+
+
+def _remove_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+
+
+def _widen(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+def _plant_code(folder: Path) -> None:
+    """A pickle that runs a command, in the archive of a rank."""
+    (path,) = folder.glob("*/*rank_1*optim_states.pt")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(stream, "w") as new:
+        for each in old.infolist():
+            content = pickle.dumps(_Evil(), 2) if each.filename.endswith("data.pkl") else old.read(each)
+            new.writestr(each.filename, content)
+    path.write_bytes(stream.getvalue())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_remove_layer, "does not hold the weights of its config.json: model.layers.2."),
+        (_widen, "(256, 64), and (300, 64) in the model"),
+        (_plant_code, "is not loaded: it names posix.system, whose code would run"),
+    ],
+)
+def test_a_foreign_checkpoint_writes_nothing(
+    damage: Callable[[Path], None],
+    says: str,
+    saved: Callable[[str, str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(shutil.copytree(saved("3", "untied"), tmp_path / "copy"))
+    damage(folder)
+    monkeypatch.chdir(tmp_path)
+    assert run(["checkpoint", str(folder), "--to-hf", "out"]) == 2
+    assert says in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"copy"}
+
+
+def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that a training left, whole and damaged, and folders that are no checkpoint."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    assert run(["checkpoint", str(folder)]) == 0
+    assert "checkpoint-8 is whole, by the structure of its files." in " ".join(capsys.readouterr().out.split())
+    next(folder.glob("*/*rank_0*optim_states.pt")).unlink()
+    next(folder.glob("*/*model_states.pt")).write_bytes(b"PK")
+    assert run(["checkpoint", str(folder), "--to-hf", str(tmp_path / "out")]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "is damaged" in out
+        and "is cut off" in out
+        and "of rank 0 is missing" in out
+        and not (tmp_path / "out").exists()
+    )
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "absent"):
+        assert run(["checkpoint", str(path)]) == 2
+        assert "Traceback" not in capsys.readouterr().err

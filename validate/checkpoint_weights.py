@@ -1,0 +1,280 @@
+"""What a DeepSpeed checkpoint holds, and its weights as a Hugging Face model.
+
+What lies in a folder is found by the names of its files. The weights are put together by DeepSpeed's own
+`zero_to_fp32`, a tensor at a time. A checkpoint is a pickle: one that names anything but the classes in `_KNOWN` is
+refused before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from ..estimators.errors import ConfigFileError
+from .checkpoint import CHECKSUMS, WHOLE, Checkpoint
+
+Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+
+_MODEL = re.compile(r"(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
+_STATES = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
+
+_KNOWN = frozenset(
+    (
+        "argparse.Namespace",
+        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    )
+)
+"""Classes of DeepSpeed's states (0.19.8 runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py), beside those that
+torch loads without trust."""
+
+_FOREIGN = "it holds no states of DeepSpeed"
+
+_SHARD = "5GB"
+"""Largest file of weights, as `save_pretrained` writes them."""
+
+PROCESS_BYTES = 700 * 2**20
+"""RAM of a process that has imported torch and DeepSpeed (measured: torch 2.13, DeepSpeed 0.19.8)."""
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointContents:
+    """A checkpoint, by the names and sizes of its files."""
+
+    folder: str
+    tag: str
+    """The folder of DeepSpeed's states; "" for none."""
+    step: int | None
+    stage: Literal["none", "0", "1 or 2", "3"]
+    """Of ZeRO; "none" without DeepSpeed's states."""
+    ranks: int
+    """Of data parallelism."""
+    model_ranks: int
+    """Of tensor parallelism."""
+    size_bytes: int
+    optimizer_bytes: int
+    weights: tuple[str, ...]
+    """Files of safetensors that `from_pretrained` reads; none where ZeRO-3 kept the weights in shards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What it takes to get the weights out of a checkpoint."""
+
+    parameters: int
+    dtype: str
+    read_bytes: int
+    written_bytes: int
+    peak_bytes: int
+    """RAM: the process, and the larger of the largest file of model states and one file of weights with the two fp32
+    copies of its largest tensor. Pages of the optimizer's files are mapped, can be dropped, and are not counted."""
+
+
+def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
+    """What lies in the folder of a checkpoint."""
+    names = {file.name: file.size_bytes for file in checkpoint.files if file.size_bytes}
+    tag = _tag(checkpoint.folder)
+    states = [match for name in names if (match := _STATES.search(name))]
+    models = [match for name in names if (match := _MODEL.search(name))]
+    step = re.search(r"(\d+)$", tag or checkpoint.folder.name)
+    sharded = any(match[1] for match in models)
+    return CheckpointContents(
+        folder=str(checkpoint.folder),
+        tag=tag,
+        step=int(step[1]) if step else None,
+        stage="none" if not models else "3" if sharded and states else "1 or 2" if states else "0",
+        ranks=max((int(match[2]) + 1 for match in states), default=0),
+        model_ranks=len({match[3] for match in models}),
+        size_bytes=sum(names.values()),
+        optimizer_bytes=sum(size for name, size in names.items() if _STATES.search(name)),
+        weights=tuple(name for name in names if "/" not in name and name.endswith(".safetensors")),
+    )
+
+
+def _tag(folder: Path) -> str:
+    try:
+        return (folder / "latest").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def check_convertible(contents: CheckpointContents) -> None:
+    """Raises ConfigFileError for a checkpoint whose weights `zero_to_fp32` cannot put together."""
+    reason, fix = "", "name the folder that holds `latest`"
+    if contents.stage == "none":
+        reason = "it holds no states of DeepSpeed; from_pretrained reads its weights" if contents.weights else _FOREIGN
+    elif contents.model_ranks > 1:
+        reason = f"tensor parallelism split its layers over {contents.model_ranks} ranks"
+        fix = "load it with the training script, and save it by engine.save_16bit_model"
+    elif contents.stage == "0":
+        reason = "without ZeRO the weights are whole in mp_rank_00_model_states.pt"
+        fix = "load them with the training script: engine.load_checkpoint, then model.save_pretrained"
+    if reason:
+        raise ConfigFileError(f"{contents.folder} cannot be converted", why=reason, fix=fix)
+
+
+class WeightsOf:
+    """The weights of a whole checkpoint under ZeRO. Raises ConfigFileError for one that cannot be converted."""
+
+    def __init__(self, contents: CheckpointContents, dtype: Dtype) -> None:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        check_convertible(contents)
+        self.folder, self.contents = Path(contents.folder), contents
+        self._refuse_foreign_classes()
+        try:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+                found = get_fp32_state_dict_from_zero_checkpoint(contents.folder, contents.tag, lazy_mode=True)
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            raise ConfigFileError(
+                f"{contents.folder} cannot be converted", why=str(error)[:300], fix="take another checkpoint"
+            ) from error
+        self.config = _json(self.folder / "config.json")
+        self.dtype = _DTYPES.get(dtype) or str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        self.tensors: dict[str, Any] = found
+        self._check_names()
+
+    def _refuse_foreign_classes(self) -> None:
+        from torch.serialization import get_unsafe_globals_in_checkpoint
+
+        for path in sorted((self.folder / self.contents.tag).glob("*_states.pt")):
+            foreign = [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name not in _KNOWN]
+            if foreign:
+                raise ConfigFileError(
+                    f"{path.name} is not loaded",
+                    why=f"it names {foreign[0]}, whose code would run",
+                    fix="convert it with the training script",
+                )
+
+    def _check_names(self) -> None:
+        """Names and shapes are those of the model's own class. Aliases of tied weights are left out."""
+        if any(".lora_A." in name for name in self.tensors):
+            raise ConfigFileError(
+                f"{self.folder} holds LoRA adapters",
+                why="peft saves them as adapter_model.safetensors",
+                fix="use that file, or ds-advise train --merge",
+            )
+        own = _own_tensors(self.config)
+        if own is None:
+            return
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        for name in [name for name, tensor in shapes.items() if name not in own]:
+            del self.tensors[name]
+        wrong = [
+            f"{name} is {shapes.get(name, 'missing')}, and {shape} in the model"
+            for name, shape in own.items()
+            if shapes.get(name) != shape
+        ]
+        if wrong:
+            raise ConfigFileError(
+                f"{self.folder} does not hold the weights of its config.json",
+                why=wrong[0] + (f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+                fix="put the training's config.json into the folder",
+            )
+
+    def conversion(self) -> Conversion:
+        """Figures of `write`."""
+        sizes = [tensor.shape.numel() for tensor in self.tensors.values()]
+        width = 4 if self.dtype == "float32" else 2
+        written = width * sum(sizes)
+        files = (self.folder / self.contents.tag).glob("*model_states.pt")
+        shard = min(written, 5 * 10**9)
+        return Conversion(
+            parameters=sum(sizes),
+            dtype=self.dtype,
+            read_bytes=4 * sum(sizes),
+            written_bytes=written,
+            peak_bytes=PROCESS_BYTES + max(max(path.stat().st_size for path in files), shard + 8 * max(sizes)),
+        )
+
+    def write(self, target: Path, *, force: bool, say: Callable[[str], None]) -> None:
+        """Write safetensors with the configuration and the tokenizer of the checkpoint into a new folder, at once.
+
+        Raises ConfigFileError where the folder exists without `force`, or cannot be written.
+        """
+        if target.exists() and not force:
+            raise ConfigFileError(f"{target} exists", why="nothing is overwritten", fix="pass --force")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+                folder = Path(temporary) / "model"
+                folder.mkdir()
+                self._write_shards(folder, say)
+                for path in self.folder.iterdir():
+                    if _belongs_to_model(path):
+                        shutil.copy2(path, folder / path.name)
+                if target.exists():
+                    shutil.rmtree(target)
+                folder.rename(target)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigFileError(f"{target} cannot be written", why=reason, fix="name another folder") from error
+
+    def _write_shards(self, folder: Path, say: Callable[[str], None]) -> None:
+        import torch
+        from deepspeed.utils.zero_to_fp32 import to_torch_tensor
+        from huggingface_hub import split_torch_state_dict_into_shards
+        from safetensors.torch import save_file
+
+        dtype = getattr(torch, self.dtype)
+        with torch.device("meta"):
+            empty = to_torch_tensor(self.tensors, return_empty_tensor=True, dtype=dtype)
+        split = split_torch_state_dict_into_shards(
+            empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_SHARD
+        )
+        for name, tensors in split.filename_to_tensors.items():
+            say(f"writing {name} ...")
+            shard = to_torch_tensor({each: self.tensors[each] for each in tensors}, dtype=dtype)
+            save_file(shard, folder / name, metadata={"format": "pt"})
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the tensors of the model's class, without aliases of tied weights; None for a class that transformers
+    does not have."""
+    import torch
+    import transformers
+
+    name = next(iter(config.get("architectures") or ()), "")
+    kind = getattr(transformers, name, None)
+    if kind is None or "auto_map" in config:
+        return None
+    with torch.device("meta"):
+        model = kind(transformers.AutoConfig.for_model(**config))
+    aliases = set(getattr(model, "all_tied_weights_keys", None) or ())
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in aliases}
+
+
+def _belongs_to_model(path: Path) -> bool:
+    """Configuration and tokenizer; no states of the training, weights or code."""
+    own = (WHOLE, CHECKSUMS, "trainer_state.json", "latest")
+    return (
+        path.is_file()
+        and path.suffix in (".json", ".jinja", ".model", ".txt")
+        and path.name not in own
+        and not path.name.endswith(".index.json")
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
