@@ -43,13 +43,13 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # TRL's add_fused_lm_head (1.16 kernels/chunked_logprob.py): a tile of logits written and read (2 + 2);
         # backward written and read again, overwritten by its gradient, which the head's products read (4 + 2 + 4).
         "chunked-head": LossSpec((4, 10), False, head_again=True),
-        # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
         # TRL's selective_log_softmax (1.16 kernels/logprob_entropy.py) of the logits without the last token: read once;
         # backward read, their gradient written, put among zeros (2 + 2 + 2) and read by the head's products (2 + 2).
         "log-probs": LossSpec((4, 14), True),
         # The same, and the cross entropy of the chosen half in 16 bits (experimental/orpo): copied, log-softmax;
         # backward two gradients, put among zeros twice and added.
         "odds-ratio": LossSpec((8, 28), True),
+        # DeepSpeed's sequence_tiled_compute: the standard loss of a tile, with its forward pass again.
         "tiled": LossSpec((14, 36), False, head_again=True),
     }
 )
