@@ -18,7 +18,6 @@ from ...validate.lint.config_file import correct, read_config_file
 from ..question.cluster import parse_cluster
 from ..question.model_source import load_model
 from ..question.workload import configured_workload
-from ..search.open_batch import filled_batch
 
 
 def lint_settings(
@@ -47,6 +46,8 @@ def lint_settings(
             workload = None
     known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
+        from ..search.open_batch import filled_batch  # a file alone needs no search
+
         with suppress(DsAdviseError):  # a rule reports it
             known["batch"] = filled_batch(config, shape, workload, cluster)
     return known

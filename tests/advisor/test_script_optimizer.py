@@ -42,6 +42,7 @@ OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "
         (BLOCK, {"software": "transformers=4.45,optimizer-step=loop"}, "auto"),
         (TORCH_ADAM, {}, "foreach"),
         (OFFLOADED, {"software": "transformers=4.45"}, "auto"),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, {"framework": "deepspeed"}, "auto"),
     ],
 )
 def test_whose_step_it_is(config: dict[str, Any], options: dict[str, Any], step: OptimizerStep) -> None:

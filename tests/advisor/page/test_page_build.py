@@ -19,7 +19,8 @@ state = {"model": "Qwen2.5-7B", "gpus": "2x24GB", "method": "lora"}
 request = {"state": state, "picture": "memory", "width": 700}
 last = [json.loads(part) for part in REQUESTS["answer"](json.dumps(request))][-1]
 assert last["part"] == "whole", last
-found = json.loads(next(REQUESTS["judge"](json.dumps({"config": '{"bf16": {"enabled": "true"}}', "state": None}))))
+config = '{"bf16": {"enabled": "true"}, "train_micro_batch_size_per_gpu": "auto"}'
+found = json.loads(next(REQUESTS["judge"](json.dumps({"config": config, "state": state}))))
 assert found["part"] == "lint", found
 """
 
