@@ -99,6 +99,8 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
         )
     found = [*_disk(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
+    if run.workload.objective != "next-token":
+        return [*found, *_dry_run(run, say)]  # a probe trains on the next token
     if check == "probe" or (check == "auto" and runs_here):
         return [*found, *_probe(request, say, anew=check == "probe")]
     return [*found, *_dry_run(run, say)]

@@ -85,6 +85,8 @@ def launch_question(
     adapters, method = _adapters(options, given, arguments, text, source)
     chosen = options | from_script | adapters | {"cluster": cluster, "framework": framework}
     chosen["model"] = options["model"] or arguments.model
+    chosen["objective"] = text.objective or "next-token"
+    chosen["precompute_ref_log_probs"] = bool(arguments.flag("precompute_ref_log_probs"))
     del chosen["config_file"]
     run = None
     if chosen["model"] is not None:
@@ -112,8 +114,8 @@ def launch_question(
         rendezvous=rendezvous,
         passes_config=passing.passes,
         config_flag=passing.with_flag,
-        prediction=None if text.has_other_loss else prediction_of(run),
-        other_loss=text.trainer if text.has_other_loss else None,
+        prediction=None if text.objective is None else prediction_of(run),
+        other_loss=text.trainer if text.objective is None else None,
         total_steps=arguments.number("max_steps"),
         stall_s=stall_s,
     )

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.objectives import OBJECTIVES
+from ...estimators.workload import Objective
 from ...probes.machine import search_path
 from .request import Script
 from .script_arguments import ScriptArguments
@@ -39,7 +41,8 @@ _LORA = {
 _OTHER_LOSS = re.compile(
     r"(DPO|OnlineDPO|KTO|PPO|GRPO|RLOO|ORPO|CPO|BCO|XPO|NashMD|GKD|Reward|PRM|Distillation|SDFT|SDPO|TPO|GOLD)Trainer"
 )
-"""TRL's trainers whose loss is not the next token's, many of which hold further models (TRL 1.16.0 and 0.12)."""
+"""TRL's trainers whose loss is not the next token's, many of which hold further models (TRL 1.16.0 and 0.12).
+`OBJECTIVES` has those that are predicted."""
 
 _OLD = {
     "evaluation_strategy": "eval_strategy",
@@ -102,15 +105,20 @@ class ScriptSource:
         return None
 
     @property
-    def has_other_loss(self) -> bool:
-        """Whether its Trainer minimizes another loss than that of the next token."""
-        return self.trainer is not None and _OTHER_LOSS.fullmatch(self.trainer) is not None
+    def objective(self) -> Objective | None:
+        """What its Trainer minimizes; None for what is not predicted, such as GRPO, or CPOTrainer, whose arguments
+        decide."""
+        trainer = self.trainer or ""
+        for objective, spec in OBJECTIVES.items():
+            if spec.trainer == trainer and spec.trainer and not spec.arguments:
+                return objective
+        return None if _OTHER_LOSS.fullmatch(trainer) else "next-token"
 
     @property
     def is_trl(self) -> bool:
         """Whether its training arguments are TRL's, which have other defaults than transformers'."""
-        trainer = self.trainer or ""
-        return trainer == "SFTTrainer" or self.has_other_loss or any(_is_trl(call) for call in self.calls)
+        others = self.trainer == "SFTTrainer" or self.objective != "next-token"
+        return others or any(_is_trl(call) for call in self.calls)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -123,10 +131,13 @@ class ScriptSource:
 
     @property
     def adapters(self) -> dict[str, Any] | None:
-        """The arguments of peft's LoraConfig, under the names of a script's options. None where it makes none, where
-        what says their size is no literal, and without target modules, which peft then chooses by the model."""
+        """The arguments of peft's LoraConfig, under the names of a script's options. None where it makes none or makes
+        it under a condition, where what says their size is no literal, and without target modules, which peft then
+        chooses by the model."""
+        choices = (node for node in ast.walk(self._tree) if isinstance(node, ast.If | ast.IfExp))
+        optional = {node for choice in choices if not _is_main_guard(choice) for node in ast.walk(choice)}
         for call in self.calls:
-            if called(call) == "LoraConfig":
+            if called(call) == "LoraConfig" and call not in optional:
                 given, known = {keyword.arg for keyword in call.keywords}, self._literals(call)
                 sizes = {name: option for name, option in _LORA.items() if name in given}
                 if "target_modules" in given and sizes.keys() <= known.keys():
@@ -269,6 +280,10 @@ def _is_arguments(call: ast.Call) -> bool:
 
 def _is_trl(call: ast.Call) -> bool:
     return _TRL_ARGUMENTS.fullmatch(called(call)) is not None
+
+
+def _is_main_guard(node: ast.If | ast.IfExp) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
 
 
 def _loads_model(call: ast.Call) -> bool:

@@ -289,6 +289,8 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
     assert not [remark for remark in remarks if "assumed" in remark]
     request, _ = request_of("--per_device_train_batch_size", "1", model=None, accumulation=3, given=("accumulation",))
     assert (request.run.micro_batch_size, request.run.gradient_accumulation_steps) == (1, 3)
+    Path("train.py").write_text(LITERALS.replace("model = get_peft", "if lora: model = get_peft"))
+    assert request_of(model=None)[0].run.workload.method == "full"
     Path("train.py").write_text(LITERALS.replace("Qwen2.5-0.5B", "/nowhere/model"))
     request, remarks = request_of(model=None)
     assert request.run.model == "" and "/nowhere/model is not read" in remarks[-1]
@@ -296,7 +298,7 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "checkpointing", "predicted"),
-    [("SFTTrainer", True, True), ("DPOTrainer", True, False), ("GRPOTrainer", True, False), ("Trainer", False, True)],
+    [("SFTTrainer", True, True), ("DPOTrainer", True, True), ("GRPOTrainer", True, False), ("Trainer", False, True)],
 )
 def test_trls_scripts_have_trls_defaults(
     request_of: Request, trainer: str, checkpointing: bool, predicted: bool
