@@ -81,7 +81,7 @@ def configured_run(
         shape=shape,
         cluster=cluster,
         workload=configured_workload(config, given, shape, cluster.gpu),
-        micro_batch_size=given["micro_batch"] or _default(config, "train_micro_batch_size_per_gpu"),
+        micro_batch_size=int(given["micro_batch"] or 0) or _default(config, "train_micro_batch_size_per_gpu"),
         gradient_accumulation_steps=accumulation or _default(config, "gradient_accumulation_steps"),
         gradient_checkpointing=checkpointing != "off",
         cpu_checkpointing=checkpointing == "offload",
