@@ -59,7 +59,8 @@ def _fused_forward(self: Any, labels: Any = None, shift_labels: Any = None, **in
     states = self.base_model(**inputs).last_hidden_state
     if shift_labels is None:
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
-    loss = _FusedLoss.apply(states.view(-1, states.shape[-1]), self.lm_head.weight, shift_labels.view(-1))
+    fused: Any = _FusedLoss.apply
+    loss = fused(states.view(-1, states.shape[-1]), self.lm_head.weight, shift_labels.view(-1))
     return CausalLMOutputWithPast(loss=loss)
 
 

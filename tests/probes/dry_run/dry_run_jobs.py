@@ -38,7 +38,7 @@ from ds_advise.probes.recording.ledger import Ledger
 from ds_advise.probes.recording.mode import RecordingMode
 from ds_advise.probes.recording.phases import PhaseRecorder
 from ds_advise.probes.recording.schedule import ScheduleRecorder
-from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels
+from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels, loss_kernels
 from ds_advise.probes.simulated_gpu import kernels as aio
 from ds_advise.probes.simulated_gpu import patches as unknown_values
 from ds_advise.probes.simulated_gpu.accelerator import SimulatedAccelerator
@@ -238,7 +238,8 @@ def main():
     task = pickle.loads(Path(sys.argv[1]).read_bytes())
     faulthandler.dump_traceback_later(task["seconds"], exit=True)
     request = task["request"]
-    unknown_values.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's
+    unknown_values.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
+    loss_kernels.install = lambda _workload, _recorder: None
     answer = worker.answer_to(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
     task["answer"].write_text(json.dumps(answer))
     if "error" in answer:

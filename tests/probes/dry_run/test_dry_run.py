@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import OptimizerStep, Software, Workload
+from ds_advise.estimators.workload import Framework, LossKernel, Method, OptimizerStep, Software, Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
 from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.run import Run
 
-from tests.helpers import WIDE_LLAMA, h100s, zero_config
+from tests.helpers import WIDE_LLAMA, ask_forks, h100s, zero_config
 
 MODEL = WIDE_LLAMA
 PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
@@ -278,3 +279,27 @@ def test_an_optimizer_of_the_script_steps_as_the_closed_form_says(step: Optimize
     (said,) = (phase for phase in estimate.memory.phases if phase.name == "step")
     assert held + result.library_workspace_bytes == pytest.approx(said.allocated_bytes, rel=0.01)
     assert held > (2 + 2 + 12 + (8 if step == "foreach" else 12)) * PARAMETERS
+
+
+def test_losses_of_other_libraries_meet_the_closed_form() -> None:
+    """Their code is the library's (Liger's is written down), their kernels allocate nothing."""
+    description = MODEL | {"vocab_size": 64000}
+    shape, cluster = shape_from_config(description, name=""), h100s(2)
+    plan = Plan(zero_stage=2, micro_batch_size=1, gradient_checkpointing=True)
+    frameworks: dict[LossKernel, Framework] = {"chunked-softmax": "deepspeed", "fused": "hf"}
+    if find_spec("trl"):
+        frameworks["chunked-head"] = "trl"
+    workloads = [
+        Workload(seq_len=8192, method=method, loss=loss, framework=framework)
+        for loss, framework in frameworks.items()
+        for method in METHODS
+    ]
+    runs = [Run.of_plan(plan, shape, workload, cluster, description=description) for workload in workloads]
+    found = ask_forks([request_for(run, rank=0, iterations=2) for run in runs])
+    for workload, answer in zip(workloads, found, strict=True):
+        memory = estimate_memory(shape, workload, cluster, plan)
+        tensors = answer.peak.allocated_bytes_per_gpu
+        assert memory.allocated_bytes_per_gpu == pytest.approx(tensors, rel=0.08), (workload.loss, workload.method)
+
+
+METHODS: tuple[Method, ...] = ("full", "lora")

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.workload import OptimizerStep, Software, Workload
+from ds_advise.estimators.workload import LossKernel, OptimizerStep, Software, Workload
 from ds_advise.probes.run import Request, Run
 
 from tests.helpers import SMALL_LLAMA, h100s
@@ -105,6 +106,7 @@ class Case:
     sequence_parallel_size: int = 1
     cpu_checkpointing: bool = False
     tiled: bool = False
+    loss: LossKernel = "standard"
     bf16_states: str = ""
     zero_hpz_partition_size: int = 1
     autotp_size: int = 1
@@ -145,6 +147,19 @@ TILED = [  # feed-forward and loss a tile at a time
     Case("zero2", model="narrow", sequence_parallel_size=2, cpu_checkpointing=True, tiled=True),
     Case("zero1", model="narrow", tiled=True, world_size=4, real="alone"),
     Case("zero3", model="narrow", checkpointing=False, accumulation=2, tiled=True, world_size=4, real="alone"),
+]
+LOSSES = [  # DeepSpeed's and TRL's
+    Case("zero2", loss="chunked-softmax"),
+    Case("zero3", model="llama", loss="chunked-softmax", method="lora", real="alone"),
+    *(
+        [
+            Case("zero2", loss="chunked-head"),
+            Case("zero3", model="llama", loss="chunked-head"),
+            Case("zero3", loss="chunked-head", method="lora", checkpointing=False, real="alone"),
+        ]
+        if find_spec("trl")
+        else []
+    ),
 ]
 IN_BF16 = [  # masters alone need an optimizer on the host
     Case("zero1", bf16_states="masters and states"),
@@ -221,6 +236,7 @@ GRID = [  # every rung with and without checkpointing, once over gloo and once a
     Case("zero3-offload", world_size=64, rank=63, real="alone"),
     *SHARED,
     *TILED,
+    *LOSSES,
     *IN_BF16,
     *SECOND_COPIES,
     *LAYERS_SPLIT,
@@ -272,7 +288,8 @@ def request(case: Case, folder: Path) -> Request:
         precision=case.precision,
         attention="eager" if case.sequence_parallel_size == 1 else "sdpa",
         mlp="tiled" if case.tiled else "whole",
-        loss="tiled" if case.tiled else "standard",
+        loss="tiled" if case.tiled else case.loss,
+        framework="trl" if case.loss == "chunked-head" else "hf",
         software=Software(optimizer_step=case.step),
     )
     run = Run(
