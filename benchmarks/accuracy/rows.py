@@ -18,6 +18,7 @@ from ds_advise.estimators.workload import (
     LayerKernels,
     LossKernel,
     Method,
+    Objective,
     OptimizerStep,
     Precision,
     Software,
@@ -122,7 +123,8 @@ def run_of(number: int, row: dict[str, str]) -> Run:
         attention=cast(AttentionKernel, row["attention"]),
         loss=cast(LossKernel, row["loss"] or "standard"),
         kernels=cast(LayerKernels, row["kernels"] or "torch"),
-        framework="deepspeed" if row["output"] == "held" else "hf",
+        framework="trl" if row["objective"] else "deepspeed" if row["output"] == "held" else "hf",
+        objective=cast(Objective, row["objective"] or "next-token"),
         software=_software(row),
     )
     plan = _plan(row, model)

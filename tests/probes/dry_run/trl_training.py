@@ -28,6 +28,10 @@ def train_by_trl(request, recorder):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",  # the ranks have met already
     }
+    words = [f"w{number}" for number in range(3, 3 + workload.seq_len)]
+    answer = " " + " ".join(words[: workload.seq_len - 2])  # beside the prompt and the end
+    if request.rank == 0:
+        Dataset.from_list([{"prompt": "w1", "chosen": answer, "rejected": answer}] * 32).save_to_disk("rows")
     folder, tokenizer = _saved(run, "model", writes=request.rank == 0)
     config = dict(run.config)
     arguments = {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
@@ -53,15 +57,12 @@ def train_by_trl(request, recorder):
 
         kind = {"task_type": "SEQ_CLS" if spec.labels else "CAUSAL_LM"}
         adapters = LoraConfig(r=workload.lora_rank, target_modules="all-linear", **kind)
-    words = [f"w{number}" for number in range(3, 3 + workload.seq_len)]
-    answers = [" " + " ".join(words[: workload.seq_len - 2]) for _ in "cr"]  # beside the prompt and the end
-    rows = [{"prompt": "w1", "chosen": answers[0], "rejected": answers[1]} for _ in range(32)]
     iteration = 0
     with recorder.phase(0, "load"):
         trainer = getattr(trl, spec.trainer)(
             model=folder,
             args=arguments,
-            train_dataset=Dataset.from_list(rows),
+            train_dataset=Dataset.load_from_disk("rows"),
             processing_class=tokenizer,
             peft_config=adapters,
         )
