@@ -8,6 +8,7 @@ from typing import Any
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.memory.activations.loss import tiles_of
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan
 from ..estimators.workload import Workload
@@ -24,7 +25,7 @@ def training_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
 
-    With TRL they are those of SFTConfig, which cuts samples at `max_length`.
+    With TRL they are those of its own class, which cuts sequences at `max_length` (`arguments_class`).
     gradient_checkpointing_kwargs: by default the non-reentrant form, which LoRA needs (behind frozen embeddings no
     input of a block requires a gradient, and the reentrant form then computes none).
     optim: only for optimizers that the training script makes; an `optimizer` block overrides it.
@@ -37,6 +38,11 @@ def training_arguments(
     }
     if workload.framework == "trl":
         arguments["max_length"] = workload.seq_len  # by default 1024
+    objective = OBJECTIVES[workload.objective]
+    if objective.trainer:
+        arguments["model_init_kwargs"] = {"dtype": _DTYPE[workload.precision]}  # by default float32
+        arguments |= dict(objective.arguments)
+        arguments |= {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
     if plan.gradient_checkpointing:
         reentrant = workload.checkpoints_reentrantly(plan.zero_stage)
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
@@ -81,7 +87,8 @@ def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict
 
 def arguments_class(workload: Workload) -> str:
     """The class that the Trainer's arguments are passed to."""
-    return "SFTConfig" if workload.framework == "trl" else "TrainingArguments"
+    by_trl = OBJECTIVES[workload.objective].config or "SFTConfig"
+    return by_trl if workload.framework == "trl" else "TrainingArguments"
 
 
 def training_arguments_snippet(arguments: dict[str, Any], name: str = "TrainingArguments") -> str:
@@ -110,6 +117,7 @@ def python_source(value: Any, name: str = "") -> str:
     return repr(value)
 
 
+_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
@@ -120,7 +128,8 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
         arguments = script_arguments(workload, plan, cluster, config_path)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
-        return lines + training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
+        lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
+        return lines + _trainer_of_objective(workload)
     if plan.gradient_checkpointing:
         offloaded = plan.cpu_checkpointing
         enable = "activation_checkpointing_enable(offload=True)" if offloaded else "gradient_checkpointing_enable()"
@@ -132,6 +141,18 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
     if workload.loss == "fused" or workload.kernels == "liger":
         lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
     return lines + _loss_lines(workload, "model") + _tiling_lines(model, plan, workload, "model")
+
+
+def _trainer_of_objective(workload: Workload) -> list[str]:
+    """The trainer that the arguments are for, which loads the model and the reference model by itself."""
+    spec = OBJECTIVES[workload.objective]
+    if not spec.trainer:
+        return []
+    adapters = "" if workload.method == "full" else ", peft_config=LoraConfig(...)"
+    return [
+        f"from {spec.module} import {spec.config}, {spec.trainer}",
+        f"trainer = {spec.trainer}(model=..., args=..., train_dataset=..., processing_class=...{adapters})",
+    ]
 
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
@@ -167,9 +188,11 @@ def model_lines(workload: Workload, plan: Plan) -> list[str]:
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
         saved = f", modules_to_save={json.dumps(workload.modules_to_save)}" if workload.modules_to_save else ""
-        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved})")
+        kind = ', task_type="SEQ_CLS"' if OBJECTIVES[workload.objective].labels else ""
+        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved}{kind})")
         initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
-        if workload.modules_to_save or (initialized and not workload.software.fp32_adapters):
+        saves = bool(workload.modules_to_save) and workload.framework != "trl"
+        if saves or (initialized and not workload.software.fp32_adapters):
             # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts that all that trains has one type, and the
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
             # adapters would cast every input of theirs. TRL's trainers pass it themselves.

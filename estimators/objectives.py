@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .errors import WorkloadError
-from .losses import default_loss
+from .losses import LOSSES, default_loss
 from .models.model_shape import ModelShape, Tensor
 from .plan import Plan
 from .workload import Framework, LossKernel, Objective, Software, Workload
@@ -45,6 +45,14 @@ class ObjectiveSpec(NamedTuple):
     """The trainer's class; "" for the framework's own."""
     arguments: Mapping[str, Any] = MappingProxyType({})
     """Arguments of its configuration that select the objective."""
+
+    @property
+    def losses(self) -> tuple[LossKernel, ...]:
+        """The losses that it can have: of preferences those that give log-probabilities ("standard": log-softmax of all
+        logits in fp32, as LLaMA-Factory's trainers have it)."""
+        if not self.trainer:
+            return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio"))
+        return ("standard",) if self.labels else ("standard", "chunked-head", "log-probs", "odds-ratio")
 
     @property
     def config(self) -> str:

@@ -28,7 +28,7 @@ from ...ds_configs.training_script import (
     trainer_lines,
 )
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
-from ...estimators.losses import default_loss
+from ...estimators.objectives import loss_of
 from ...estimators.phrase import named, phrase
 from ...estimators.time.step_time import estimate_time
 from ..question.question import Question
@@ -184,8 +184,11 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
         settings.append(f"optimizer-step={answer.question.workload.software.optimizer_step}")
     software = f" --software {','.join(settings)}" if settings else ""
     workload = answer.question.workload
-    switched = workload.loss != default_loss(workload.framework, workload.software)
+    switched = workload.loss != loss_of(workload.objective, workload.framework, workload.software)
     loss = f" --loss {workload.loss}" if switched else ""
+    if workload.objective != "next-token":
+        precomputed = " --precompute-ref-log-probs" * workload.precompute_ref_log_probs
+        loss = f" --objective {workload.objective}{precomputed}{loss}"
     return f"ds-advise launch {shlex.quote(config_path)}{place}{loss}{software} -- train.py"
 
 

@@ -17,6 +17,7 @@ from .options import (
     FORCE,
     LANGUAGE,
     LORA,
+    OBJECTIVE,
     PATH,
     model_option,
     output_options,
@@ -93,7 +94,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 _compared = question_options(
     (
-        *("gpus", "ram", "nvme", "interconnect", "method", *LORA),
+        *("gpus", "ram", "nvme", "interconnect", *OBJECTIVE, "method", *LORA),
         *("seq_len", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "mlp"),
         *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),

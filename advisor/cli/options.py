@@ -45,7 +45,8 @@ class _CountOrMax(_Count):
 COUNT = _Count()
 _TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
 
-LORA = names_in(MethodOptions, without=("method", "quantization"))
+OBJECTIVE = ("objective", "precompute_ref_log_probs")
+LORA = names_in(MethodOptions, without=("method", "quantization", *OBJECTIVE))
 
 
 def complete_model(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -18,6 +18,7 @@ from .options import (
     FALLBACK,
     FORCE,
     LORA,
+    OBJECTIVE,
     PATH,
     Decorator,
     given_by_user,
@@ -40,7 +41,17 @@ _RANK = click.IntRange(min=0)
 def _run_options(model: Decorator) -> Decorator:
     """Gives a command the options of a run, and hands it their values as `run`: the arguments of `read_run` but the
     cluster."""
-    names = ("seq_len", "micro_batch", "method", *LORA, "precision", "gradient_checkpointing", "attention", "software")
+    names = (
+        "seq_len",
+        "micro_batch",
+        *OBJECTIVE,
+        "method",
+        *LORA,
+        "precision",
+        "gradient_checkpointing",
+        "attention",
+        "software",
+    )
     shape = "Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
     return question_options(
         (*names, "loss", "mlp", "framework", "offline"),
@@ -288,7 +299,9 @@ def launch(
 
 
 _TRAINED = (
-    *names_in(MachineOptions, MethodOptions, TrainingOptions, without=("threads", "quantization", "document_len")),
+    *names_in(
+        MachineOptions, MethodOptions, TrainingOptions, without=("threads", "quantization", "document_len", *OBJECTIVE)
+    ),
     *("risk", "offline"),
 )
 """Options of `advise` that a training has too."""

@@ -173,15 +173,17 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 
 
 def _loss(given: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
-    """The loss of the objective. Raises WorkloadError for a loss of another one."""
+    """The loss, by default that of the objective and the framework. Raises WorkloadError for one that it cannot
+    have."""
     objective, asked = given["objective"], given["loss"]
     own = loss_of(objective, framework, software)
     if asked in ("auto", own):
         return own
-    if OBJECTIVES[objective].trainer or asked in ("log-probs", "odds-ratio"):
+    possible = OBJECTIVES[objective].losses
+    if asked not in possible:
         raise WorkloadError(
             f"--loss {asked} does not go with --objective {objective}",
-            why=f"TRL {'.'.join(map(str, software.trl))} has one loss for each, here {own}",
+            why=f"that has {own}",
             fix="leave --loss out",
         )
     return cast(LossKernel, asked)

@@ -100,7 +100,7 @@ def question_of(asked: Asked) -> dict[str, Any]:
         value = getattr(workload, name)
         if value != getattr(defaults, name) or name in ("seq_len", "precision"):
             question[name] = value
-    for name in ("mlp", "kernels", "document_len", "framework"):
+    for name in ("objective", "mlp", "kernels", "document_len", "framework"):
         if getattr(workload, name) != getattr(defaults, name):
             question[name] = getattr(workload, name)
     if workload.lora_targets is not None:

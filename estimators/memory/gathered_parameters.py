@@ -222,8 +222,10 @@ class _Gathering:
         first_layer, last_layer = self._in_forward(flat)
         loss = reused + (head if limits.max_reuse else 0)
         if self.prefetches:
-            # The head alone may reach the limit; else what comes after it is prefetched already.
-            loss = min(self.backward, max(loss, head if head >= ahead else ahead + self.widest))
+            # The head alone may reach the limit; else what comes after it is prefetched already, unless the head is no
+            # module's.
+            further = 0 if self.head_apart else head if head >= ahead else ahead + self.widest
+            loss = min(self.backward, max(loss, further))
         in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.widest
         if self.prefetches and limits.swap_buffers:
             in_layer = max(in_layer, self._reach(limits.swap_buffers))
