@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import rules_batch as batch
+from . import rules_communication as communication
 from . import rules_features as features
 from . import rules_file as file
 from . import rules_keys as keys
@@ -23,7 +24,7 @@ RULES: tuple[Rule, ...] = tuple(
                 file.TYPE_RULES,
                 batch.BATCH_RULES,
                 batch.TRAINER_RULES,
-                batch.COMMUNICATION_RULES,
+                communication.COMMUNICATION_RULES,
                 precision.PRECISION_RULES,
                 zero.ZERO_RULES,
                 zero.ZEROPP_RULES,

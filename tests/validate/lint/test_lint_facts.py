@@ -13,7 +13,7 @@ import pytest
 from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.facts import from_json, to_json
 from ds_advise.validate.lint.linted_config import problem
-from ds_advise.validate.lint.read_deepspeed import CLASSES
+from ds_advise.validate.lint.read_classes import CLASSES
 
 from .lint_cases import facts
 
