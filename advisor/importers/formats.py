@@ -8,7 +8,8 @@ from ...estimators.errors import ConfigFileError
 from .accelerate import ACCELERATE, AccelerateFormat
 from .source import Source, find_file, read_source
 from .tool_format import ToolFormat
-from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT, SCRIPT, TRAINING_ARGUMENTS, TRL
+from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
+from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
 
 Format = AccelerateFormat | ToolFormat
 

@@ -1,6 +1,6 @@
-"""The tools on the Hugging Face Trainer: axolotl, LLaMA-Factory, ms-swift, and scripts with TrainingArguments.
+"""The tools on the Hugging Face Trainer: axolotl, LLaMA-Factory and ms-swift.
 
-Keys and defaults are those of LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360 and transformers 5.23.
+Keys and defaults are those of LLaMA-Factory ff6d4d1, axolotl 067b021 and ms-swift 3602360.
 """
 
 from __future__ import annotations
@@ -15,120 +15,6 @@ from ..launch.script_arguments import ScriptArguments
 from .imported_run import DeepSpeedPart
 from .source import Source
 from .tool_format import Reading, ToolFormat, deepspeed_part, precision_of
-
-_OWN_LOOP = ("zero_stage", "micro_train_batch_size", "with_tracking", "checkpointing_steps", "use_qlora")
-"""Options that TrainingArguments lack: of DeepSpeed-Chat, OpenRLHF, open-instruct and accelerate's examples without the
-Trainer."""
-
-
-def _training_arguments_details(reading: Reading) -> None:
-    arguments, line = reading.arguments, reading.source.line
-    if reading.switched("use_flash_attn use_flash_attention_2"):
-        reading.training["attention"] = "flash"
-    if arguments.adapts:
-        reading.training.update(method="qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora)
-        if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
-            reading.use_quantization(8)
-    if arguments.flag("use_reentrant"):  # peft's examples
-        reading.training["software"] = {"reentrant": True}
-    own = next((name for name in _OWN_LOOP if name in arguments.given), None)
-    tool = "" if line is None else line.tool_not_read
-    is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
-    if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
-        reading.run["micro_batch_size"] = None
-    if line is not None and tool:
-        reading.obstacles.append(f"{tool} is not read: {line.target} has its own options for batch and precision")
-    elif own is not None:
-        reading.obstacles.append(f"not read: its training loop is its own, since the Trainer has no option {own}")
-    elif is_open and arguments.text("deepspeed_config") is not None:
-        part = reading.run["deepspeed"]
-        reading.run["framework"] = "deepspeed"
-        reading.lacks(
-            "a script that passes --deepspeed_config to DeepSpeed itself: pass "
-            f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model "
-            "and --gpus"
-        )
-    elif reading.run["micro_batch_size"] is None and line is not None and line.launcher != "accelerate":
-        reading.obstacles.append(
-            f"not read: {line.target[:80]} gets none of the Trainer's options, so that its batch, precision and "
-            "DeepSpeed configuration are in its code"
-        )
-
-
-TRAINING_ARGUMENTS = ToolFormat(
-    name="training-arguments",
-    title="a file of TrainingArguments",
-    tool="the Trainer",
-    is_file=lambda source: (
-        source.arguments.are_training_arguments
-        and not {"finetuning_type", "stage"} & set(source.values)
-        and not isinstance(source.values.get("model"), Mapping)  # torchtune
-    ),
-    details=_training_arguments_details,
-    liger="use_liger_kernel use_liger",
-    micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
-    default_micro_batch=8,
-    one_process="torchrun --nproc_per_node 1",
-    offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
-    has_own_keys=True,
-)
-
-SCRIPT = replace(
-    TRAINING_ARGUMENTS,
-    name="script",
-    title="a script that starts a training",
-    tool="",
-    is_file=lambda _: False,
-    program="script",
-)
-
-_TRL_KEYS = {
-    "dataset_text_field",
-    "dataset_mixture",
-    "dataset_mixer",
-    "packing",
-    "assistant_only_loss",
-    "completion_only_loss",
-    "max_prompt_length",
-    "num_generations",
-    "use_peft",
-}
-"""Keys of TRL's configurations that TrainingArguments lack."""
-
-
-def _is_trl(source: Source) -> bool:
-    keys = set(source.values)
-    named = "model_name_or_path" in keys and "finetuning_type" not in keys and "stage" not in keys
-    return named and (bool(_TRL_KEYS & keys) or {"dataset_name", "learning_rate"} <= keys)
-
-
-def _trl_details(reading: Reading) -> None:
-    _training_arguments_details(reading)
-    # accelerate's (`launch_line`), and what changes no figure
-    reading.switched("accelerate_config config_file num_processes num_machines beta max_prompt_length eos_token")
-    reading.switched("assistant_only_loss completion_only_loss")
-    bf16, fp16 = (reading.arguments.flag(name) for name in ("bf16", "fp16"))
-    if not bf16 and not fp16:  # base_config.py: bf16 is on unless it is switched off
-        reading.training["precision"] = "auto" if bf16 is None else "fp32"
-    reading.training["framework"] = "trl"
-    if reading.arguments.flag("precompute_ref_log_probs"):
-        reading.training["precompute_ref_log_probs"] = True
-
-
-TRL = replace(
-    TRAINING_ARGUMENTS,
-    name="trl",
-    title="a TRL configuration",
-    tool="TRL",
-    program="trl",
-    is_file=_is_trl,
-    details=_trl_details,
-    defaults={"launcher": "accelerate"},
-    # TRL 1.16 trainer/base_config.py and sft_config.py
-    default_precision="auto",
-    checkpoints=True,
-    default_seq_len=1024,
-)
 
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
 
