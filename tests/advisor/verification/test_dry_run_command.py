@@ -171,7 +171,9 @@ def test_options_that_the_file_leaves_no_room_for_are_named(
     (ignored, _) = capsys.readouterr().err.splitlines()
     assert ignored == "ds-advise: --micro-batch has no effect where the file has train_micro_batch_size_per_gpu 8"
     Path("open.json").write_text(json.dumps(CONFIG))
-    assert run("probe open.json --model gpt2 --device cpu --ranks 2 --rank 2 --solo".split()) == 2
+    assert (
+        run(["probe", "open.json", "--model", "gpt2", "--device", "cpu", "--ranks", "2", "--rank", "2", "--solo"]) == 2
+    )
     assert "micro batch 1, for `auto` in the file" in capsys.readouterr().err
 
 
