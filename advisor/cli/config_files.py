@@ -279,6 +279,8 @@ def from_file(
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
+    if destination is not None and not destination.name:
+        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or leave it out")
     answer, failure = import_file(file, destination=destination, **question), None
     if destination is not None and answer.files:
         try:

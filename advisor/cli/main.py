@@ -1,4 +1,4 @@
-"""The command line: `ds-advise MODEL --gpus SPEC`, one line for every error, exit codes 0, 1 and 2.
+"""The command line: `ds-advise MODEL --gpus SPEC`, one line for every error, exit codes 0, 1, 2 and 130.
 
 `advise` is the command that runs when none is named, so that the shortest line answers the main question.
 """
@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +67,8 @@ COMMON = (
 _LONGEST_TEXT = 300
 """Characters of an error message, which may quote the arguments."""
 
-YES, NO, UNANSWERED = 0, 1, 2
-"""Exit codes: the answer is yes; the answer is no (nothing fits); there is no answer."""
+YES, NO, UNANSWERED, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: the answer is yes; the answer is no (nothing fits); there is no answer; Ctrl-C, as in a shell."""
 
 
 class AdviseByDefault(click.Group):
@@ -127,7 +128,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Entry point of `ds-advise` and `python -m ds_advise`: run, print an error as one line, exit."""
+    """Run the command line of this process, print an error as one line, exit."""
     # Python has None for a stream that the caller closed (`>&-`), and the next file opened would take its number.
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
@@ -156,12 +157,13 @@ def run(args: list[str]) -> int:
             parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
         ):
             near += "; write -- before the script and its arguments"
-        _report(f"no such option {error.option_name}{near}", "", "see ds-advise --help")
+        _report(f"no such option {error.option_name}{near}", "", _help_of(args))
     except click.UsageError as error:
         message = error.format_message().rstrip(".")
-        _report(message[:1].lower() + message[1:], "", "see ds-advise --help")
-    except click.Abort:
+        _report(message[:1].lower() + message[1:], "", _help_of(args))
+    except (click.Abort, KeyboardInterrupt):
         _report("interrupted", "", "")
+        return INTERRUPTED
     except (BrokenPipeError, SystemExit):
         # The reader closed the pipe (`| head`), which Click and rich turn into a SystemExit.
         _discard_output()
@@ -181,6 +183,12 @@ def run(args: list[str]) -> int:
             "run it again with --debug and report what it shows",
         )
     return UNANSWERED
+
+
+def _help_of(args: Sequence[str]) -> str:
+    """Where the options are explained, of the command or of all."""
+    command = next((word for word in args[:1] if word in COMMANDS), "")
+    return f"see ds-advise {command} --help" if command else "see ds-advise --help-all"
 
 
 def _extra_with(module: str) -> str | None:

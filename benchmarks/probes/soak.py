@@ -1,11 +1,15 @@
-"""Probes and launches of a tiny model with faults at random moments, two at a time, on a machine that is busy besides.
+"""Probes, launches and trainings of a tiny model with faults at random moments, two at a time, on a machine that is
+busy besides.
 
-    python -m benchmarks.probes.soak [--rounds 100] [--minutes M] [--seed 0] [--load N] [--write]
+    python -m benchmarks.probes.soak [--rounds 100] [--minutes M] [--seed 0] [--load N] [--kinds KIND ...] [--write]
 
-Each round starts two commands on the CPU, a probe or a launch of two ranks, each with one of `FAULTS` up to 40 s after
-its start (a rank's as soon as there is one), while as many processes as there are cores (or `--load`) do nothing but
-count. Every kind meets every fault before one comes again. A clock jumps for the processes of its command alone
-(`clock.c`, which is compiled first).
+Each round starts two commands of two ranks on the CPU, each with one of `FAULTS`, while as many processes as there are
+cores (or `--load`) do nothing but count. Every kind meets every fault of its own before one comes again. A clock jumps
+for the processes of its command alone (`clock.c`, which is compiled first).
+
+Probes and launches of a plain script are hit up to 40 s after their start (a rank's as soon as there is one). The
+trainings of `soak_trainings` are hit after a step, and then resumed: they must end with the undisturbed training's
+steps and losses. Where memory ran out, `--fallback` must have ended them without a resumption.
 
 Whatever happens, a command must end by itself (`LIMIT_S`) and without a traceback of ours. Afterwards none of its
 processes is left, nor shared memory of its ranks, nor a lock on an extension; the ranks' records go forward in time;
@@ -34,13 +38,26 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ..document import put
+from .soak_trainings import (
+    DAMAGES,
+    EXACT,
+    MEMORY,
+    OTHER_PLAN,
+    SHORT,
+    Training,
+    difference,
+    limit,
+    memory_limit_bytes,
+)
 
 LATEST_FAULT_S, LIMIT_S, GRACE_S = 40.0, 900.0, 60.0
 """The last two are far more than an idle machine takes: a busy one may stretch everything."""
@@ -99,6 +116,9 @@ class Trial:
     process: subprocess.Popen[bytes]
     strikes_at: float
     mark: str
+    training: Training | None = None
+    at_step: int = 0
+    """Step of the training after which it is struck; `strikes_at` is without effect then."""
     struck: bool = False
     """The fault happened before the command ended."""
     wrong: list[str] = field(default_factory=list)
@@ -181,6 +201,32 @@ FAULTS: dict[str, Callable[[Trial], Any]] = {
 _HARMLESS = ("none", "ds-advise is suspended for 5 s", "the clock jumps by an hour")
 _FROM_THE_START = {"no file may grow": _full_disk, "little memory": _little_memory}
 
+_MEMORY = ("memory runs out at the start", "memory runs out after a step")
+_TRAINING_FAULTS: dict[str, Callable[[Trial], Any]] = {
+    **{fault: strike for fault, strike in FAULTS.items() if strike is not _remove_folders},
+    "the disk is full at a checkpoint": lambda trial: limit(_pids(trial), resource.RLIMIT_FSIZE, 50_000),
+    **dict.fromkeys(DAMAGES, lambda trial: trial.process.kill()),
+    _MEMORY[0]: lambda _: None,
+    _MEMORY[1]: lambda trial: limit(_pids(trial), resource.RLIMIT_DATA, 2**30),
+}
+for _fault in _FROM_THE_START:
+    del _TRAINING_FAULTS[_fault]
+ALL = {**FAULTS, **_TRAINING_FAULTS}
+"""Every fault, by its name."""
+
+
+def _pids(trial: Trial) -> list[int]:
+    """Raises LookupError where there are none yet."""
+    _one_rank(trial)
+    return [rank.pid for rank in trial.ranks()]
+
+
+def _cases(kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """(kind, fault). A damaged checkpoint is what `train` chooses; a script's user names it. Memory runs out twice."""
+    cases = [(kind, fault) for kind in kinds for fault in (FAULTS if kind in _WORDS else _TRAINING_FAULTS)]
+    cases = [case for case in cases if case[0] == "train" or case[1] not in DAMAGES]
+    return cases + [case for case in cases if case[1] in _MEMORY]
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,6 +234,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="no round begins after them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load", type=int, default=os.cpu_count(), help="processes that only count")
+    parser.add_argument("--kinds", nargs="+", choices=[*_WORDS, *SHORT], default=[*_WORDS, *SHORT])
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     # A shell that starts it in the background has SIGINT ignored, and every command would inherit that.
@@ -199,10 +246,12 @@ def main() -> int:
             ["cc", "-shared", "-fPIC", "-O2", Path(__file__).with_name("clock.c"), "-o", here / _CLOCK], check=True
         )
         trials: list[Trial] = []
-        cases = [(kind, fault) for kind in _WORDS for fault in FAULTS]
+        cases = _cases(given.kinds)
         dice.shuffle(cases)
-        for kind in _WORDS:  # what is compiled at first use is there afterwards
+        for kind in _WORDS.keys() & given.kinds:  # what is compiled at first use is there afterwards
             _run([_start(here, kind, kind, "none", dice)])
+        for training in [each for each in (*SHORT.values(), *MEMORY.values()) if each.command in given.kinds]:
+            _run([_start(here, _reference(training), training.command, "none", dice, training)])
         until = time.monotonic() + 60 * given.minutes
         for number in range(given.rounds):
             if time.monotonic() > until:
@@ -220,33 +269,62 @@ def main() -> int:
     text = _table(trials, wrong)
     print(text)
     if given.write:
-        put("launch.md", "probes/soak", text)
+        put("launch.md" if _WORDS.keys() & given.kinds else "train.md", "probes/soak", text)
     return int(bool(wrong) or any(trial.wrong for trial in trials))
 
 
-def _start(here: Path, name: str, kind: str, fault: str, dice: random.Random) -> Trial:
+def _reference(training: Training) -> str:
+    """The name of the undisturbed training."""
+    return f"{training.command}-{training.steps}"
+
+
+def _start(
+    here: Path, name: str, kind: str, fault: str, dice: random.Random, training: Training | None = None
+) -> Trial:
     folder = here / name
     (folder / "tmp").mkdir(parents=True)
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(_MODEL))
-    (folder / "ds_config.json").write_text(json.dumps(_CONFIG))
-    (folder / "train.py").write_text(_SCRIPT)
+    if training is None and kind in SHORT:
+        training = (MEMORY if fault in _MEMORY else SHORT)[kind]
+    if training is not None:
+        training.prepare(here, folder)
+    else:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text(json.dumps(_MODEL))
+        (folder / "ds_config.json").write_text(json.dumps(_CONFIG))
+        (folder / "train.py").write_text(_SCRIPT)
     mark = f"{_MARK}={name}-{os.getpid()}"
-    script = ["--", "train.py"] if kind == "launch" else []
+    words = training.words(folder) if training else [*_WORDS[kind], "--device", "cpu"]
+    words += ["--", "train.py"] if kind == "launch" else []
     (folder / "clock").write_bytes(bytes(16))
-    clock = {"LD_PRELOAD": str(here / _CLOCK), "CLOCK_JUMP": str(folder / "clock")} if FAULTS[fault] is _jump else {}
+    clock = {"LD_PRELOAD": str(here / _CLOCK), "CLOCK_JUMP": str(folder / "clock")} if ALL[fault] is _jump else {}
+    limited = _FROM_THE_START.get(fault)
+    if fault == _MEMORY[0]:
+        limit_bytes = memory_limit_bytes(here)
+        limited = partial(resource.setrlimit, resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ds_advise", *_WORDS[kind], "--device", "cpu", *script],
+            [sys.executable, "-m", "ds_advise", *words],
             cwd=folder,
             env={**os.environ, **_shared(here), **clock, "TMPDIR": str(folder / "tmp"), _MARK: mark.partition("=")[2]},
             stdout=said,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            preexec_fn=_FROM_THE_START.get(fault),
+            preexec_fn=limited,
         )
+    at_step = 0 if training is None else dice.randrange(1, training.steps // 2)
+    if fault == _MEMORY[1] or fault in DAMAGES:
+        at_step = training.save_steps * (2 if fault in DAMAGES else 1) + 1 if training else 0
     strikes_at = time.monotonic() + dice.uniform(0, LATEST_FAULT_S)
-    return Trial(kind=kind, fault=fault, folder=folder, process=process, strikes_at=strikes_at, mark=mark)
+    return Trial(
+        kind=kind,
+        fault=fault,
+        folder=folder,
+        process=process,
+        strikes_at=strikes_at,
+        mark=mark,
+        training=training,
+        at_step=at_step,
+    )
 
 
 def _shared(here: Path) -> dict[str, str]:
@@ -268,7 +346,7 @@ def _run_to_the_end(pair: Sequence[Trial]) -> None:
     began = time.monotonic()
     while any(trial.process.poll() is None for trial in pair) and time.monotonic() - began < LIMIT_S:
         for trial in pair:
-            if not trial.struck and time.monotonic() >= trial.strikes_at and trial.process.poll() is None:
+            if not trial.struck and _is_due(trial) and trial.process.poll() is None:
                 with contextlib.suppress(LookupError):  # it strikes later
                     _strike(trial)
         time.sleep(0.1)
@@ -277,6 +355,9 @@ def _run_to_the_end(pair: Sequence[Trial]) -> None:
             trial.wrong.append(f"it did not end: {_listed(trial.left())}")
             trial.process.kill()
         trial.process.wait()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_go_on, [trial for trial in pair if trial.training]))
+    for trial in pair:
         patience = time.monotonic() + GRACE_S
         while (left := trial.left()) and time.monotonic() < patience:
             time.sleep(0.2)
@@ -286,9 +367,62 @@ def _run_to_the_end(pair: Sequence[Trial]) -> None:
         _judge(trial)
 
 
+def _is_due(trial: Trial) -> bool:
+    training = trial.training
+    if training is None:
+        return time.monotonic() >= trial.strikes_at
+    if trial.folder.name == _reference(training):
+        _note_peak(trial)
+    if trial.fault in DAMAGES:
+        return len(training.whole_checkpoints(trial.folder)) > 1
+    return training.step(trial.folder) >= trial.at_step
+
+
+def _note_peak(trial: Trial) -> None:
+    """Keep the most `Data` of a rank (what RLIMIT_DATA limits) of the undisturbed training."""
+    kept = trial.folder.parent / "peak"
+    sizes = [int(kept.read_text()) if kept.exists() else 0]
+    for rank in trial.ranks():
+        with contextlib.suppress(OSError, IndexError):
+            status = Path(f"/proc/{rank.pid}/status").read_text()
+            sizes.append(1024 * int(status.partition("VmData:")[2].split()[0]))
+    kept.write_text(str(max(sizes)))
+
+
+def _go_on(trial: Trial) -> None:
+    """Resume a training that did not finish, and compare its losses with the undisturbed ones."""
+    training, said = trial.training, trial.folder / "said"
+    assert training is not None
+    if trial.fault in DAMAGES and trial.struck:
+        DAMAGES[trial.fault](training.whole_checkpoints(trial.folder)[-1])
+    code, resumptions = trial.process.returncode, 0
+    while code and resumptions < 2:
+        resumptions += 1
+        with said.open("ab") as end:
+            code = subprocess.run(
+                [sys.executable, "-m", "ds_advise", *training.resumed(trial.folder)],
+                cwd=trial.folder,
+                env={**os.environ, **_shared(trial.folder.parent), _MARK: trial.mark.partition("=")[2]},
+                stdout=end,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                timeout=LIMIT_S,
+                check=False,
+            ).returncode
+    text = said.read_text(errors="replace")
+    fell_back = "going on with" in text
+    if trial.fault in _MEMORY and (not fell_back or resumptions):
+        trial.wrong.append("no fallback was taken")
+    if trial.fault in DAMAGES and trial.struck and "is damaged:" not in text:
+        trial.wrong.append("the damage was not named")
+    undisturbed = training.losses(trial.folder.parent / _reference(training))
+    if other := difference(training.losses(trial.folder), undisturbed, OTHER_PLAN if fell_back else EXACT):
+        trial.wrong.append(f"after {resumptions} resumptions {other}")
+
+
 def _strike(trial: Trial) -> None:
     with contextlib.suppress(OSError, psutil.Error):
-        FAULTS[trial.fault](trial)
+        ALL[trial.fault](trial)
     trial.struck = True
 
 
@@ -307,7 +441,7 @@ def _judge(trial: Trial) -> None:
 def _left_by_ranks(folder: Path) -> list[str]:
     """What is wrong with their records and their shared memory."""
     wrong = []
-    for path in (folder / "log").glob("rank*.jsonl"):
+    for path in (*folder.glob("log*/rank*.jsonl"), *folder.glob("out/training/launch-*/rank*.jsonl")):
         times = []
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError):  # where the disk was full
@@ -369,11 +503,12 @@ def _table(trials: Sequence[Trial], wrong: Sequence[str]) -> str:
     for trial in trials:
         ended[trial.fault][trial.process.returncode] += 1
     lines = ["| fault | runs | in time | exit codes | lost or left |", "|---|---|---|---|---|"]
-    for fault in FAULTS:
+    for fault in ALL:
         codes = ", ".join(f"{code} ({count})" for code, count in sorted(ended[fault].items()))
         mistakes = [mistake for trial in trials if trial.fault == fault for mistake in trial.wrong]
         struck = sum(trial.struck or fault in _FROM_THE_START for trial in trials if trial.fault == fault)
-        runs = sum(ended[fault].values())
+        if not (runs := sum(ended[fault].values())):
+            continue
         lines.append(f"| {fault} | {runs} | {struck} | {codes} | {'; '.join(mistakes) or 'nothing'} |")
     kinds = Counter(trial.kind for trial in trials)
     total = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

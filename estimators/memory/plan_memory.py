@@ -163,6 +163,8 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
     tensors = tensor_set(of_rank(model, plan), workload)
     sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
     runs = _runs(workload, plan)
+    if cluster.gpu.is_cpu:  # a page of a buffer takes memory once it is written
+        plan = replace(plan, reduce_bucket_size=min(plan.reduce_bucket_size, tensors.trainable_numel))
     return _memory_of(sharded, _without_batch(plan, cluster), runs, cluster)
 
 

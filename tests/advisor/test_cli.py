@@ -262,8 +262,31 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
 @pytest.mark.parametrize(("typed", "meant"), [("--gpu", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")])
 def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
     assert run_here(["gpt2", typed, "1"]) == 2
-    error = f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help\n"
+    error = f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help-all\n"
     assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --oflline", "launch ds.json"])
+def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert run_here(words.split()) == 2
+    assert capsys.readouterr().err.endswith(f"; see ds-advise {words.split()[0]} --help\n")
+
+
+def test_ctrl_c_is_130_and_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also during the imports, where there is none."""
+    from ds_advise.__main__ import main
+
+    class Interrupted:
+        def __getattr__(self, _: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("ds_advise.advisor.cli.main.program.main", lambda **_: Interrupted().main)
+    assert run_here(["gpt2"]) == 130
+    assert capsys.readouterr().err == "ds-advise: interrupted\n"
+    monkeypatch.setitem(sys.modules, "ds_advise.advisor.cli.main", Interrupted())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "")
 
 
 @pytest.mark.usefixtures("here")

@@ -114,6 +114,13 @@ def test_a_slurm_script_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_a_folder_is_no_file_to_write(capsys: pytest.CaptureFixture[str], place: str) -> None:
+    code, answer, error = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", place)
+    assert (code, answer) == (2, None) and "is a folder; name a file in it" in error
+
+
+@pytest.mark.usefixtures("folder")
 def test_options_that_share_a_value_are_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
     """A change of one changes the other."""
     shared = SCRIPT.replace("batch_size 4", "batch_size $N --gradient_accumulation_steps $N").replace(

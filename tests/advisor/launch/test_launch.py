@@ -230,12 +230,12 @@ def test_arguments_of_a_script() -> None:
     assert ScriptArguments([]).model is None
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path, seq_len: int = 32) -> Run:
     return read_run(
         folder / "ds_config.json",
         str(folder / "model"),
         cpu_cluster(2),
-        seq_len=32,
+        seq_len=seq_len,
         micro_batch=2,
         accumulation=2,
         offline=True,
@@ -349,12 +349,13 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     """The same global batch with less memory, from the last checkpoint that is whole; a script of unknown arguments is
     not started."""
     newest = None
+    (folder / "model" / "config.json").write_text(json.dumps(TINY | {"vocab_size": 2**14}))
     if checkpoint:
         write_checkpoint(folder / checkpoint, ranks=2)
         newest = write_checkpoint(folder / "out/checkpoint-5", ranks=2)
         (newest / "trainer_state.json").write_text("")
     (folder / "ds_config.json").write_text(json.dumps(AUTO | {"scheduler": SCHEDULER}))
-    run = _run(folder)
+    run = _run(folder, seq_len=512)
     prediction = prediction_of(run)
     assert prediction is not None
     outcome = LaunchOutcome(
@@ -383,6 +384,18 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     written = json.loads((folder / "next" / "ds_config.json").read_text())
     assert written == request.run.config
     assert written["scheduler"] == SCHEDULER
+
+
+def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:
+    """Two ranks took 0.98 GiB in all, with DeepSpeed's default buckets, of which only written pages count; launch
+    shows that figure. No rank has CUDA's libraries, and its tensors are in the host's memory."""
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps(TINY | {"vocab_size": 2**14, "tie_word_embeddings": True}))
+    prediction = prediction_of(_run(folder))
+    assert prediction is not None
+    request = launch_request(_run(folder), folder, device="cpu", prediction=prediction)
+    assert request.predicted_host_bytes == pytest.approx(0.98 * 2**30, rel=0.1)
+    assert prediction.memory.host_loading_bytes_per_node < prediction.memory.host_training_bytes_per_node
 
 
 @pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])

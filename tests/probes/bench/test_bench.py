@@ -119,7 +119,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         assert len(workers) == 2
         process.send_signal(signal.SIGINT)
         _, error = process.communicate()
-    assert process.returncode == 2
+    assert process.returncode == 130
     assert "interrupted" in error
     assert not any(worker.is_running() for worker in workers)
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
