@@ -32,6 +32,8 @@ class ObjectiveSpec(NamedTuple):
     """Sequences of a sample: 2 for a pair of a chosen and a rejected answer."""
     sample: str = "sample"
     """What a sample is called."""
+    least_samples: int = 1
+    """Samples of a micro batch, at least: KTO pairs each with the answer of another."""
     policy_passes: int = 0
     """Forward passes of the policy without gradients, beside the one that is trained: KTO's estimate of divergence."""
     reference_passes: int = 0
@@ -67,7 +69,7 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
         "next-token": ObjectiveSpec(),
         "dpo": _PAIR._replace(reference_passes=1, trainer="DPOTrainer"),
         # A micro batch, and its answers paired with other prompts, both by policy and reference.
-        "kto": ObjectiveSpec(policy_passes=1, reference_passes=2, trainer="KTOTrainer"),
+        "kto": ObjectiveSpec(least_samples=2, policy_passes=1, reference_passes=2, trainer="KTOTrainer"),
         "orpo": _PAIR._replace(loss="odds-ratio", module="trl.experimental.orpo", trainer="ORPOTrainer"),
         "simpo": _PAIR._replace(
             loss="log-probs",

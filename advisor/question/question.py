@@ -14,12 +14,13 @@ from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import undividable, unsupported
 from ...estimators.workload import Workload
-from .options import CheckpointingChoice, Experts, OptimizerDtype, Risk
+from .options import LARGEST_COUNT, CheckpointingChoice, Experts, OptimizerDtype, Risk
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """The largest batch that the search tries, in tokens per optimizer step: about that of the largest published
@@ -109,6 +110,13 @@ class Question:
                 f"{workload.optimizer if workload.precision == 'bf16' else workload.precision}",
                 why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",
                 fix="leave --optimizer-dtype out",
+            )
+        per_gpu = self.micro_batch_size or (workload.global_batch_size or LARGEST_COUNT) // self.cluster.world_size
+        if per_gpu < (least := OBJECTIVES[workload.objective].least_samples):
+            raise WorkloadError(
+                f"a micro batch of {per_gpu} is too small for {workload.objective}",
+                why="its loss pairs each sample with the answer of another one of the micro batch",
+                fix=f"pass --micro-batch {least}, and a --global-batch of at least {least * self.cluster.world_size}",
             )
         if workload.global_batch_size is not None and not self.sequence_parallel_sizes():
             raise self._indivisible(workload.global_batch_size)
@@ -231,17 +239,19 @@ class Question:
         batch doubles up to the largest within `MAX_TOKENS_PER_STEP`.
         """
         global_batch, fixed = self.workload.global_batch_size, self.micro_batch_size
-        ranks = self.cluster.world_size // sequence_parallel_size
+        ranks, spec = self.cluster.world_size // sequence_parallel_size, OBJECTIVES[self.workload.objective]
         if global_batch is not None:
             per_gpu = global_batch // ranks
             if fixed is not None:
                 return ((fixed, per_gpu // fixed),)
-            return tuple((micro, per_gpu // micro) for micro in _divisors(per_gpu) if micro <= MAX_MICRO_BATCH)
+            micros = [micro for micro in _divisors(per_gpu) if spec.least_samples <= micro <= MAX_MICRO_BATCH]
+            return tuple((micro, per_gpu // micro) for micro in micros)
         if fixed is not None:
             return ((fixed, 1),)
-        largest = min(MAX_MICRO_BATCH, int(self._most_tokens_per_step() // (self.workload.seq_len * ranks)))
-        doubled = [2**power for power in range(largest.bit_length())]
-        return tuple((micro, 1) for micro in dict.fromkeys([*(doubled or [1]), max(1, largest)]))
+        tokens = spec.sequences * self.workload.seq_len * ranks
+        largest = max(spec.least_samples, min(MAX_MICRO_BATCH, int(self._most_tokens_per_step() // tokens)))
+        doubled = [2**power for power in range(largest.bit_length()) if 2**power >= spec.least_samples]
+        return tuple((micro, 1) for micro in dict.fromkeys([*doubled, largest]))
 
     def _most_tokens_per_step(self) -> float:
         if self.job is None:

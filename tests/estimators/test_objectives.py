@@ -1,15 +1,17 @@
 """What an objective changes: pairs, the reference model, the head of a reward model."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from ds_advise.advisor.advise import ask
 from ds_advise.advisor.question.workload import workload_of
+from ds_advise.ds_configs.training_script import script_lines, training_arguments
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import config, find
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.objectives import trained_config, trained_model
+from ds_advise.estimators.objectives import OBJECTIVES, trained_config, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
 from ds_advise.estimators.unsupported import unsupported
@@ -105,3 +107,27 @@ def test_the_objective_decides_on_framework_and_loss() -> None:
     assert workload_of({"objective": "reward", "method": "lora"}, MODEL, None).modules_to_save == ("score",)
     with pytest.raises(WorkloadError, match="does not go with --objective kto"):
         of(objective="kto", loss="fused")
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "simpo", "reward"])
+def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
+    """Its class has every argument."""
+    workload = replace(DPO, objective=objective, precompute_ref_log_probs=objective == "dpo", method="lora")
+    spec, plan = OBJECTIVES[objective], PLANS["zero3"]
+    lines = script_lines(trained_model(MODEL, objective), workload, plan, CLUSTER, "ds_config.json")
+    assert f"{spec.config}(" in lines
+    assert lines[-2:] == [
+        f"from {spec.module} import {spec.config}, {spec.trainer}",
+        f"trainer = {spec.trainer}(model=..., args=..., train_dataset=..., processing_class=..., "
+        "peft_config=LoraConfig(...))",
+    ]
+    trl = pytest.importorskip(spec.module)
+    known = {field.name for field in fields(getattr(trl, spec.config))}
+    assert training_arguments(plan, workload, CLUSTER).keys() <= known
+
+
+def test_kto_has_two_samples_in_a_micro_batch() -> None:
+    question = ask(MODEL, gpus="8xH100", objective="kto")
+    assert min(micro for micro, _ in question.batch_shapes()) == 2
+    with pytest.raises(WorkloadError, match="a micro batch of 1 is too small for kto"):
+        ask(MODEL, gpus="8xH100", objective="kto", global_batch=8)

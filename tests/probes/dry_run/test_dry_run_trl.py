@@ -23,7 +23,6 @@ CASES = [
     ("dpo", Case("zero3", model="llama", method="lora")),
     ("dpo", Case("zero3-offload", model="llama")),
     ("dpo precomputed", Case("zero2", model="llama")),
-    ("dpo precomputed", Case("zero3", model="llama")),
     ("reward", Case("zero2", model="llama")),
     ("reward", Case("zero2", model="llama", method="lora")),
     ("reward", Case("zero3", model="llama")),
