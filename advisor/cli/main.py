@@ -20,6 +20,7 @@ import click
 from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ..gc_pause import gc_paused
+from ..text.output import printable
 from .options import complete_model, help_records
 
 if TYPE_CHECKING:
@@ -215,6 +216,5 @@ def _report(what: str, why: str, fix: str) -> None:
     what = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
     reason = f"{what}: {why}" if why else what
     line = f"{reason}; {fix}" if fix else reason
-    printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
     with contextlib.suppress(OSError):  # stderr is full
-        click.echo(f"ds-advise: {printable}", err=True)
+        click.echo(f"ds-advise: {printable(line)}", err=True)

@@ -5,6 +5,7 @@ Token sequences lie in three flat files that every rank maps instead of reading.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..text.output import seldom
+from ..text.units import percent, seconds
 from .rows import DataError, read_rows
 from .shapes import ROW_SHAPES, PlainText, TextPart, is_empty, recognise, teaches_nothing
 from .tokenizing import Renderer, Tokenized, tokenize
@@ -130,7 +132,7 @@ def prepare(
 
     Raises DataError, naming file and line, for the first row that is broken, and for a file without rows.
     """
-    rows, say_seldom = read_rows(path), seldom(say)
+    rows, say_seldom, started = read_rows(path), seldom(say), time.monotonic()
     empty_places: list[str] = []
     renderer, divisible, trained_tokens, kept, done = Renderer(tokenizer, system=system), False, 0, 0, 0
     with TokenWriter(folder) as writer:
@@ -151,7 +153,7 @@ def prepare(
                 trained_tokens += sum(sequence.is_trained)
             kept += len(rendered)
             done += len(batch)
-            say_seldom(f"{path.name}: {done:,} rows ...")
+            say_seldom(_progress(path, done, batch[-1].share, time.monotonic() - started))
     if not kept:
         what = f"every row is empty or has an empty answer ({len(empty_places):,})" if empty_places else "no rows"
         raise DataError(f"{path}: {what}", why="there is nothing to train on", fix="check --data")
@@ -172,6 +174,14 @@ def prepare(
         untrained_turns=renderer.untrained_turns,
         has_own_template=renderer.has_own_template,
     )
+
+
+def _progress(path: Path, rows: int, share: float | None, passed_s: float) -> str:
+    """How far it is, with the time left at the speed until now. share: of the file."""
+    if not share:
+        return f"{path.name}: {rows:,} rows ..."
+    left = seconds(passed_s * (1 - share) / share)
+    return f"{path.name}: {rows:,} rows, {percent(share)} of {path.stat().st_size / 1e6:,.0f} MB, {left} left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

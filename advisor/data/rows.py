@@ -33,6 +33,8 @@ class Row(NamedTuple):
     fields: dict[str, Any]
     goes_on: bool = False
     """The next row continues the same text."""
+    share: float | None = None
+    """Share of the file that has been read or, where it is read whole, of its rows; None where it is unknown."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -59,13 +61,17 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
         # newline="": the csv module needs line ends inside quotes unchanged.
         with path.open(encoding="utf-8-sig", newline="" if suffix in _CSV else None) as stream:
             if suffix in _CSV:
-                yield from _csv(path, stream, delimiter="\t" if suffix == ".tsv" else _delimiter(stream))
+                rows = _csv(path, stream, delimiter="\t" if suffix == ".tsv" else _delimiter(stream))
             elif suffix == ".txt":
-                yield from _plain_text(path, stream)
+                rows = _plain_text(path, stream)
             elif suffix != ".json" or _is_json_lines(stream):
-                yield from _json_lines(path, stream)
+                rows = _json_lines(path, stream)
             else:
                 yield from _json(path, stream)
+                return
+            size = path.stat().st_size or 1
+            for row in rows:
+                yield row._replace(share=min(1.0, stream.buffer.tell() / size))
     except UnicodeDecodeError as problem:
         raise _not_utf_8(path) from problem
     except OSError as problem:
@@ -131,7 +137,7 @@ def _json(path: Path, stream: TextIO) -> Iterator[Row]:
     if rows is None:
         _refuse(path.name, "holds neither a list of objects nor one object with one list")
     for number, value in enumerate(rows, 1):
-        yield _object(f"{path.name}, element {number}", value)
+        yield _object(f"{path.name}, element {number}", value)._replace(share=number / len(rows))
 
 
 def _loaded(text: str, place: str, *, has_lines: bool = False) -> Any:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from .families import MEMORY_FAMILIES, memory_by_family
 from .language import SAMPLES, Language, translate, use_language
+from .output import printable
 from .units import gib
 
 WIDTH = 80
@@ -124,7 +125,7 @@ def _continued(command: str, columns: int) -> list[str]:
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
     text = Text(translate(line), style=style) if isinstance(line, str) else line
-    text.plain = text.plain.replace(GLUE, " ").replace(FIRM, " ")
+    text.plain = printable(text.plain.replace(GLUE, " ").replace(FIRM, " "))  # a name may have an escape byte
     if not can_encode(console, text.plain):
         plain = text.plain.replace("·", "|")
         text = Text(plain.encode("ascii", "replace").decode("ascii"))
@@ -148,11 +149,6 @@ def ended(text: str) -> str:
 
 def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def printable(text: str) -> str:
-    """Text from elsewhere without characters that would steer the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def blank(console: Console) -> None:

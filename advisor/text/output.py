@@ -26,7 +26,7 @@ class Output(NamedTuple):
     def say(self, text: str) -> None:
         """A line of progress or a warning; it never goes to stdout."""
         if self.mode != "quiet":
-            print(f"ds-advise: {text}", file=sys.stderr, flush=True)
+            print(f"ds-advise: {printable(text)}", file=sys.stderr, flush=True)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
@@ -35,7 +35,7 @@ class Output(NamedTuple):
         started, last = time.monotonic(), -math.inf
 
         def line(phase: str) -> str:
-            return f"{title}: {phase}, {time.monotonic() - started:.0f} s"
+            return f"{printable(title)}: {phase}, {time.monotonic() - started:.0f} s"
 
         def say_seldom(phase: str) -> None:
             nonlocal last
@@ -62,6 +62,13 @@ class Output(NamedTuple):
 
         file = sys.stderr if on_stderr else sys.stdout
         return Console(file=file, highlight=False, quiet=self.mode == "quiet")
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere without characters that would steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 _EVERY_S = 5.0

@@ -298,8 +298,8 @@ def _start(
     (folder / "clock").write_bytes(bytes(16))
     clock = {"LD_PRELOAD": str(here / _CLOCK), "CLOCK_JUMP": str(folder / "clock")} if ALL[fault] is _jump else {}
     limited = _FROM_THE_START.get(fault)
-    if fault == _MEMORY[0]:
-        limit_bytes = memory_limit_bytes(here)
+    if fault == _MEMORY[0] and training is not None:
+        limit_bytes = memory_limit_bytes(here / _reference(training))
         limited = partial(resource.setrlimit, resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
@@ -380,7 +380,7 @@ def _is_due(trial: Trial) -> bool:
 
 def _note_peak(trial: Trial) -> None:
     """Keep the most `Data` of a rank (what RLIMIT_DATA limits) of the undisturbed training."""
-    kept = trial.folder.parent / "peak"
+    kept = trial.folder / "peak"
     sizes = [int(kept.read_text()) if kept.exists() else 0]
     for rank in trial.ranks():
         with contextlib.suppress(OSError, IndexError):

@@ -195,7 +195,7 @@ def limit(pids: Sequence[int], kind: int, limit_bytes: int) -> None:
         resource.prlimit(pid, kind, (limit_bytes, limit_bytes))
 
 
-def memory_limit_bytes(here: Path) -> int:
+def memory_limit_bytes(undisturbed: Path) -> int:
     """Memory of a rank that suffices for half of the micro batch of `MEMORY` or less, not for all of it: `Data` of
-    the undisturbed training's peak less two of its logits in fp32."""
-    return int((here / "peak").read_text()) - 2 * 4 * VOCABULARY * LONG * MEMORY["train"].micro_batch
+    the undisturbed training's peak, in its folder, less two of its logits in fp32."""
+    return int((undisturbed / "peak").read_text()) - 2 * 4 * VOCABULARY * LONG * MEMORY["train"].micro_batch

@@ -272,6 +272,20 @@ def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.endswith(f"; see ds-advise {words.split()[0]} --help\n")
 
 
+@pytest.mark.parametrize("words", ["{} --gpus 80GB -o {}.json", "{}/x --gpus 80GB"])
+def test_names_do_not_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """A folder's name with an escape sequence, in answers, in commands to copy and in errors."""
+    monkeypatch.chdir(tmp_path)
+    name = "evil\x1b[31mred"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(TINY))
+    run_here(words.format(*["./" + name] * 2).split(" "))
+    printed = "".join(capsys.readouterr())
+    assert "evil\N{REPLACEMENT CHARACTER}[31mred" in printed and "\x1b" not in printed
+
+
 def test_ctrl_c_is_130_and_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Also during the imports, where there is none."""
     from ds_advise.__main__ import main
