@@ -42,6 +42,8 @@ class GatheredParameters(NamedTuple):
     arriving_at_loss: int = 0
     arriving_in_layer: int = 0
     """The part of the above that is still arriving in 8 bits."""
+    reference: int = 0
+    """In the forward pass of the policy without its adapters, which follows a trace that was recorded."""
 
 
 class _Limits(NamedTuple):
@@ -94,6 +96,8 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     if not breaks_traces(tensors.workload):
         return found
     alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
+    if tensors.workload.method != "full":
+        return alone._replace(reference=max(found.first_layer, found.last_layer))
     return alone._replace(first_layer=found.first_layer, last_layer=found.last_layer)
 
 

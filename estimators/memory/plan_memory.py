@@ -295,10 +295,10 @@ class BatchIndependentMemory:
 
     @property
     def _reference_gathered(self) -> int:
-        """Elements that the reference's own engine gathers in its forward pass, at most. A policy without adapters
-        gathers what it has not kept."""
+        """Elements that the reference's own engine, or the policy without adapters, gathers in its forward pass, at
+        most, beside what is kept."""
         if not has_reference_model(self.sharded.tensors.workload):
-            return max(0, max(self.gathered.first_layer, self.gathered.last_layer) - self.gathered.kept)
+            return max(0, self.gathered.reference - self.gathered.kept)
         own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
         return max(own.first_layer, own.last_layer)
 
@@ -328,18 +328,17 @@ _memory_of = lru_cache(maxsize=256)(BatchIndependentMemory)
 def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
     tensors, model, gradients = memory.sharded.tensors, memory.sharded.tensors.model, memory.gradients
     micro_batch_size, width = plan.micro_batch_size, workload.weight_bytes
-    recorded = partial(
-        activation_memory,
+    activations = activation_memory(
+        model,
+        workload,
         micro_batch_size=micro_batch_size,
         gradient_checkpointing=plan.gradient_checkpointing,
         compute_capability=memory.cluster.gpu.compute_capability,
         zero_stage=plan.zero_stage,
         cpu_checkpointing=plan.cpu_checkpointing,
     )
-    activations = recorded(model, workload)
-    # A reference computes without adapters.
-    plain = workload if workload.method == "full" else replace(workload, method="full", modules_to_save=())
-    unsaved = recorded(model, plain).unsaved_terms if reference_passes(workload) else ()
+    # The policy without adapters holds most as it begins: its first pass fetches ahead.
+    unsaved = activations.unsaved_terms if has_reference_model(workload) else ()
     saved, head = activations.saved_terms, activations.head_terms
 
     def left(reduced: int) -> Terms:
