@@ -92,6 +92,8 @@ def launch_question(
     if chosen["model"] is not None:
         try:
             run = configured_run(config, **chosen)
+            if run.shape is not None and "seq_len" not in {*given, *from_script}:
+                assumptions.append(f"assumed samples of {run.workload.seq_len:,} tokens: pass --seq-len")
             remarks += [*assumptions, *method]
         except DsAdviseError as error:
             if options["model"] or ScriptArguments(script.arguments).model:

@@ -286,7 +286,7 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
     assert (run.model_name, run.micro_batch_size, run.gradient_accumulation_steps) == ("Qwen2.5-0.5B", 4, 2)
     assert (workload.precision, run.gradient_checkpointing, request.total_steps) == ("bf16", True, 7)
     assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", 16, ("q_proj", "v_proj"))
-    assert not [remark for remark in remarks if "assumed" in remark]
+    assert [remark for remark in remarks if "assumed" in remark] == ["assumed samples of 2,048 tokens: pass --seq-len"]
     request, _ = request_of("--per_device_train_batch_size", "1", model=None, accumulation=3, given=("accumulation",))
     assert (request.run.micro_batch_size, request.run.gradient_accumulation_steps) == (1, 3)
     Path("train.py").write_text(LITERALS.replace("model = get_peft", "if lora: model = get_peft"))

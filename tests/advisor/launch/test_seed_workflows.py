@@ -196,3 +196,30 @@ def test_a_network_of_the_users(launch: Launch, monkeypatch: pytest.MonkeyPatch)
     failure = session["attempts"][0]["failure"]
     assert (code, failure["kind"]) == (1, "fewer_ranks")
     assert "2 ranks were started, but the engine has 1" in failure["message"]
+
+
+TRL = """
+from datasets import Dataset
+from trl import {kind}Config, {kind}Trainer
+rows = [{row} for x in range(32)]
+args = {kind}Config("out", per_device_train_batch_size=2, max_length=64, max_steps=3, report_to=[], {options})
+{kind}Trainer(model="model", args=args, train_dataset=Dataset.from_list(rows)).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "row", "checked"),
+    [
+        ("SFT", '{"text": f"the sum is {x} " * 4}', "probe: step"),
+        ("DPO", '{"prompt": f"{x} is", "chosen": " a number", "rejected": " a word"}', "dry run"),
+    ],
+)
+def test_trls_trainers(launch: Launch, kind: str, row: str, checked: str) -> None:
+    """Word for word as TRL's examples write them, with TRL's own checkpointing; DPO is checked by a dry run."""
+    pytest.importorskip("trl")
+    Path("sft.py").write_text(TRL.format(kind=kind, row=row, options='deepspeed="ds_config.json"'))
+    code, session, said = launch("000 stage 1", "sft.py")
+    attempt = trained(session, said, zero_stage=1, micro_batch=2, accumulation=1)
+    assert code == 0 and attempt["last_step"] == 3
+    assert checked in said and "assumed accumulation 1, checkpointing, precision bf16, the defaults of TRL" in said
