@@ -12,14 +12,15 @@ from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import trained_model
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ..estimators.time.step_time import assumptions
+from ..probes.gc_pause import gc_paused
 from ..probes.store_path import anything_kept
 from .answer.reasons import doubts, reasons
 from .answer.recommendation import Recommendation, closest
 from .answer.what_if import changes
-from .gc_pause import gc_paused
 from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from .question.model_source import load_model
 from .question.options import OPTIONS, JobOptions, QuestionOptions, documented, names_in, with_defaults
+from .question.own_module import is_own_module, options_of_module
 from .question.question import Question
 from .question.workload import settings_of, workload_of
 from .search.candidate import LEAST, Candidate
@@ -38,7 +39,12 @@ _SHARED = {field.name for field in fields(Question)} & OPTIONS.keys() - {"price"
 
 
 def ask(
-    model: str | ModelShape, *, say: Callable[[str], None] = lambda _: None, **options: Unpack[QuestionOptions]
+    model: str | ModelShape | Any,
+    *,
+    example_inputs: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    **options: Unpack[QuestionOptions],
 ) -> Question:
     """The question of the arguments of `advise`.
 
@@ -50,6 +56,10 @@ def ask(
     """
     given = with_defaults(options)
     _check_max(given)
+    if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_own_module(model)):
+        model = _own_module(model, given, example_inputs, loss_fn, say)
+    if isinstance(model, ModelShape) and model.module:
+        given = cast("QuestionOptions", {**given, **options_of_module(model, given)})
     cluster = cluster_of(given)
     micro_batch = None if given["micro_batch"] == "max" else given["micro_batch"]
     has_job = any(given[name] != OPTIONS[name].default for name in names_in(JobOptions))  # type: ignore[literal-required]
@@ -99,6 +109,18 @@ def ask(
     return with_longest_sequence(question) if given["seq_len"] == "max" else question
 
 
+def _own_module(
+    model: Any, given: QuestionOptions, example_inputs: Any, loss_fn: Any, say: Callable[[str], None]
+) -> ModelShape:
+    # Imported here: it records with torch.
+    from .question.own_module import module_of_file, module_of_object
+
+    if not isinstance(model, str):
+        return module_of_object(model, example_inputs, loss_fn)
+    say(f"recording {model} ...")
+    return module_of_file(model, given)
+
+
 def _check_max(given: QuestionOptions) -> None:
     """Raises WorkloadError for several options that are "max", and for one that contradicts --data."""
     searched = [OPTIONS[name].flag for name in ("model_size", "micro_batch", "seq_len") if given[name] == "max"]
@@ -125,10 +147,12 @@ def _first_length(model: ModelShape, document_len: int | None) -> int | None:
 
 @documented
 def estimate(
-    model: str | ModelShape,
+    model: str | ModelShape | Any,
     *,
     rung: str,
     settings: str | Mapping[str, Any] | None = None,
+    example_inputs: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Estimate:
     """Memory and time of one plan, whether it fits or not.
@@ -143,7 +167,8 @@ def estimate(
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
-    return plan_of(ask(model, **options), rung, settings).estimate
+    question = ask(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
+    return plan_of(question, rung, settings).estimate
 
 
 def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
@@ -169,8 +194,10 @@ def plain_pytorch(question: Question) -> Candidate:
 
 @documented
 def advise(
-    model: str | ModelShape,
+    model: str | ModelShape | Any,
     *,
+    example_inputs: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
     sharding: Literal["zero", "fsdp"] = "zero",
     deepspeed_estimate: bool = True,
     say: Callable[[str], None] = lambda _: None,
@@ -178,14 +205,18 @@ def advise(
 ) -> Recommendation:
     """The fastest DeepSpeed configuration that fits, with memory and time of every rung.
 
-    model: a catalogue name in any spelling, a folder or `config.json`, a hub id, or a `ModelShape`.
+    model: a catalogue name in any spelling, a folder or `config.json`, a hub id, "FILE.py:FUNCTION" (the file is
+        executed, in a subprocess), a `torch.nn.Module` or a function that returns one, or a `ModelShape`.
+    example_inputs: of a module that is given as an object: the arguments of its `forward` with any number of samples, a
+        tensor, a tuple or a dict by name.
+    loss_fn: of such a module: the loss by output and inputs; by default the output's `loss`, or its mean.
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.pytorch_baseline`).
     deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, which takes seconds).
     say: receives progress of counting a large file of `data`.
 
     Raises `DsAdviseError` for a question that cannot be answered. If no plan fits, `recommended` is None.
     """
-    question = ask(model, say=say, **options)
+    question = ask(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
     recommendation = answer(question)
     if sharding == "fsdp":
         recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
@@ -222,7 +253,7 @@ def predicted(question: Question) -> Recommendation:
         recommended=recommended,
         try_first=worth_trying_first(candidates, recommended, question.risk),
         reasons=reasons(question, ladder, recommended, candidates),
-        doubts=doubts(question.cluster, ladder, recommended),
+        doubts=doubts(question, ladder, recommended),
         assumptions=question.model.assumptions
         + assumptions(question.cluster, recommended.estimate.time if recommended else None),
     )

@@ -126,13 +126,13 @@ def plan_for(
     if stage < 3:
         return plan
 
-    layer = max((block.parameters_per_layer for block in model.blocks), default=0)
+    layer = max((block.parameters_per_layer for block in model.blocks if not model.module), default=0)
     live = min(_MAX_LIVE, cluster.gpu.memory_bytes // LIVE_SHARE // workload.weight_bytes)
     plan = replace(
         plan,
         sub_group_size=SUB_GROUP,
         stage3_prefetch_bucket_size=min(max(BUCKET, layer), largest_bucket),
-        stage3_param_persistence_threshold=10 * model.hidden_size,
+        stage3_param_persistence_threshold=10 * model.hidden_size or plan.stage3_param_persistence_threshold,
         stage3_max_live_parameters=live,
         stage3_max_reuse_distance=live,
     )

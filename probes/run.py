@@ -11,7 +11,7 @@ from ..ds_configs.read import needs_quantizer, plan_from_ds_config, ranks_per_sa
 from ..estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.hardware.cluster import Cluster
-from ..estimators.models.model_shape import ModelShape
+from ..estimators.models.model_shape import Input, ModelShape, OwnModule
 from ..estimators.objectives import trained_config
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Plan
@@ -43,8 +43,8 @@ class Run:
     gradient_checkpointing: bool = True
     cpu_checkpointing: bool = False
     """The inputs of checkpointed layers are stored on the host."""
-    input_shape: tuple[int, ...] | None = None
-    """Shape of one sample, for a FACTORY without `make_batch`."""
+    inputs: tuple[Input, ...] = ()
+    """One sample, for a FACTORY without `make_batch`."""
 
     @classmethod
     def of_plan(
@@ -54,11 +54,11 @@ class Run:
         workload: Workload,
         cluster: Cluster,
         *,
-        description: Mapping[str, Any] | None = None,
+        description: Mapping[str, Any] | str | None = None,
     ) -> Run:
         """The run of a plan's configuration.
 
-        description: the transformers configuration; a run without it can be looked up but not executed.
+        description: as the field `model`; a run without it can be looked up but not executed.
 
         Raises ClusterError as `ds_config` does.
         """
@@ -144,6 +144,15 @@ class Request:
     iterations: int
     """Maximum number of optimizer steps; 0 ends with the initialization."""
     expandable_segments: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRequest:
+    """A module of the user's to record, for a subprocess."""
+
+    module: OwnModule
+    seq_len: int
+    """The second argument of the file's `make_batch`."""
 
 
 _MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")

@@ -74,7 +74,7 @@ def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbedPlan, ...], str]
     return phrase("Earlier probes on this machine") if answer.past_probes else "", answer.past_probes, ""
 
 
-def probe_row(probe: ProbedPlan) -> ProbeRow:
+def probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
     """A probe, its outcome and its reason or age."""
     plan, failure, speed = probe.candidate.plan, probe.result.failure, ""
     if failure is None:
@@ -83,9 +83,9 @@ def probe_row(probe: ProbedPlan) -> ProbeRow:
         outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
     elif probe.age_s is None:
         predicted = rate(probe.candidate.tokens_per_s)
-        outcome = phrase("{speed} tokens/s (predicted {predicted})", speed=speed, predicted=predicted)
+        outcome = phrase("{speed} {unit}/s (predicted {predicted})", speed=speed, predicted=predicted, unit=unit)
     else:
-        outcome = phrase("{figure} tokens/s", figure=speed)
+        outcome = phrase("{figure} {unit}/s", figure=speed, unit=unit)
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
     return ProbeRow(
         rung=plan.rung,

@@ -290,7 +290,7 @@ NEEDS_TRANSFORMERS = phrase(
 )
 
 
-def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
+def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
     """What bf16 states and quantized collectives cost in accuracy, and what AutoEP needs; and what might make another
     plan that fits the fastest: an assumed figure that decides, and plans that are close.
 
@@ -299,7 +299,7 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
     """
     if chosen is None:
         return ()
-    plan, others = chosen.plan, _taken_others(ladder, chosen)
+    cluster, plan, others = question.cluster, chosen.plan, _taken_others(ladder, chosen)
     cautions = (
         (plan.bf16_optimizer_states, ROUNDED),
         (plan.quantizes_collectives, SENT_IN_FEWER_BITS),
@@ -314,10 +314,14 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
         and not chosen.estimate.evidence == other.estimate.evidence == "probe"
         and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]
-    return (*(caution for applies, caution in cautions if applies), *assumption, *_close(close, chosen))
+    return (
+        *(caution for applies, caution in cautions if applies),
+        *assumption,
+        *_close(close, chosen, question.model.unit),
+    )
 
 
-def _close(plans: Sequence[Candidate], chosen: Candidate) -> Iterator[Phrase]:
+def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[Phrase]:
     """`zero3: 2 % faster on paper, within the error; the simpler plan is taken.`, and `zero2 and ddp are close: 25,600
     to 30,400 tokens/s.`"""
     gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
@@ -337,9 +341,9 @@ def _close(plans: Sequence[Candidate], chosen: Candidate) -> Iterator[Phrase]:
         speed = low if low == high else phrase("{low} to {high}", low=low, high=high)
         names = _joined([plan.rung for plan in behind])
         yield (
-            phrase("{rung} is close: {speed} tokens/s.", rung=names, speed=speed)
+            phrase("{rung} is close: {speed} {unit}/s.", rung=names, speed=speed, unit=unit)
             if len(behind) == 1
-            else phrase("{rungs} are close: {speed} tokens/s.", rungs=names, speed=speed)
+            else phrase("{rungs} are close: {speed} {unit}/s.", rungs=names, speed=speed, unit=unit)
         )
 
 

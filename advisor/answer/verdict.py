@@ -109,7 +109,7 @@ def _first_failure(answer: Recommendation) -> str | None:
 def _speed(question: Question, chosen: Candidate) -> Phrase:
     cluster, between = question.cluster, chosen.time.tokens_per_s_range
     ranks, length = cluster.world_size, question.model.fixed_len
-    text = phrase("{figure} tokens/s", figure=rate(chosen.tokens_per_s))
+    text = phrase("{figure} {unit}/s", figure=rate(chosen.tokens_per_s), unit=question.model.unit)
     if chosen.estimate.evidence != "probe":
         text = phrase("About {speed}", speed=text)
     if between is not None:
@@ -125,7 +125,7 @@ def _speed(question: Question, chosen: Candidate) -> Phrase:
     if sequences > 1:
         pairs = rate(chosen.tokens_per_s / (sequences * workload.seq_len))
         text = phrase("{speed}; {pairs} pairs/s", speed=text, pairs=pairs)
-    if length:  # an image model: its samples count, not its patches
+    if length and length > 1:  # an image model: its samples count, not its patches
         text = phrase("{speed}; {samples} samples/s", speed=text, samples=rate(chosen.tokens_per_s / length))
     if cluster.gpu.assumed:
         text = phrase("{speed}, assuming the speed of the {gpu}", speed=text, gpu=cluster.gpu.name)
@@ -262,12 +262,10 @@ def training_subject(question: Question) -> tuple[Phrase, Phrase]:
     size = phrase("{count} parameters", count=count(model.parameters))
     if question.trainable_parameters != model.parameters:
         size = phrase("{size}, {count} trained", size=size, count=count(question.trainable_parameters))
-    training = phrase(
-        "{precision} · {optimizer} · sequence {length}",
-        precision=workload.precision,
-        optimizer=workload.optimizer,
-        length=_length(model, workload),
-    )
+    fields = {"precision": workload.precision, "optimizer": workload.optimizer}
+    training = phrase("{precision} · {optimizer} · sequence {length}", length=_length(model, workload), **fields)
+    if model.unit == "samples":
+        training = phrase("{precision} · {optimizer}", **fields)
     return (
         phrase("{model} · {size} · {method}", model=model.name, size=size, method=method_title(workload)),
         listed([training, *_unusual(workload)]),

@@ -129,7 +129,10 @@ def view_of(
         verdict=verdict_of(answer),
         subject=subject_of(question),
         figures=() if chosen is None else tuple(_figures(question, chosen)),
-        columns=_CPU_COLUMNS if question.cluster.gpu.is_cpu else _COLUMNS,
+        columns={
+            **(_CPU_COLUMNS if question.cluster.gpu.is_cpu else _COLUMNS),
+            "tokens_per_s": f"{question.model.unit}/s",
+        },
         ladder=ladder,
         ladder_notes=tuple(_ladder_notes(question, [row.candidate for row in ladder if row.candidate])),
         memory="" if shown is None else _memory_title(shown, device_label(question.cluster)),
@@ -141,7 +144,7 @@ def view_of(
         pytorch_baseline=_pytorch_baseline(answer),
         dry_runs=tuple(dry_run_sentence(run) for run in answer.verifications),
         probes=probes_title,
-        probe_rows=tuple(probe_row(probe) for probe in probes),
+        probe_rows=tuple(probe_row(probe, question.model.unit) for probe in probes),
         probes_end=probes_end,
         deepspeed_estimate=deepspeed_sentence(estimate, shown.device_bytes) if estimate and shown else "",
         changes=_changes_title(answer, has_probes=bool(series or answer.past_probes)),
@@ -170,7 +173,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
         name="speed",
         title="Speed",
         value=rate(chosen.tokens_per_s),
-        unit="tokens/s",
+        unit=f"{question.model.unit}/s",
         note=f"{rough_rate(between[0])} to {rough_rate(between[1])}" if between else "",
         more=f"{rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else "",
     )
@@ -206,7 +209,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
         title="One step",
         value=seconds(chosen.time.step_s),
         unit="",
-        note=f"{chosen.time.tokens_per_step:,} tokens",
+        note=f"{chosen.time.tokens_per_step:,} {question.model.unit}",
     )
     if duration is not None:
         cost = "" if price is None else money(duration.cost(price), price.currency)
@@ -266,7 +269,7 @@ def _row(candidate: Candidate, *, is_chosen: bool) -> LadderRow:
 
 def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
     cluster, length = question.cluster, question.model.fixed_len
-    if length:
+    if length and length > 1:
         yield phrase("tokens/s: every sample is {tokens} tokens", tokens=length)
     if any(candidate.plan.ranks_per_sample > 1 for candidate in shown):
         yield phrase(

@@ -80,7 +80,7 @@ def changes_tried(
                 yield None
             else:
                 best = of_any_loss(altered, best, sample_bytes)
-                yield Change(flags=flags, outcome=_with_job(_outcome(best, chosen), question, altered, best))
+                yield Change(flags=flags, outcome=_with_job(_outcome(question, best, chosen), question, altered, best))
                 rungs.add(best.rung)
             is_last = best is not None if chosen is None else position == MOST_STEPS - 1
             if is_last:
@@ -108,8 +108,9 @@ def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         yield _larger_gpus(question)
 
 
-def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
-    text = phrase("{rung}, {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
+def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> Phrase:
+    speed, unit = rate(best.tokens_per_s), question.model.unit
+    text = phrase("{rung}, {speed} {unit}/s", rung=best.rung, speed=speed, unit=unit)
     rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
     rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
     if rounds:
@@ -124,6 +125,8 @@ def _altered(question: Question, **workload: Any) -> Question:
 
 
 def _methods(question: Question) -> Iterator[Asked]:
+    if question.model.module:
+        return
     given, flags = question.workload, ""
     targets = given.lora_targets
     if targets is None and (targets := nameable_targets(question.model)):
@@ -279,7 +282,9 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             asked = replace(question, cluster=larger)
             if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
                 fitting = of_any_loss(asked, fitting, {})
-                yield Change(flags=_storage_flags(question.cluster, larger), outcome=_outcome(fitting, chosen))
+                yield Change(
+                    flags=_storage_flags(question.cluster, larger), outcome=_outcome(question, fitting, chosen)
+                )
     if chosen is not None and chosen.fit.assumed_host_bytes:
         yield from _less_ram(question, chosen)
 
@@ -303,7 +308,7 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
             break
         best = of_any_loss(asked, best, {})
         drive = _storage_flags(cluster, _with_storage(cluster, best))
-        found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(best, chosen))
+        found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
     yield from found.values()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..gc_pause import gc_paused
+from ...probes.gc_pause import gc_paused
 from ..question.options import (
     OPTIONS,
     AnswerOptions,

@@ -19,7 +19,7 @@ import click
 
 from ... import __version__
 from ...estimators.errors import DsAdviseError
-from ..gc_pause import gc_paused
+from ...probes.gc_pause import gc_paused
 from ..text.output import printable
 from .options import complete_model, help_records
 

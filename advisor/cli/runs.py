@@ -10,7 +10,7 @@ import click
 
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS
-from ..question.options import CpuOptions, MachineOptions, MethodOptions, TrainingOptions, names_in
+from ..question.options import CpuOptions, MachineOptions, MethodOptions, ModuleOptions, TrainingOptions, names_in
 from ..text.output import Output
 from .options import (
     ACCUMULATION,
@@ -52,15 +52,13 @@ def _run_options(model: Decorator) -> Decorator:
         "attention",
         "software",
     )
-    shape = "Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
     return question_options(
-        (*names, "loss", "mlp", "framework", "offline"),
+        (*names, *names_in(ModuleOptions), "loss", "mlp", "framework", "offline"),
         into="run",
         extra=[
             click.argument("config_file", metavar="DS_CONFIG", type=PATH),
             model,
             ACCUMULATION,
-            click.option("--input-shape", metavar="SIZES", help=shape),
         ],
         micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "1; for dry-run the advice's"},
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},

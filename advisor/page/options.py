@@ -13,7 +13,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ..advise import ask
 from ..question.model_source import parse_json_object, shape_of
 from ..question.options import OPTIONS as QUESTION_OPTIONS
-from ..question.options import CpuOptions, Option, names_in, parse_count
+from ..question.options import CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.question import Question
 
 PASTED = "./config.json"
@@ -25,7 +25,7 @@ _LONGEST_TEXT = 200
 _LONGEST_CONFIG = 2**20
 """Characters of a pasted configuration of a model."""
 
-_LEFT_OUT = (*names_in(CpuOptions), "data", "packing", "eval_split", "model_size", "offline")
+_LEFT_OUT = (*names_in(CpuOptions, ModuleOptions), "data", "packing", "eval_split", "model_size", "offline")
 """Options that need files or this machine, or do not change the recommendation."""
 
 OPTIONS: Mapping[str, Option] = {

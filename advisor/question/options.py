@@ -130,6 +130,23 @@ class MethodOptions(TypedDict, total=False):
     ]
 
 
+class ModuleOptions(TypedDict, total=False):
+    """What a module of the user's gets."""
+
+    input_shape: Annotated[
+        str | None,
+        Option(
+            "For FILE.py:FUNCTION: the shape of one sample, such as 3,32,32; of several inputs, 3,32,32+scalar.",
+            metavar="SIZES",
+            default_text="the file's make_batch",
+        ),
+    ]
+    input_dtype: Annotated[
+        str | None,
+        Option("Type of the inputs: int64, or of each, float+int64.", metavar="TYPES", default_text="float"),
+    ]
+
+
 class TrainingOptions(TypedDict, total=False):
     """Batch, precision, parallelism and kernels."""
 
@@ -242,6 +259,7 @@ class QuestionOptions(
     MachineOptions,
     CpuOptions,
     MethodOptions,
+    ModuleOptions,
     TrainingOptions,
     SoftwareOptions,
     JobOptions,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from ...estimators.errors import ModelConfigError, WorkloadError
+from ...estimators.errors import ModelConfigError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.objectives import trained_model
 from ...estimators.plan import Plan
@@ -14,11 +15,9 @@ from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
 from .model_source import load_config, shape_of
 from .options import QuestionOptions, with_defaults
+from .own_module import inputs_of, is_own_module
 from .question import Question
 from .workload import configured_workload
-
-_MOST_DIGITS = 9
-"""Digits of a dimension; Python refuses to read numbers of thousands of digits."""
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
@@ -36,12 +35,11 @@ def read_run(
     cluster: Cluster,
     *,
     accumulation: int | None = None,
-    input_shape: str | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Run:
     """The run of a configuration file; the arguments and errors are those of `configured_run`."""
     config = read_ds_config(Path(config_file))
-    return configured_run(config, model, cluster, accumulation=accumulation, input_shape=input_shape, **options)
+    return configured_run(config, model, cluster, accumulation=accumulation, **options)
 
 
 def configured_run(
@@ -50,7 +48,6 @@ def configured_run(
     cluster: Cluster,
     *,
     accumulation: int | None = None,
-    input_shape: str | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Run:
     """The run of a configuration.
@@ -58,7 +55,6 @@ def configured_run(
     model: as for `advise`, or "FILE.py:FACTORY", a function of the user that returns a module.
     accumulation: replaces an `auto` or absent gradient_accumulation_steps; by default 1, or what train_batch_size
         implies.
-    input_shape: one sample of a FACTORY's module, such as "3,32,32".
     options: replace what is `auto` or absent in the configuration: `micro_batch` (by default as `accumulation`),
         precision, optimizer; and the training that it does not describe, such as the method and the sequence length.
         Gradient checkpointing is on by default.
@@ -66,7 +62,7 @@ def configured_run(
     Raises DsAdviseError for a model or option that cannot be used.
     """
     given = with_defaults(options)
-    description = model if ".py:" in model else load_config(model, offline=given["offline"])
+    description = model if is_own_module(model) else load_config(model, offline=given["offline"])
     shape = None
     if not isinstance(description, str):
         try:
@@ -85,7 +81,7 @@ def configured_run(
         gradient_accumulation_steps=accumulation or _default(config, "gradient_accumulation_steps"),
         gradient_checkpointing=checkpointing != "off",
         cpu_checkpointing=checkpointing == "offload",
-        input_shape=sample_shape(input_shape),
+        inputs=inputs_of(given["input_shape"], given["input_dtype"]),
     )
 
 
@@ -97,19 +93,13 @@ def _default(config: Mapping[str, Any], key: str) -> int | None:
 
 def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:
     """The run of a plan for a question. Raises DsAdviseError if the model's config.json cannot be read."""
-    description = load_config(question.model.name, offline=offline)
-    return Run.of_plan(plan, question.model, question.workload, question.cluster, description=description)
-
-
-def sample_shape(text: str | None) -> tuple[int, ...] | None:
-    """`3,32,32` as numbers. Raises WorkloadError for any other text."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
-        raise WorkloadError(
-            f"--input-shape {text[:40]!r} is not a shape",
-            why="it is the size of one sample, by dimension",
-            fix="write it as 3,32,32",
+    module = question.model.module
+    if module is not None and not module.factory:
+        raise ModelConfigError(
+            f"{question.model.name} is an object of this process",
+            why="a dry run and a probe build it in a process of their own",
+            fix="write a function that returns it into a file, and name it: train.py:build_model",
         )
-    return tuple(int(part) for part in parts)
+    model = load_config(question.model.name, offline=offline) if module is None else module.factory
+    run = Run.of_plan(plan, question.model, question.workload, question.cluster, description=model)
+    return run if module is None else replace(run, inputs=module.inputs)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...estimators.plan import RUNGS, PlainPyTorch, Rung
-from ..gc_pause import gc_paused
+from ...probes.gc_pause import gc_paused
 from ..question.question import Question
 from .batch_sweep import BatchSweep
 from .candidate import LEAST, Candidate, LadderStep

@@ -132,7 +132,8 @@ def stages_of(rung: Rung | PlainPyTorch, question: Question, settings: PlanField
         sizes = (settings.get("sequence_parallel_size", 1),)
     on_gpu: tuple[CheckpointingChoice, ...] = ("off", "on") if asked == "auto" else (asked,)
     choices = [on_gpu]
-    if asked == "auto" and "cpu_checkpointing" not in settings and not question.cluster.gpu.is_cpu:
+    offloads = not question.cluster.gpu.is_cpu and question.model.module is None
+    if asked == "auto" and "cpu_checkpointing" not in settings and offloads:
         choices.append(("offload",))
     stages = [Stage(rung, preset, question, settings, choice, size) for choice in choices for size in sizes]
     return stages if rung in RUNGS else stages[:1]

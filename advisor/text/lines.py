@@ -23,7 +23,7 @@ NARROWEST = 40
 GLUE, FIRM = "\ue000", "\ue001"
 """Spaces at which no line is broken; they are printed as spaces. What has a firm one in it is never broken at all."""
 
-_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s)(?:\W|$))|(?<=batch) (?=\d)")
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)")
 
 _WIDE = "\u3000-\u9fff\uff00-\uffef"
 """Characters of two columns each, between which a line may be broken: Chinese ones and their punctuation."""

@@ -111,7 +111,7 @@ def _with_choice(
         ladder=ladder,
         recommended=chosen,
         reasons=reasons(answer.question, ladder, chosen, candidates),
-        doubts=doubts(answer.question.cluster, ladder, chosen),
+        doubts=doubts(answer.question, ladder, chosen),
         **others,
     )
 

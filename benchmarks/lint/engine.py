@@ -129,6 +129,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
 def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
     from ds_advise.estimators.hardware.cluster import Cluster
     from ds_advise.estimators.hardware.gpus import find_gpu
+    from ds_advise.estimators.models.model_shape import Input
     from ds_advise.estimators.workload import Workload
     from ds_advise.probes.dry_run.run import request_for
     from ds_advise.probes.run import Run
@@ -140,7 +141,7 @@ def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
         cluster=Cluster(nodes=nodes, gpus_per_node=world_size // nodes, gpu=find_gpu("H100-80GB-SXM")),
         workload=Workload(precision="fp32", framework="deepspeed"),
         gradient_checkpointing=False,
-        input_shape=(16,),
+        inputs=(Input((16,)),),
     )
     return request_for(run, iterations=1)
 

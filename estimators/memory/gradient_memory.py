@@ -50,6 +50,8 @@ class GradientMemory:
         # Single gradients: the widest of a layer, the head's, a tied head's (it waits for the embedding's through all
         # layers) and the last one. at_end: all that are alive when the last one is made.
         self.layer = max(tensors.trainable_layer, default=0)
+        # The gradient that is alive in a layer's backward pass; a module's passes have their own.
+        self.in_layer = 0 if tensors.model.module else self.layer
         self.head = self.tied_head = 0
         self.last = self.at_end = self.layer
         if tensors.trains_head:
@@ -108,7 +110,7 @@ class StageZero(GradientMemory):
     head_reduction_terms = head_terms
 
     def layer_terms(self) -> Terms:
-        return self._gradients(self._earlier + self.head + self.layer)
+        return self._gradients(self._earlier + self.head + self.in_layer)
 
     reduction_terms = layer_terms
 

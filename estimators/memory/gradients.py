@@ -131,15 +131,17 @@ class FlatGradients(GradientMemory):
         return gradients + self._bucket(copied) + self._staging(staged, self.large_head)
 
     def _in_layer(self) -> Terms:
-        return self._gradients(self.held + self.layer + self.tied_head)
+        return self._gradients(self.held + self.in_layer + self.tied_head)
 
     def layer_terms(self) -> Terms:
-        return self._in_layer() + self._bucket() + self._staging(min(self.layer, self.sharded.slice), self.layer)
+        # The moments of a module before the first reduction: its gradients are in the bucket.
+        gradients = self._gradients(self.earlier) if self.tensors.model.module else self._in_layer()
+        return gradients + self._bucket() + self._staging(min(self.layer, self.sharded.slice), self.layer)
 
     def reduction_terms(self) -> Terms:
         gradients = self._in_layer()
         if self.waits_for_buffer:
-            gradients = self._gradients(self.layer + self.tied_head)
+            gradients = self._gradients(self.in_layer + self.tied_head)
         return gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
 
     def later_reduction_terms(self) -> Terms | None:
@@ -305,13 +307,13 @@ class StageThree(GradientMemory):
         return self._gradients(self.head) + self._bucket(copied) + self._staging(self.large_head)
 
     def layer_terms(self) -> Terms:
-        return self._gradients(self.layer + self.tied_head) + self._bucket() + self._staging(self.layer)
+        return self._gradients(self.in_layer + self.tied_head) + self._bucket() + self._staging(self.layer)
 
     def reduction_terms(self) -> Terms:
         # The largest tensor of a full bucket: an untied head that fits is in the first one.
         largest = max(self.layer, 0 if self.tied_head or self.large_head else self.head)
         copied = self._bucket(self._copied(self.fills.flushed, largest))
-        return self._gradients(self.layer + self.tied_head) + copied + self._staging(largest, self.fills.flushed)
+        return self._gradients(self.in_layer + self.tied_head) + copied + self._staging(largest, self.fills.flushed)
 
     def end_terms(self) -> Terms:
         """The worst of four: the last gradient is made; the bucket before it is reduced; the last bucket is; that

@@ -39,8 +39,9 @@ from ..objectives import has_reference_model, in_sequences, reference_passes, re
 from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..workload import Workload
-from .activations.activation_memory import activation_memory
+from .activations.activation_memory import activation_memory, module_moments
 from .activations.loss import hidden_gradient, logits_gap_bytes, loss_tiles, output_terms, tile_of_logits
+from .activations.saved_tensors import WeightsInPass
 from .device_overhead import (
     allocator_overhead,
     cache,
@@ -86,6 +87,14 @@ _LOGITS = Formula(
     "w c V",
     "gradient of the logits",
     {**MEMORY_SYMBOLS, "c": "tokens whose logits are alive at a time, B S unless the loss is tiled"},
+)
+
+
+_MOMENT = Formula(
+    "gradients of activations",
+    "x",
+    "torch 2.13 derivatives of the recorded operations",
+    {**MEMORY_SYMBOLS, "x": "the largest moment of the passes besides what is saved"},
 )
 
 
@@ -303,6 +312,21 @@ class BatchIndependentMemory:
         return max(own.first_layer, own.last_layer)
 
     @cached_property
+    def weights_in_pass(self) -> WeightsInPass:
+        """What changes during a module's backward pass."""
+        plan, tensors, width = self.plan, self.sharded.tensors, self.sharded.tensors.workload.weight_bytes
+        bucket = plan.reduce_bucket_size if plan.zero_stage else tensors.numel + 1
+        gradients = WeightsInPass(width=width, bucket=bucket)
+        if plan.zero_stage == 0:
+            return gradients._replace(stay=plan.gradient_accumulation_steps == 1)
+        if plan.zero_stage < 3 or not self.gathered.layer:
+            return gradients
+        threshold = plan.stage3_param_persistence_threshold
+        gathered = sum(numel for numel in tensors.trainable + tensors.frozen if numel > threshold)
+        slack = gathered - self.gathered.layer
+        return gradients._replace(released=width, threshold=threshold, slack=slack)
+
+    @cached_property
     def least_bytes(self) -> int:
         """The largest phase, without the loss's, which tiles change."""
         beside = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
@@ -363,10 +387,37 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "head_backward": saved + head,
         "head_reduction": saved,
     }
+    if model.module:
+        alive |= _module_phases(memory, workload, plan, saved)
     if "later_gradient_reduction" in beside:
         alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - tensors.head))
     before = memory.resident + output_terms(model, workload, micro_batch_size)
     return tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in beside.items())
+
+
+def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Plan, saved: Terms) -> dict[str, Terms]:
+    """Activations of a module, whose program is all of a pass."""
+    moments = module_moments(
+        memory.sharded.tensors.model,
+        workload,
+        plan.micro_batch_size,
+        plan.gradient_checkpointing,
+        compute_capability=memory.cluster.gpu.compute_capability,
+        weights=memory.weights_in_pass,
+    )
+
+    def alive(moment: int | None) -> Terms:
+        if moment is None:
+            return ()
+        return _without(saved, -moment) if moment < 0 else saved + _MOMENT.term(moment, x=moment)
+
+    forward, top, backward, reduction = map(alive, moments)
+    return {
+        "forward_backward_top": top,
+        "last_layer_forward": forward,
+        "layer_backward": backward,
+        "gradient_reduction": reduction,
+    }
 
 
 def _encoder(model: ModelShape, saved: Terms) -> Terms:

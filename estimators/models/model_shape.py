@@ -81,6 +81,9 @@ class Attention(NamedTuple):
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
+    tokens: int = 0
+    keys: int = 0
+    """Queries and keys of an attention in a module of the user's, which do not follow S; 0 elsewhere."""
 
     def of_rank(self, sequence_parallel_size: int) -> Attention:
         """What one of the ranks that share a sample computes of it: all tokens, for its part of the heads."""
@@ -101,6 +104,8 @@ def attention_of(details: Iterable[tuple[str, int]], window: int | None = None) 
         causal=bool(sizes["causal"] or sizes["masked"]),
         rotary=False,
         window=window,
+        tokens=sizes["tokens"],
+        keys=sizes["keys"],
     )
 
 
@@ -119,6 +124,26 @@ class FeedForward(NamedTuple):
     """The inner width of the experts that see every token, 0 for none."""
     autoep_size: int = 1
     """The ranks that the routed experts are spread over, `experts` in all (AutoEP)."""
+
+
+class Input(NamedTuple):
+    """A tensor that the `forward` of a module of the user's gets."""
+
+    shape: tuple[int, ...]
+    """Of one sample."""
+    dtype: str = "float"
+    """torch's name of the type; "float": the training precision."""
+
+
+class OwnModule(NamedTuple):
+    """A module of the user's."""
+
+    factory: str
+    """FILE.py:FUNCTION; "" for an object of the calling process."""
+    inputs: tuple[Input, ...] = ()
+    """Empty where the file defines `make_batch`."""
+    checkpointing: str = ""
+    """The statement that switches on gradient checkpointing; "" where the module does not offer it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +216,8 @@ class ModelShape:
     """What runs around the layers, where it was recorded from the model's own code."""
     peft_experts: tuple[tuple[str, str], ...] = ()
     """As `FamilySpec.peft_experts`, of a recorded model."""
+    module: OwnModule | None = None
+    """Set for a module of the user's: one block, whose program begins with the batch and ends with the loss."""
     quantized: str = ""
     """How the checkpoint's weights are quantized (gptq, awq, fp8, ...), "" for weights as they are trained."""
 
@@ -236,9 +263,15 @@ class ModelShape:
         return None if follows else self.encoder_len_fixed
 
     @property
+    def unit(self) -> Literal["tokens", "samples"]:
+        """What speeds count: the samples of a module whose batches do not depend on a sequence length."""
+        return "samples" if self.module and self.fixed_len == 1 else "tokens"
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What a sample is taken to hold besides text, and the weights where the checkpoint has others."""
-        said = ["layers recorded from transformers' own code"] if self.around else []
+        whose = "the module's" if self.module else "transformers'"
+        said = [f"layers recorded from {whose} own code"] if self.around else []
         said += [f"weights as --method has them, not as the checkpoint's {self.quantized}"] if self.quantized else []
         if any(block.hidden_size for block in self.blocks):
             said.append(f"one image of {self.encoder_len_fixed:,} patches in each sample")

@@ -84,10 +84,13 @@ class Derivative(NamedTuple):
     """Bytes that the backward pass allocates besides the gradients of inputs and weights."""
     operations: int
     """Kernels of the backward pass."""
+    flops: Quantity
+    """Of matrix products and convolutions."""
 
 
-Kind = Literal["operation", "cast", "linear", "attention", "hold"]
-"""hold: tensors whose memory is released here, because variables of the code held them."""
+Kind = Literal["operation", "cast", "linear", "attention", "hold", "checkpoint", "checkpointed"]
+"""hold: tensors whose memory is released here, because variables of the code held them. checkpoint, checkpointed: begin
+and end, with its results as inputs, of what gradient checkpointing runs again."""
 
 
 class Instruction(NamedTuple):
@@ -107,6 +110,18 @@ class Instruction(NamedTuple):
     """By a bit mask of the inputs that require a gradient; the bit above the inputs' is the weights'."""
     details: tuple[tuple[str, int], ...]
     """The dimensions of attention."""
+    flops: Quantity
+    """Of matrix products and convolutions, by `torch.utils.flop_counter`."""
+
+    def derivative(self, mask: int) -> Derivative | None:
+        """For the inputs that require a gradient; of the fewest that contain them where the choice was not recorded."""
+        larger = [each for each in self.derivatives if mask and each[0] & mask == mask]
+        return min(larger, key=lambda each: each[0].bit_count())[1] if larger else None
+
+    @property
+    def reads_weights(self) -> tuple[str, ...]:
+        """The parameters that it reads."""
+        return (f"{self.name}.weight",) if self.kind == "linear" else self.weights
 
 
 class Program(NamedTuple):
@@ -119,6 +134,8 @@ class Program(NamedTuple):
     embedding: int
     """The slot of the input embedding's output; -1 in a program without one."""
     instructions: tuple[Instruction, ...]
+    held: tuple[int, ...] = ()
+    """Slots of the model's output, which a training loop holds in a variable."""
 
     @property
     def has_fused_attention(self) -> bool:

@@ -138,7 +138,7 @@ class _Passes:
     def add_attention(self, block: Block) -> None:
         workload = self.workload
         for attention, flops in block_attention(self.model, block, workload, self.micro_batch):
-            keys = attended_len(workload, workload.seq_len)
+            keys = attention.keys or attended_len(workload, workload.seq_len)
             keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
                 attention_rate(self.gpu, workload.precision, workload.attention, keys, backward=back)

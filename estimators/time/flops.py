@@ -42,6 +42,7 @@ Not covered: convolutions (the patches of ViT, the front of Whisper), which are 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -50,7 +51,8 @@ from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
 from ..losses import LOSSES
 from ..models.lora import Adapters, adapters, trains_head
-from ..models.model_shape import Attention, Block, ModelShape, Tensor
+from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention_of
+from ..models.program import Program
 from ..models.rank_part import of_rank
 from ..plan import Plan
 from ..workload import AttentionKernel, Precision, Workload
@@ -122,6 +124,8 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
 
 def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
     """The matrix products with weights in one layer."""
+    if model.module and block.program is not None:
+        return tuple(_recorded_products(block, block.program, workload, micro_batch))
     stream = model.stream_len(block, workload.seq_len)
     tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
     chosen, backward = adapters(model, workload), 2 if workload.method == "full" else 1
@@ -164,6 +168,38 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
     if products and not tiled and not _saves_its_end(block):
         products[-1] = products[-1]._replace(again=False)
     return tuple(products)
+
+
+def _recorded_products(block: Block, program: Program, workload: Workload, micro_batch: int) -> Iterator[Product]:
+    """The products of a module's program, each as the one matrix product of so many FLOPs and results: a convolution
+    sums over its window and has the output channels as columns."""
+    shapes = {tensor.name: tensor.shape for tensor in block.tensors}
+    runs_again = False
+    for instruction in program.instructions:
+        if instruction.kind in ("checkpoint", "checkpointed"):
+            runs_again = instruction.kind == "checkpoint"
+        flops = instruction.flops.at(workload.seq_len).at(micro_batch)
+        if not flops:
+            continue
+        result = program.slots[instruction.outputs[0]]
+        elements = result.elements.at(workload.seq_len).at(micro_batch)
+        weight = next((shapes[name] for name in instruction.reads_weights if len(shapes.get(name, ())) > 1), ())
+        columns = min(weight[0] if weight else result.width, elements)
+        inner = max(1, flops // (2 * elements))
+        needs = [program.slots[number].needs_grad for number in instruction.inputs]
+        backward = 1.0 + needs[0]
+        if instruction.kind != "linear":
+            mask = sum(need << place for place, need in enumerate([*needs, bool(instruction.weights)]))
+            derivative = instruction.derivative(mask)
+            backward = derivative.flops.at(workload.seq_len).at(micro_batch) / flops if derivative else 0.0
+        yield Product(
+            name=instruction.name,
+            rows=elements // columns,
+            inner=inner,
+            columns=columns,
+            backward=round(backward),
+            again=runs_again,
+        )
 
 
 def _runs_again(tensor: Tensor, workload: Workload) -> bool:
@@ -209,6 +245,8 @@ def block_attention(
     model: ModelShape, block: Block, workload: Workload, micro_batch: int
 ) -> tuple[tuple[Attention, int], ...]:
     """Forward FLOPs of each attention module of one layer (rule 4)."""
+    if model.module and block.program is not None:
+        return tuple(_recorded_attention(block.program, workload, micro_batch))
     encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
     attention, whole = block.attention.of_rank(workload.sequence_parallel_size), attention_len(workload, stream)
     alone = attended_len(workload, stream)
@@ -222,6 +260,16 @@ def block_attention(
             )
         )
     return tuple(modules)
+
+
+def _recorded_attention(program: Program, workload: Workload, micro_batch: int) -> Iterator[tuple[Attention, int]]:
+    for instruction in program.instructions:
+        if instruction.kind == "attention":
+            attention = attention_of(instruction.details)
+            queries = program.slots[instruction.inputs[0]].elements.at(workload.seq_len).at(micro_batch)
+            batch = queries // (attention.heads * attention.head_dim * attention.tokens)
+            kernel = workload.attention
+            yield attention, attention_flops(attention, batch, attention.tokens, attention.keys, kernel)
 
 
 def attended_len(workload: Workload, stream: int) -> int:

@@ -106,7 +106,7 @@ def _recorded_operations(
     operations = views = 0
     backward = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
     for instruction in program.instructions:
-        if instruction.kind == "hold":
+        if instruction.kind in ("hold", "checkpoint", "checkpointed"):
             continue
         known = {slots[number].storage for number in instruction.inputs}
         launches = any(slots[number].storage not in known for number in instruction.outputs)
@@ -321,8 +321,9 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
     gathered = larger_than(tensors, persistence_threshold)
     fused, last = workload.kernels != "torch", model.blocks[-1]
-    norm = norm_operations(model, last, fused=fused)
-    operations, views, calls = _OUTSIDE
+    norm = 0 if model.module else norm_operations(model, last, fused=fused)
+    backward = 0 if model.module else _OUTSIDE_BACKWARD + round(BACKWARD_OF_OTHERS * norm)
+    operations, views, calls = (0, 0, 0) if model.module else _OUTSIDE
     operations += norm + (_ROTARY_TABLE if last.attention.rotary else 0)
     of_blocks = [(block.count, layer_operations(model, block, workload, chosen, fused=fused)) for block in model.blocks]
     layers = LayerOperations(
@@ -337,7 +338,7 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         layers=count,
         reentrant=workload.software.reentrant,
         folds=layers.folds,
-        backward_operations=_OUTSIDE_BACKWARD + round(BACKWARD_OF_OTHERS * norm) + layers.backward_operations,
+        backward_operations=backward + layers.backward_operations,
         backward_views=2 * views + layers.backward_views,
         parameters=len(tensors.trainable) + (tensors.split_experts if workload.method == "full" else 0),
         gathered=gathered,

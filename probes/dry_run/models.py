@@ -1,13 +1,10 @@
-"""The model and its batches: from a transformers configuration, or from the user's own file."""
+"""The model and its batches, from a transformers configuration."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,7 +120,7 @@ def from_config(
         prepare_base(model)
     install_loss(model, workload)
     if workload.method != "full":
-        model = _with_adapters(model, run)
+        model = with_adapters(model, run)
     if run.gradient_checkpointing:
         stage = (run.config.get("zero_optimization") or {}).get("stage", 0)
         reentrant = stage == 3 and workload.checkpoints_reentrantly(stage)
@@ -237,7 +234,8 @@ def no_init_weights() -> Any:
     return module.no_init_weights()
 
 
-def _with_adapters(model: Any, run: Run) -> Any:
+def with_adapters(model: Any, run: Run) -> Any:
+    """The model with LoRA adapters of peft."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -273,61 +271,6 @@ def _dtype_option() -> str:
     from transformers import __version__
 
     return "dtype" if Version(__version__) >= Version("4.56") else "torch_dtype"
-
-
-def from_file(run: Run, dtype: torch.dtype, device: str) -> TrainableModel:
-    """The module of the user's function, with the batches and loss of the file.
-
-    The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors are passed to `forward` (a dict by name,
-    a tuple by position), and `loss_fn(output, batch)`. Defaults: `run.input_shape`, and the mean of the output.
-
-    Raises UnusableModelError where the function is missing or returns no module, and the errors of the user's code.
-    """
-    path, _, function = str(run.model).rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).parent))  # the file may import modules of its folder
-    spec.loader.exec_module(module)
-    factory = getattr(module, function, None)
-    if not callable(factory):
-        raise UnusableModelError(f"{path} has no function {function!r}", fix="name one that returns a torch.nn.Module")
-    model = factory()
-    if not isinstance(model, torch.nn.Module):
-        raise UnusableModelError(
-            f"{function} of {path} returned a {type(model).__name__}", fix="let it return a torch.nn.Module"
-        )
-    if run.workload.method == "lora":
-        model = _with_adapters(model, run)
-    given_batch = getattr(module, "make_batch", None)
-    given_loss = getattr(module, "loss_fn", None)
-
-    def on_device(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
-        if isinstance(value, dict):
-            return {key: on_device(item) for key, item in value.items()}
-        return tuple(on_device(item) for item in value) if isinstance(value, list | tuple) else value
-
-    def make_batch(batch: int) -> Any:
-        if given_batch is not None:
-            return on_device(given_batch(batch, run.workload.seq_len))
-        if run.input_shape is None:
-            raise UnusableModelError(
-                f"{path} defines no make_batch, so the shape of one sample is needed",
-                fix="pass --input-shape, such as 3,32,32, or define make_batch(micro_batch_size, seq_len)",
-            )
-        return (torch.zeros((batch, *run.input_shape), dtype=dtype, device=device),)
-
-    def loss(output: Any, batch: Any) -> Any:
-        if given_loss is not None:
-            return given_loss(output, batch)
-        if hasattr(output, "loss"):
-            return output.loss
-        first = output if isinstance(output, torch.Tensor) else output[0]
-        return first.float().mean()
-
-    return TrainableModel(model, make_batch, loss, 0)
 
 
 def for_long_sequences(subject: TrainableModel, run: Run, config: dict[str, Any], device: str) -> TrainableModel:

@@ -26,10 +26,11 @@ from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
+from ...estimators.models.model_shape import ModelShape, OwnModule
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
-from ..run import Request, Run
+from ..run import ModuleRequest, Request, Run
 
 OnProgress = Callable[[str], object]
 
@@ -142,12 +143,12 @@ def fullest_rank(run: Run) -> int:
     module, an unknown family): rank 0.
     """
     zero = run.config.get("zero_optimization")
-    description = run.description
-    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or description is None:
+    shape, description = run.shape, run.description
+    if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or (shape is None and description is None):
         return 0
     try:
         tensor_parallel_size = autotp_size_in(run.config)
-        part = split_layers(shape_from_config(description, name="model"), tensor_parallel_size)
+        part = split_layers(shape or shape_from_config(description or {}, name="model"), tensor_parallel_size)
         part = spread_experts(part, autoep_size_in(run.config))
         loads = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size).loads
     except DsAdviseError:
@@ -214,6 +215,15 @@ def ask(
     return answers
 
 
+def record_module(module: OwnModule, seq_len: int, *, timeout_s: float = 600.0) -> ModelShape:
+    """The shape of the module of a file, which runs in a subprocess. Raises DryRunError where it cannot be recorded."""
+    request = ModuleRequest(module=module._replace(factory=_factory(module.factory)), seq_len=seq_len)
+    (answer,) = _answers([request], timeout_s, lambda _: None)
+    if isinstance(answer, DryRunError):
+        raise answer
+    return from_json(ModelShape, answer)
+
+
 def ask_each(
     requests: Sequence[Request], timeout_s: float, on_progress: OnProgress = lambda _phase: None
 ) -> list[DryRunResult | DryRunError]:
@@ -223,6 +233,14 @@ def ask_each(
 
     Raises DryRunError where the process does not end in time. No process outlives the call.
     """
+    answers = _answers(requests, timeout_s, on_progress)
+    return [each if isinstance(each, DryRunError) else from_json(DryRunResult, each) for each in answers]
+
+
+def _answers(
+    requests: Sequence[Request | ModuleRequest], timeout_s: float, on_progress: OnProgress
+) -> list[dict[str, Any] | DryRunError]:
+    """The results in JSON, or the errors."""
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
         with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
@@ -232,18 +250,18 @@ def ask_each(
         return [_outcome(folder, index, status, printed) for index in range(len(requests))]
 
 
-def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResult | DryRunError:
+def _outcome(folder: Path, index: int, status: int, printed: str) -> dict[str, Any] | DryRunError:
     answer = folder / f"answer-{index}.json"
     if not answer.exists():
         return _died(
             int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed
         )
-    values = json.loads(answer.read_text())
-    return _error(values) if "error" in values else from_json(DryRunResult, values["result"])
+    values: dict[str, Any] = json.loads(answer.read_text())
+    return _error(values) if "error" in values else values["result"]
 
 
 def _run_worker(
-    requests: Sequence[Request], folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+    requests: Sequence[Request | ModuleRequest], folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
     """Run `worker.py`; returns its exit status, negative for a signal."""
     phase = folder / "phase-0"
@@ -304,9 +322,10 @@ def _error(answer: dict[str, str]) -> DryRunError:
     text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)
     why = f"raised at {where}" if where else ""
     fix = answer["fix"]
-    if kind in _NEEDS_VALUES:
-        text = f"{where or 'the model'} needs real values: {text}"
-        why = "a dry run has shapes, not values"
+    needs_values = kind in _NEEDS_VALUES or "meta tensor" in text or "register_meta function" in text
+    if needs_values:
+        text = f"{where or 'the model'} needs real values: {text[:200]}"
+        why = "a dry run and a recording have shapes, not values"
         fix = (
             "avoid shapes that depend on values (a mask instead of an index), or probe it: ds-advise probe, with "
             "--device cpu without a GPU; ds-advise launch has --no-check"
@@ -317,7 +336,10 @@ def _error(answer: dict[str, str]) -> DryRunError:
     elif answer["package"] == "deepspeed" and phase in ("load", "initialize"):
         why = "DeepSpeed rejects this configuration"
         fix = "correct the setting in its message"
+    elif kind == "UnrecordableError":
+        why = ""
     elif where or not text:
         text = f"{kind}: {text}" if text else kind
-    chosen = NeedsValuesError if kind in _NEEDS_VALUES else DryRunError
-    return chosen(f"{text} (during {phase})", phase=phase, details=answer["traceback"], why=why, fix=fix)
+    chosen = NeedsValuesError if needs_values else DryRunError
+    during = f" (during {phase})" if phase else ""
+    return chosen(f"{text}{during}", phase=phase, details=answer["traceback"], why=why, fix=fix)

@@ -14,7 +14,7 @@ from ...estimators.plan import PLAN_FIELDS
 from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Request, Run
-from . import models
+from . import models, own_module
 from .trl_step import with_objective
 
 _REPEATABLE = 3
@@ -117,7 +117,7 @@ def run(
         if description is not None:
             subject = models.from_config(trained, description, dtype, device)
         else:
-            subject = models.from_file(trained, dtype, device)
+            subject = own_module.from_file(trained, dtype, device)
         subject = models.for_long_sequences(subject, trained, config, device)
         subject = with_objective(
             subject, trained, config, device, lambda run: models.from_config(run, description, dtype, device)

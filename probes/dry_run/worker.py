@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ...estimators.json_form import to_json
 from ...estimators.objectives import OBJECTIVES
 from ..recording.allocation_classifier import AllocationClassifier
 from ..recording.ledger import Ledger
@@ -27,7 +28,7 @@ from ..recording.mode import RecordingMode
 from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
 from ..recording.result import DryRunResult
 from ..recording.schedule import ScheduleRecorder
-from ..run import Request, isolated_config
+from ..run import ModuleRequest, Request, isolated_config
 from ..simulated_gpu import attention, collectives, kernels, loss_kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.quick_fake import QuickFakeTensorMode
@@ -42,7 +43,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no search for vendors' libraries
     gc.disable()  # imported modules are no garbage
-    requests: list[Request] = pickle.load(sys.stdin.buffer)
+    requests: list[Any] = pickle.load(sys.stdin.buffer)
     if len(requests) == 1:
         _answer(folder, 0, requests[0])
     else:
@@ -55,7 +56,7 @@ def main() -> None:
     os._exit(0)  # skips the exit handlers of the fake process group
 
 
-def _fork(folder: Path, index: int, request: Request) -> int:
+def _fork(folder: Path, index: int, request: Request | ModuleRequest) -> int:
     """Answer in a child process; returns its id."""
     child = os.fork()
     if not child:
@@ -65,7 +66,7 @@ def _fork(folder: Path, index: int, request: Request) -> int:
     return child
 
 
-def _answer(folder: Path, index: int, request: Request) -> None:
+def _answer(folder: Path, index: int, request: Request | ModuleRequest) -> None:
     answer = answer_to(request, on_phase=(folder / f"phase-{index}").write_text)
     (folder / f"answer-{index}.json").write_text(json.dumps(answer))
 
@@ -84,22 +85,28 @@ def _import_all(request: Request) -> None:
         models.model_class(models.transformers_config(request.run.description))
 
 
-def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
-    """{"result": ...}, or {"error": message, "kind": exception class, "phase", "where": line of the user's code,
-    "package": origin of the exception, "fix", "traceback"}.
+def answer_to(
+    request: Request | ModuleRequest, on_phase: Callable[[str], object] = lambda _name: None
+) -> dict[str, Any]:
+    """{"result": ...}, a `DryRunResult` or the `ModelShape` of a module, or {"error": message, "kind": exception class,
+    "phase", "where": line of the user's code, "package": origin of the exception, "fix", "traceback"}.
 
     on_phase: called with the name of each phase.
     """
     recorder = None
     try:
         started = time.monotonic()
+        if isinstance(request, ModuleRequest):
+            from ..model_recorder.module import recorded_file
+
+            return {"result": to_json(recorded_file(request))}
         recorder = _recorder(on_phase)
         return {"result": _run(request, recorder, started).to_json()}
     except Exception as error:
         return {
             "error": str(error),
             "kind": type(error).__name__,
-            "phase": recorder.current if recorder else "start",
+            "phase": recorder.current if recorder else "" if isinstance(request, ModuleRequest) else "start",
             "where": _users_line(error),
             "package": _package(error),
             "fix": getattr(error, "fix", ""),

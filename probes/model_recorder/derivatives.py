@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from .trace import Reference, Step, TracedTensor
+from .trace import Reference, Step, TracedTensor, flops_of
 
 MOST_INPUTS = 4
 """Of an operation with more inputs only these choices are tried: all activations, all weights, both."""
@@ -30,6 +30,7 @@ class RawDerivative:
     passes: bool
     workspace: int
     operations: int
+    flops: int
 
 
 def choices(step: Step, tensors: Sequence[TracedTensor]) -> list[int]:
@@ -42,8 +43,24 @@ def choices(step: Step, tensors: Sequence[TracedTensor]) -> list[int]:
     return [sum(chosen) for count in range(1, len(bits) + 1) for chosen in itertools.combinations(bits, count)]
 
 
+_DERIVED: dict[Any, RawDerivative | None] = {}
+"""By operation, arguments, tensors and choice: layers of a module repeat each other."""
+
+
 def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivative | None:
     """The derivative for one choice; None where the operation has none."""
+    assert step.call is not None
+    function, *arguments = step.call
+    places = {number: place for place, number in enumerate(dict.fromkeys((*step.inputs, *step.weights)))}
+    given = tree_map(lambda leaf: Reference(places[leaf.number]) if isinstance(leaf, Reference) else leaf, arguments)
+    kinds = tuple((each.shape, each.stride, each.dtype) for each in map(tensors.__getitem__, places))
+    key = function, repr(given), kinds, tuple(map(places.__getitem__, step.inputs)), mask
+    if key not in _DERIVED:
+        _DERIVED[key] = _derive(step, tensors, mask)
+    return _DERIVED[key]
+
+
+def _derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivative | None:
     leaves = _leaves(step, tensors, mask)
     given, outputs = _call(step, leaves)
     derived = [output for output in outputs if output.requires_grad]
@@ -73,6 +90,7 @@ def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivat
         passes=bool(of_activations) and all(_key(gradient) in came for gradient in of_activations),
         workspace=max(0, allocated.peak_bytes - sum(own.values())),
         operations=allocated.operations,
+        flops=allocated.flops,
     )
 
 
@@ -134,15 +152,16 @@ def _found(saved: Mapping[int, torch.Tensor], places: Mapping[int, int]) -> tupl
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The peak of allocated bytes beyond those of known tensors, and the operations that allocated."""
+    """The peak of allocated bytes beyond those of known tensors, the operations that allocated, and FLOPs."""
 
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live_bytes = self.peak_bytes = self.operations = 0
+        self.live_bytes = self.peak_bytes = self.operations = self.flops = 0
         self.sizes = dict.fromkeys(map(_key, known), 0)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
+        self.flops += flops_of(op, args, kwargs or {}, result)
         made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
         new = [tensor.untyped_storage() for tensor in made if _key(tensor) not in self.sizes]
         for storage in new:

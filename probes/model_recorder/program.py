@@ -43,6 +43,8 @@ class Part:
     output: int
     embedding: int | None = None
     """The output of the input embedding."""
+    held: Sequence[int] = ()
+    """The model's output."""
 
 
 def program(parts: Sequence[Part], shapes: Shapes) -> Program:
@@ -50,7 +52,8 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     first = parts[0]
     kinds = [[(step.kind, step.name, len(step.inputs)) for step in part.steps] for part in parts]
     if any(each != kinds[0] for each in kinds):
-        raise UnrecordableError("its operations depend on the sequence length, as in a loop over chunks")
+        what = "sequence length, as in a loop over chunks" if shapes[0][1] != shapes[-1][1] else "batch size"
+        raise UnrecordableError(f"its operations depend on the {what}")
     numbers = [_numbers(part) for part in parts]
     index = {number: place for place, number in enumerate(numbers[0])}
     made = {number for step in first.steps for number in step.outputs}
@@ -65,7 +68,8 @@ def program(parts: Sequence[Part], shapes: Shapes) -> Program:
         _instruction(each, parts, index, shapes) for each in zip(*(part.steps for part in parts), strict=True)
     )
     given, embedded = (-1 if number is None else index[number] for number in (first.input, first.embedding))
-    return Program(slots, given, index[first.output], embedded, instructions)
+    held = tuple(index[number] for number in first.held if number in index)
+    return Program(slots, given, index[first.output], embedded, instructions, held)
 
 
 def _numbers(part: Part) -> list[int]:
@@ -90,7 +94,7 @@ def _slot(traces: Sequence[Trace], numbers: Sequence[int], shapes: Shapes, *, is
 
 
 def _instruction(steps: Sequence[Step], parts: Sequence[Part], index: dict[int, int], shapes: Shapes) -> Instruction:
-    step = steps[0]
+    step, details = steps[0], steps[0].details.items()
     derivatives: list[tuple[int, Derivative]] = []
     if step.call is not None:
         for mask in choices(step, parts[0].trace.tensors):
@@ -106,7 +110,8 @@ def _instruction(steps: Sequence[Step], parts: Sequence[Part], index: dict[int, 
         weights=tuple(parts[0].trace.weight_names[number] for number in step.weights),
         is_product=step.name in PRODUCTS,
         derivatives=tuple(derivatives),
-        details=tuple(step.details.items()),
+        details=tuple((name, size if all(one.details[name] == size for one in steps) else 0) for name, size in details),
+        flops=_quantity([one.flops for one in steps], shapes),
     )
 
 
@@ -120,14 +125,17 @@ def _derivative(raw: Sequence[RawDerivative], shapes: Shapes) -> Derivative:
         passes=first.passes,
         workspace=_quantity([one.workspace for one in raw], shapes),
         operations=first.operations,
+        flops=_quantity([one.flops for one in raw], shapes),
     )
 
 
 def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
-    """The polynomial through the values at these shapes. Raises UnrecordableError where it misses the last one."""
-    lengths = [shapes[index][1] for index in (0, 2, 4)]
-    per_sample = [float(values[index + 1] - values[index]) for index in (0, 2, 4)]
-    fixed = [values[2 * place] - BATCHES[0] * each for place, each in enumerate(per_sample)]
+    """The polynomial through the values at these shapes: pairs of batches at one or three lengths, and a last shape.
+    Raises UnrecordableError where it misses the last value."""
+    first = range(0, len(shapes) - 1, 2)
+    lengths = [shapes[index][1] for index in first]
+    per_sample = [float(values[index + 1] - values[index]) for index in first]
+    fixed = [values[index] - BATCHES[0] * each for index, each in zip(first, per_sample, strict=True)]
     found = Quantity(_parabola(lengths, per_sample), _parabola(lengths, fixed))
     batch, length = shapes[-1]
     expected = found.at(length).at(batch)
@@ -139,7 +147,9 @@ def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:
 
 
 def _parabola(lengths: Sequence[int], values: Sequence[float]) -> tuple[float, float, float]:
-    """The coefficients of the parabola through values at three equally distant lengths."""
+    """The coefficients of the parabola through values at three equally distant lengths, or of a constant."""
+    if len(lengths) == 1:
+        return values[0], 0.0, 0.0
     step = lengths[1] - lengths[0]
     square = (values[2] - 2 * values[1] + values[0]) / (2 * step**2)
     linear = (values[1] - values[0]) / step - square * (lengths[0] + lengths[1])

@@ -21,7 +21,7 @@ from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
 
-FORMAT = 3
+FORMAT = 4
 """Rises when recordings of before can no longer be read, or are wrong."""
 
 _UNLIMITED = 1 << 20

@@ -6,6 +6,8 @@ tensors without data and without gradients.
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.flop_counter import flop_registry
 
 MOST_OPERATIONS = 40_000
 """Of one forward pass: hundreds for each layer. More are a loop over tokens."""
@@ -43,6 +46,9 @@ class TracedTensor:
 
     @property
     def is_differentiable(self) -> bool:
+        """A gradient can be taken by it; of tensors from outside by those that require one."""
+        if self.source > 0 and not self.needs_grad:
+            return False
         return self.dtype.is_floating_point or self.dtype.is_complex
 
     @property
@@ -69,6 +75,7 @@ class Step:
     call: tuple[Callable[..., Any], Any, Any] | None = None
     """Function, arguments and keyword arguments; None where no derivative is taken."""
     details: Mapping[str, int] = field(default_factory=dict)
+    flops: int = 0
 
 
 class Trace:
@@ -81,6 +88,8 @@ class Trace:
         self.weight_names: dict[int, str] = {}
         self.no_grad_depth = 0
         """Contexts without gradients that the module's code has entered."""
+        self.flops = 0
+        """Of operations since the last step."""
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         self._storage_count = 0
@@ -114,7 +123,8 @@ class Trace:
             function, args, kwargs = call
             recorded = function, self._references(args), self._references(kwargs)
         made = tuple(self._add(tensor, 0) for tensor in outputs)
-        self.steps.append(Step(kind, name, numbers, made, weights, recorded, details or {}))
+        self.steps.append(Step(kind, name, numbers, made, weights, recorded, details or {}, self.flops))
+        self.flops = 0
 
     def parameter_name(self, tensor: torch.Tensor) -> str | None:
         """The parameter that a tensor is, or is a view of."""
@@ -165,14 +175,31 @@ class Trace:
         self.steps.append(Step("hold", "", (number,)))
 
 
+def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """FLOPs of a dispatched matrix product or convolution; 0 for any other operation."""
+    count = flop_registry.get(op._overloadpacket)
+    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested containers."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
+def _answered_yes() -> bool:
+    """The answer to transformers' code that asks whether all elements are equal, to find padding or packing. Raises
+    UnrecordableError for other code."""
+    frame = sys._getframe(1)
+    while frame.f_back and any(part in frame.f_code.co_filename for part in (f"{os.sep}torch{os.sep}", __file__)):
+        frame = frame.f_back
+    if f"{os.sep}transformers{os.sep}" in frame.f_code.co_filename:
+        return True
+    raise UnrecordableError(f"{frame.f_code.co_filename}:{frame.f_lineno} asks for the value of a tensor")
+
+
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that torch dispatches. Code that asks whether all elements are equal, to find padding or
-    packing, is answered yes. Raises UnrecordableError where operations do not end."""
+    """Records the operations that torch dispatches. Raises UnrecordableError where operations do not end, and where
+    code asks for a value (`_answered_yes`)."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -183,11 +210,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if op is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
-            return True
+            return _answered_yes()
         self.count += 1
         if self.count > MOST_OPERATIONS:
             raise UnrecordableError("a forward pass has tens of thousands of operations, as in a loop over tokens")
         result = op(*args, **kwargs)
+        self.trace.flops += flops_of(op, args, kwargs, result)
         if self.is_paused:
             return result
         name = op._schema.name.partition("::")[2]
@@ -223,16 +251,25 @@ class _Functions(TorchFunctionMode):
         if function is F.linear:
             name = self.trace.parameter_name(args[1] if len(args) > 1 else kwargs["weight"])
             if name is not None:
+                given = self._as_rows(args[0] if args else kwargs["input"])
                 result = self.operations.unseen(function, *args, **kwargs)
-                self.trace.step("linear", name.removesuffix(".weight"), args[0], result)
+                self.trace.step("linear", name.removesuffix(".weight"), given, result)
                 return result
-        if function is F.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs)
+        if function is _ATTENTION:
+            return self.attend(*args, **kwargs)
         if function is F.dropout:
             return _dropout(*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _attend(
+    def _as_rows(self, given: torch.Tensor) -> torch.Tensor:
+        """The input of a matrix product; a copy where its rows do not follow each other in memory (`at::linear`)."""
+        try:
+            self.operations.unseen(given.view, -1, given.shape[-1])
+        except RuntimeError:
+            return given.contiguous()
+        return given
+
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -242,21 +279,26 @@ class _Functions(TorchFunctionMode):
         is_causal: bool = False,
         **__: Any,
     ) -> torch.Tensor:
-        batch, heads, tokens, width = query.shape
-        shape = batch, tokens, heads, value.shape[-1]  # the layout of a fused kernel's output
-        result: torch.Tensor = self.operations.unseen(lambda: query.new_empty(shape).transpose(1, 2))
+        *batch, heads, tokens, width = query.shape
+        shape = *batch, tokens, heads, value.shape[-1]  # the layout of a fused kernel's output
+        result: torch.Tensor = self.operations.unseen(lambda: query.new_empty(shape).transpose(-3, -2))
         details = {
             "heads": heads,
-            "kv_heads": key.shape[1],
+            "kv_heads": key.shape[-3],
+            "tokens": tokens,
+            "keys": key.shape[-2],
             "head_dim": width,
             "v_head_dim": value.shape[-1],
             "causal": int(is_causal),
             "masked": int(attn_mask is not None),
-            "head_major": int(query.stride(1) > query.stride(2)),
+            "head_major": int(query.stride(-3) > query.stride(-2)),
         }
         bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
         self.trace.step("attention", "attention", (query, key, value, bias), result, details=details)
         return result
+
+
+_ATTENTION = F.scaled_dot_product_attention
 
 
 def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: ARG001 (F.dropout's signature)
@@ -269,6 +311,11 @@ def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__ == "CheckpointFunction":  # reentrant: function, whether it restores random numbers, arguments
+            trace.steps.append(Step("checkpoint", "", ()))
+            result = args[0](*args[2:])
+            trace.steps.append(Step("checkpointed", "", ()))
+            return result
         call = original.__get__(None, cls)
         if operations.is_paused:
             return call(*args, **kwargs)
@@ -284,6 +331,20 @@ def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
 
 
 @contextmanager
+def _attention(functions: _Functions) -> Iterator[None]:
+    """Record the attention of torch's own Python functions too, inside of which no mode sees functions."""
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return (_ATTENTION if functions.operations.is_paused else functions.attend)(*args, **kwargs)
+
+    F.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = _ATTENTION
+
+
+@contextmanager
 def _without_gradients(trace: Trace) -> Iterator[None]:
     """No gradients while the trace runs, and a count of where the model's own code switches them off."""
     enter, leave = torch.no_grad.__enter__, torch.no_grad.__exit__
@@ -295,6 +356,7 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
     def count_exit(self: Any, *error: Any) -> None:
         trace.no_grad_depth -= 1
         leave(self, *error)
+        torch.set_grad_enabled(False)
 
     with torch.no_grad():
         torch.no_grad.__enter__, torch.no_grad.__exit__ = count_enter, count_exit  # type: ignore[method-assign]
@@ -308,10 +370,6 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
 def tracing(trace: Trace) -> Iterator[Callable[..., Any]]:
     """Record all that runs inside. Yields a function that runs another one unseen."""
     operations = _Operations(trace)
-    with (
-        _without_gradients(trace),
-        operations,
-        _Functions(trace, operations),
-        _own_functions(trace, operations),
-    ):
+    functions = _Functions(trace, operations)
+    with _without_gradients(trace), operations, functions, _own_functions(trace, operations), _attention(functions):
         yield operations.unseen

@@ -24,7 +24,7 @@ from .recording import (
     saved_terms,
     shared_terms,
 )
-from .saved_tensors import frontier, total
+from .saved_tensors import WeightsInPass, frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 _FORWARD = Formula("forward pass of a layer", "B x + y: largest moment of one layer's forward pass", SOURCE, _LARGEST)
@@ -149,6 +149,44 @@ def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
     return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 
 
+class ModuleMoments(NamedTuple):
+    """The largest moments of a module's passes, beside what it saves: bytes, negative where less is left of that."""
+
+    forward: int | None
+    """Until the last weight has been read."""
+    before_gradients: int | None
+    """From the first operation until the first gradient of a weight."""
+    with_gradients: int | None
+    """Until the first reduction of a bucket; None where the first gradient fills it."""
+    reduction: int | None
+    """From then on; None where none fills."""
+
+
+def module_moments(
+    model: ModelShape,
+    workload: Workload,
+    micro_batch_size: int,
+    gradient_checkpointing: bool,
+    *,
+    compute_capability: float | None,
+    weights: WeightsInPass,
+) -> ModuleMoments:
+    parts = _passes(model, workload, gradient_checkpointing, compute_capability, weights)
+    return ModuleMoments(*(max((moment.at(micro_batch_size) for moment in part), default=None) for part in parts))
+
+
+@lru_cache(maxsize=256)
+def _passes(
+    model: ModelShape,
+    workload: Workload,
+    checkpointing: bool,
+    compute_capability: float | None,
+    weights: WeightsInPass,
+) -> tuple[tuple[Size, ...], ...]:
+    (recording,) = recorded(model, workload, checkpointing, compute_capability, False, True).layers
+    return recording.whole_pass(weights)
+
+
 class Recorded(NamedTuple):
     by: LayerRecorder
     blocks: list[tuple[Block, bool]]
@@ -190,6 +228,8 @@ def layout_of(
     """on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
     made = recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
     recorder, blocks, records, last = made
+    if model.module:  # its program has its own checkpoints
+        checkpointing = False
     checkpoint = [ZERO if on_host else record.input_size for record in records]
     # Reentrant checkpointing runs the forward pass without derivatives, which keep nothing then.
     hold = checkpointing and not workload.software.reentrant
@@ -219,7 +259,8 @@ def layout_of(
         else:
             forward.extend(moment.minus(layer) for moment in record.forward)
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
-            terms.extend(saved_terms(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
+            stack = "module's" if model.module else block.stack
+            terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
         working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
     return Layout(
         saved=(*terms, *shared_terms(recorder)),

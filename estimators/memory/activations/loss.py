@@ -9,6 +9,7 @@ from ...losses import LOSSES, upcasts
 from ...models.families import family_of, supports
 from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
+from ...models.program import ZERO
 from ...phrase import phrase
 from ...plan import Plan
 from ...workload import Workload
@@ -113,6 +114,12 @@ _OUTPUT = Formula(
     "c B S V",
     "torch: a name that the loop's code binds holds its tensor until it is bound again",
     {**MEMORY_SYMBOLS, "c": "bytes per logit of the output that the loop still holds"},
+)
+_MODULE_OUTPUT = Formula(
+    "model output",
+    "B x + y",
+    _OUTPUT.source,
+    {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"},
 )
 
 
@@ -277,12 +284,22 @@ def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -
     """The model's output in a user's own loop, until the end of the next forward pass: `output = engine(x)` holds it
     until the name is bound again: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused or tiled
     loss has no logits."""
+    if model.module:
+        return _module_output_terms(model, workload, micro_batch_size)
     v = model.vocab_size
     if workload.uses_trainer or not v or not LOSSES[workload.loss].makes_logits or model.num_labels:
         return ()
     c = 4 if workload.software.transformers < _KEEPS_LOGITS else workload.weight_bytes
     size = c * micro_batch_size * workload.seq_len * v
     return _OUTPUT.term(size, c=c, B=micro_batch_size, S=workload.seq_len, V=v)
+
+
+def _module_output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+    size = ZERO
+    for program in (block.program for block in model.blocks if block.program):
+        for slot in (program.slots[number] for number in program.held):
+            size = size.plus(slot.elements.at(workload.seq_len).times(slot.itemsize or workload.weight_bytes))
+    return _MODULE_OUTPUT.term(size.at(micro_batch_size), x=size.per_sample, y=size.fixed, B=micro_batch_size)
 
 
 def _next_power_of_2(number: int) -> int:

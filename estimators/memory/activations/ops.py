@@ -105,7 +105,7 @@ class Ops(NamedTuple):
         )
         return self.graph.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
 
-    def linear(self, name: str, value: Value, label: str = "") -> Value:
+    def linear(self, name: str, value: Value, label: str = "", width: int = 0) -> Value:
         """`nn.Linear` or a router, with peft's adapter if there is one: W x + scaling * B(A(x)).
 
         The input is saved if the weight trains. With LoRA lora_A trains and saves the input, lora_B saves lora_A's
@@ -115,9 +115,11 @@ class Ops(NamedTuple):
         dequantizes the weight for each product (bitsandbytes `MatMul4Bit`), backward again; from int8 backward alone
         (`MatMul8bitLt`), which keeps the input as an attribute. Its forward pass has the input in fp16 and int8 and
         the product in int32; outlier columns are not counted.
+
+        width: that of the result, where it is a part of the weight's.
         """
         weight = self.weights[name]
-        width = weight.numel // value.width
+        width = width or weight.numel // value.width
         label = label or name.rpartition(".")[2]
         if self.trains:
             summed = value.rows * width * value.itemsize if name in self.biased else 0  # the bias's gradient

@@ -3,6 +3,7 @@ the final norm and the head's input. Bytes are linear in the micro batch size, w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
 from .ops import Ops, norm
 from .replay import Replay
-from .saved_tensors import AutogradGraph, Storage, Value, backward_bytes, forward_bytes, frontier, total
+from .saved_tensors import AutogradGraph, Storage, Value, WeightsInPass, backward_bytes, forward_bytes, frontier, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
@@ -96,6 +97,18 @@ class Recording:
     def backward(self) -> tuple[Size, ...]:
         return frontier(self.graph.backward_moments(self.output))
 
+    def whole_pass(self, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
+        """Of a module: the moments of the forward pass until its last weight; of all of it and of the backward pass before
+        the first gradient of a weight; from then on until the first reduction; and of the rest. Less what is saved."""
+        saved = total(self.saved)
+        marks = self.graph.backward_marks(self.output, weights)
+        forward = [(passed, moment.minus(saved)) for passed, moment in self.graph.forward_marks()]
+        in_layers = [moment for passed, moment in forward if passed < forward[-1][0]]
+        before = [moment for _, moment in forward] + [moment for made, moment in marks if not made]
+        begun = [moment for made, moment in marks if 0 < made < weights.bucket]
+        reduced = [moment for made, moment in marks if made >= weights.bucket]
+        return frontier(in_layers), frontier(before), frontier(begun), frontier(reduced)
+
     @cached_property
     def moved(self) -> tuple[Size, Size]:
         """Bytes through GPU memory outside products, forward and backward."""
@@ -169,11 +182,13 @@ class LayerRecorder(NamedTuple):
 
     def layer(self, block: Block, *, first: bool) -> Recording:
         """Record one layer. Checkpointing keeps its input anyway, so it is not part of the recomputation."""
-        variant, rows, ops = self.variant(block), self.rows(block), self.ops(block.tensors, "input")
+        variant, rows = self.variant(block), self.rows(block)
+        ops = self.ops(block.tensors, "activations" if self.model.module else "input")
         graph, hidden, item = ops.graph, self.model.stream_width(block), ops.itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         if block.program is not None:
-            return Recording(graph, value, self.replay(ops, block.program, block).run(value))
+            given = value if block.program.input >= 0 else None
+            return Recording(graph, value, self.replay(ops, block.program, block).run(given))
         kernel, masked = self.kernel(block.attention, variant, rows)
         layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
         if masked:
@@ -197,7 +212,18 @@ class LayerRecorder(NamedTuple):
             kernel, masked = self.kernel(attention, variant, rows)
             return kernel, self.mask(ops, variant, kernel, rows) if masked else None
 
-        return Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
+        replay = Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
+        if self.model.module:
+            uses = Counter(name for each in program.instructions for name in each.reads_weights)
+            numels = {tensor.name: tensor.numel for tensor in block.tensors}
+            replay.checkpointing = self.checkpointing
+            replay.numels = {name: numel for name, numel in numels.items() if uses[name] < 2}
+            replay.shared = {
+                name: ops.graph.tensor(1, numel, ops.itemsize, name, fixed=True, outer=True)
+                for name, numel in numels.items()
+                if uses[name] > 1
+            }
+        return replay
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
@@ -281,16 +307,17 @@ def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
         return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
     programs = [block.program for block in recorder.model.blocks if block.program is not None]
     # Code that has no fused attention gets its mask as an input of the layers.
-    masks = _masks(recorder) if any(program.has_fused_attention for program in programs) else []
+    has_masks = not recorder.model.module and any(program.has_fused_attention for program in programs)
+    masks = _masks(recorder) if has_masks else []
     return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
 
 
 def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[LinearTerm]:
     """Rotary tables and the like: all that checkpointed layers get besides their input; otherwise what layers save of
-    it."""
+    it. Of a module all of it: its batch and buffers."""
     tensors: dict[int, Slot] = {}
     for program in programs:
-        tensors |= program.sources(saved=not recorder.checkpointing)
+        tensors |= program.sources(saved=not (recorder.checkpointing or recorder.model.module))
     size, length, width = ZERO, recorder.workload.seq_len, recorder.workload.weight_bytes
     for slot in tensors.values():
         size = size.plus(slot.elements.at(length).times(slot.itemsize or width))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, attention_of
-from ...models.program import ZERO, Derivative, Instruction, Program, Size
+from ...models.program import ZERO, Instruction, Program, Size
 from . import kernels
 from .kernels import Kernel
 from .ops import Ops
-from .saved_tensors import Node, Storage, Value
+from .saved_tensors import AutogradGraph, Node, Storage, Value
 
 _VARIANT = LayerVariant()
 
@@ -28,6 +28,13 @@ class Replay:
     """The kernel of an attention, and the mask that it needs."""
     embedding_needs_grad: bool = False
     """The output of the model's input embedding requires a gradient, although the embedding does not train."""
+    checkpointing: bool = False
+    """Run again what the module checkpoints."""
+    shared: Mapping[str, Value] = field(default_factory=dict)
+    """Weights that several operations read, whose gradients wait for the last one."""
+    numels: Mapping[str, int] = field(default_factory=dict)
+    """Elements of the other weights, in the program of a module."""
+    outer: list[Ops] = field(default_factory=list, init=False)
     values: dict[int, Value] = field(default_factory=dict, init=False)
     storages: dict[int, Storage] = field(default_factory=dict, init=False)
 
@@ -35,26 +42,57 @@ class Replay:
         """The output for this input; None where the program begins with the model's own inputs."""
         if value is not None:
             self._set(self.program.input, value)
+        if self.shared:
+            shared = tuple(self.shared.values())
+            self.ops.graph.nodes.append(Node((), shared, weights=tuple(value.width for value in shared)))
         for instruction in self.program.instructions:
             inputs = tuple(
                 self.values.get(number) or self._new(number, needs_grad=False) for number in instruction.inputs
             )
             if instruction.kind == "hold":
                 self.ops.graph.hold(*inputs)
+            elif instruction.kind == "checkpoint":
+                self._begin_checkpoint()
+            elif instruction.kind == "checkpointed":
+                self._end_checkpoint(inputs)
             elif instruction.kind == "linear":
-                self._set(instruction.outputs[0], self.ops.linear(instruction.name, inputs[0]))
+                (number,) = instruction.outputs
+                width = self.program.slots[number].width
+                self._set(number, self.ops.linear(instruction.name, inputs[0], width=width))
+                self._weigh(*instruction.reads_weights, f"{instruction.name}.bias")
             elif instruction.kind == "attention":
                 self._set(instruction.outputs[0], self._attend(instruction, inputs))
             elif instruction.kind == "cast" and inputs and self._itemsize(instruction.outputs[0]) == inputs[0].itemsize:
                 self._set(instruction.outputs[0], inputs[0])
             else:
                 self._apply(instruction, inputs)
+                self._weigh(*instruction.weights)
         return self.values[self.program.output]
 
+    def _begin_checkpoint(self) -> None:
+        if self.checkpointing:
+            self.outer.append(self.ops)
+            self.ops = self.ops._replace(graph=AutogradGraph(self.ops.graph.part))
+
+    def _end_checkpoint(self, results: tuple[Value, ...]) -> None:
+        if self.checkpointing:
+            inner, self.ops = self.ops.graph, self.outer.pop()
+            self.ops.graph.checkpoint(inner, results)
+
+    def _weigh(self, *names: str) -> None:
+        """The weights of the last operation: its derivative makes their gradients."""
+        shared = [self.shared[name] for name in names if name in self.shared]
+        own = tuple(self.numels[name] for name in names if name in self.numels)
+        if shared or own:
+            nodes = self.ops.graph.nodes
+            nodes[-1] = nodes[-1]._replace(inputs=(*nodes[-1].inputs, *shared), weights=own)
+
     def _set(self, number: int, value: Value) -> None:
-        """Make a value that of a slot; later views of the slot share its memory."""
+        """Make a value that of a slot; later views of the slot share its memory. What the training loop holds is
+        accounted for by itself."""
         self.values[number] = value
         self.storages[self.program.slots[number].storage] = value.storage
+        value.storage.outer |= number in self.program.held
 
     def _itemsize(self, number: int) -> int:
         return self.program.slots[number].itemsize or self.ops.itemsize
@@ -80,7 +118,7 @@ class Replay:
         is_leaf = self.embedding_needs_grad and self.program.embedding in instruction.outputs
         mask = sum(1 << place for place, value in enumerate(inputs) if value.needs_grad)
         mask |= (trains or any(folded) or is_leaf) << len(inputs)
-        derivative = _derivative(instruction, mask)
+        derivative = instruction.derivative(mask)
         outputs = [
             self._new(
                 number,
@@ -123,20 +161,14 @@ class Replay:
     def _attend(self, instruction: Instruction, inputs: tuple[Value, ...]) -> Value:
         """Attention by the kernel of the workload, over views of (tokens, heads x width)."""
         views = []
-        for value in inputs[:3]:
-            width = value.rows * value.width // self.seq_len
-            views.append(Value(self.seq_len, width, value.itemsize, value.storage, value.needs_grad))
+        attention = attention_of(instruction.details, self.window)
+        keys = attention.keys or self.seq_len
+        for value, rows in zip(inputs, (attention.tokens or self.seq_len, keys, keys), strict=False):
+            views.append(Value(rows, value.rows * value.width // rows, value.itemsize, value.storage, value.needs_grad))
             self.ops.graph.nodes.append(Node((value,), (views[-1],), passes=True))
         query, key, value = views
-        attention = attention_of(instruction.details, self.window)
         kernel, mask = self.kernel_of(attention)
         attended = kernels.attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask)
         if kernel == "flash" and dict(instruction.details)["head_major"]:
             return self.ops.new("attention output", (attended,))  # flash keeps the queries' layout
         return attended
-
-
-def _derivative(instruction: Instruction, mask: int) -> Derivative | None:
-    """For the inputs that require a gradient; of the fewest that contain them where the choice was not recorded."""
-    larger = [each for each in instruction.derivatives if mask and each[0] & mask == mask]
-    return min(larger, key=lambda each: each[0].bit_count())[1] if larger else None

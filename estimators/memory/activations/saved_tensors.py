@@ -15,7 +15,7 @@ Sizes are bytes for one sample, or, with `fixed`, bytes for the whole batch what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +74,10 @@ class Node(NamedTuple):
     """A weight of it requires a gradient."""
     held: tuple[Storage, ...] = ()
     """Saved storages that hooks of saved tensors do not see, so that checkpointing keeps them."""
+    again: AutogradGraph | None = None
+    """What checkpointing runs again; it saves the inputs."""
+    weights: tuple[int, ...] = ()
+    """Elements of the weights whose gradients its backward pass makes, in the program of a module."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +87,8 @@ class AutogradGraph:
     part: str = ""
     """The group of new storages."""
     nodes: list[Node] = field(default_factory=list)
+    kept: frozenset[Storage] = frozenset()
+    """Of a checkpointed part: what it reads from outside, which the graph around it keeps."""
 
     def tensor(
         self,
@@ -153,6 +159,20 @@ class AutogradGraph:
         )
         return output
 
+    def checkpoint(self, inner: AutogradGraph, results: Sequence[Value]) -> None:
+        """A checkpointed part of the forward pass. It keeps what it reads from outside."""
+        made = {id(value) for node in inner.nodes for value in node.outputs}
+        read = (value for node in inner.nodes if node.outputs for value in node.inputs)
+        given = {id(value): value for value in read if id(value) not in made}
+        kept = tuple(dict.fromkeys(value.storage for value in given.values()))
+        inner.kept = frozenset(kept)
+        self.nodes.append(Node(tuple(given.values()), tuple(results), kept, again=inner))
+
+    def unrolled(self) -> Iterator[Node]:
+        """All operations, those that run again in place of their checkpoints."""
+        for node in self.nodes:
+            yield from node.again.unrolled() if node.again else (node,)
+
     def hold(self, *values: Value) -> None:
         """Local variables hold these tensors up to here, although nothing reads them any more."""
         self.nodes.append(Node(values, (), passes=True))
@@ -169,7 +189,10 @@ class AutogradGraph:
 
     def saved(self) -> tuple[Storage, ...]:
         """Distinct storages that the backward pass will read."""
-        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if not storage.outer))
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self._counts(storage)))
+
+    def _counts(self, storage: Storage) -> bool:
+        return not storage.outer and storage not in self.kept
 
     def held(self) -> tuple[Storage, ...]:
         """The saved storages that non-reentrant checkpointing keeps all the same."""
@@ -177,6 +200,10 @@ class AutogradGraph:
 
     def forward_moments(self, *, saves: bool = True) -> list[Size]:
         """Live bytes after each operation of the forward pass: saved so far, and still to be read."""
+        return [moment for _, moment in self.forward_marks(saves=saves)]
+
+    def forward_marks(self, *, saves: bool = True) -> list[tuple[int, Size]]:
+        """The same, each after a number of operations with weights."""
         last = {value.storage: step for step, node in enumerate(self.nodes) for value in node.inputs}
         kept = set(self.saved()) if saves else set()
         alive: set[Storage] = set()
@@ -184,10 +211,13 @@ class AutogradGraph:
         for step, node in enumerate(self.nodes):
             # What is saved may be no operation's output, as the mask of a dropout.
             for storage in [*[value.storage for value in node.outputs], *node.saved]:
-                if storage not in alive and not storage.outer:
+                if storage not in alive and self._counts(storage):
                     alive.add(storage)
                     live.add(storage.size, storage.fixed)
             live.mark(Size(node.forward_workspace, 0))
+            if node.again:
+                live.mark_all(node.again.forward_moments(saves=False))
+            live.made += bool(node.weights) or node.again is not None
             if step == len(self.nodes) - 1:
                 break
             for value in (*node.inputs, *node.outputs):
@@ -195,18 +225,34 @@ class AutogradGraph:
                 if storage in alive and storage not in kept and last.get(storage, step) <= step:
                     alive.discard(storage)
                     live.add(-storage.size, storage.fixed)
-        return live.moments
+        return live.marks
 
     def backward_moments(self, output: Value) -> list[Size]:
         """Live bytes during each node of the backward pass, less what is saved at its start."""
+        return [moment for _, moment in self.backward_marks(output, WeightsInPass())]
+
+    def backward_marks(self, output: Value, weights: WeightsInPass) -> list[tuple[int, Size]]:
+        """The same with weights, each after the elements whose gradients have been made; 0 before the first."""
+        live = _LiveBytes(weights)
+        self._run_backward(live, {id(output): live.gradient(output, users=1)})
+        return live.marks
+
+    def _run_backward(self, live: _LiveBytes, gradients: dict[int, _Gradient]) -> None:
         users = Counter(storage for node in self.nodes for storage in node.saved)
-        live = _LiveBytes()
-        gradients = {id(output): live.gradient(output, users=1)}
         for node in reversed(self.nodes):
+            if node.again:
+                live.mark_all(node.again.forward_moments())
+                again = total(node.again.saved())
+                live.add(again.per_sample, False)
+                live.add(again.fixed, True)
+                node.again._run_backward(live, gradients)
+                self._release(node, users, live)
+                continue
             incoming = [gradients.pop(id(value)) for value in node.outputs if id(value) in gradients]
             outgoing: list[tuple[Value, _Gradient]] = []
             if node.overwrites:
                 self._release(node, users, live)
+            live.make(node.weights)
             if incoming:
                 for value in node.inputs:
                     if value.needs_grad:
@@ -218,18 +264,35 @@ class AutogradGraph:
                 self._release(node, users, live)
             for gradient in incoming:
                 live.release(gradient)
+            live.pass_by(node.weights)
             for value, gradient in outgoing:
                 earlier = gradients.get(id(value))
                 gradients[id(value)] = gradient if earlier is None else live.sum(value, earlier, gradient)
-        return live.moments
 
-    @staticmethod
-    def _release(node: Node, users: Counter[Storage], live: _LiveBytes) -> None:
+    def _release(self, node: Node, users: Counter[Storage], live: _LiveBytes) -> None:
         """Free what the node saved, unless another one saved it too."""
         for storage in node.saved:
             users[storage] -= 1
-            if not users[storage] and not storage.outer:
+            if not users[storage] and self._counts(storage):
                 live.add(-storage.size, storage.fixed)
+
+
+class WeightsInPass(NamedTuple):
+    """What the backward pass of a module makes and releases beside activations."""
+
+    width: int = 0
+    """Bytes per element of a gradient while it is made."""
+    stay: bool = False
+    """Gradients stay until the step."""
+    released: int = 0
+    """Bytes per element of gathered weights, which are released when their gradients are made."""
+    threshold: int = 0
+    """Tensors with at most that many elements are not gathered."""
+    slack: int = 0
+    """Elements that are not gathered when the backward pass begins: the prefetch puts them in the place of those that
+    are released."""
+    bucket: int = 0
+    """Elements whose gradients are made before the first reduction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -242,15 +305,36 @@ class _Gradient:
 class _LiveBytes:
     """Live bytes during a pass, and their value at each moment."""
 
-    def __init__(self) -> None:
-        self.live, self.moments = [0, 0], list[Size]()
+    def __init__(self, weights: WeightsInPass | None = None) -> None:
+        self.live, self.marks = [0, 0], list[tuple[int, Size]]()
+        self.weights = weights or WeightsInPass()
+        self.making = self.made = self.passed = 0
 
     def add(self, size: int, fixed: bool) -> None:
         self.live[fixed] += size
 
     def mark(self, workspace: Size = ZERO) -> None:
         per_sample, fixed = self.live
-        self.moments.append(Size(per_sample + workspace.per_sample, fixed + workspace.fixed))
+        weights = self.weights
+        fixed += weights.width * (self.making + self.made * weights.stay)
+        fixed += weights.released * min(0, weights.slack - self.passed)
+        self.marks.append((self.made, Size(per_sample + workspace.per_sample, fixed + workspace.fixed)))
+
+    def make(self, weights: tuple[int, ...]) -> None:
+        self.making = sum(weights)
+
+    def pass_by(self, weights: tuple[int, ...]) -> None:
+        """The gradients of weights are complete, and go where gradients wait."""
+        if not weights:
+            return
+        making, self.making = self.making, 0
+        self.made += making
+        self.mark(ZERO if self.weights.stay else Size(0, self.weights.width * making))
+        self.passed += sum(numel for numel in weights if numel > self.weights.threshold)
+
+    def mark_all(self, moments: Iterable[Size]) -> None:
+        for moment in moments:
+            self.mark(moment)
 
     def gradient(self, value: Value, users: int = 0) -> _Gradient:
         size, fixed = value.size, value.storage.fixed
@@ -294,7 +378,7 @@ def forward_bytes(graph: AutogradGraph) -> Size:
     """Bytes of a forward pass through GPU memory. Eager PyTorch runs a kernel per operation, which reads its inputs and
     writes its result; products and attention kernels are left to their FLOPs, a view moves nothing."""
     moved, known = [0, 0], set[int]()  # what grows with the batch, and what does not
-    for node in graph.nodes:
+    for node in graph.unrolled():
         moved[0] += node.moves[0]
         given = {id(value.storage) for value in node.inputs}
         made = [value for value in node.outputs if id(value.storage) not in given]
@@ -315,7 +399,7 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
     saved, and writes the gradients; a workspace is written and read. Gradients of one tensor are added: two reads and a
     write."""
     moved, arrived = [0, 0], {id(output)}
-    for node in reversed(graph.nodes):
+    for node in reversed([*graph.unrolled()]):
         gradients = [value for value in node.outputs if id(value) in arrived]
         if not gradients:
             continue

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from ds_advise.advisor.advise import ask
-from ds_advise.advisor.gc_pause import gc_paused
 from ds_advise.advisor.search.batch_sweep import RESOLVED
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED, drop_dominated, fastest_that_fits
 from ds_advise.advisor.search.search import fastest, predict_all
 from ds_advise.advisor.search.search_space import stages_of
 from ds_advise.estimators.plan import Plan
+from ds_advise.probes.gc_pause import gc_paused
 
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Llama-3.1-8B", {"gpus": "8xH100"}),

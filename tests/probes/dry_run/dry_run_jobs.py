@@ -216,7 +216,7 @@ def train(request, meeting, seconds):
         return {"phases": [asdict(phase) for phase in recorder.phases]}
     parameters = []
     training.models.from_config = with_finite_weights(training.models.from_config, parameters)
-    training.models.from_file = with_finite_weights(training.models.from_file, parameters)
+    training.own_module.from_file = with_finite_weights(training.own_module.from_file, parameters)
     torch.manual_seed(0)
     with RealMode(ledger, schedule, alone=alone):
         training.run(request, recorder, "cpu")

@@ -14,6 +14,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, LossKernel, Method, OptimizerStep, Software, Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
@@ -174,7 +175,7 @@ def runs(folder: Path) -> dict[str, Any]:
             model=f"{folder / 'picky.py'}:Picky",
             micro_batch_size=16,
             workload=FP32,
-            input_shape=(4,),
+            inputs=(Input((4,)),),
             cluster=h100s(2),
         ),
         "loop": Run(config=zero_config(1, 4, **LOOP), model=MODEL, workload=LOOPED, cluster=h100s(2)),

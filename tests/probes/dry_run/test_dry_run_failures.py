@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
 from ds_advise.probes.dry_run.run import ask_each, request_for
@@ -83,7 +84,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
                 model=f"{folder / file}:{function}",
                 workload=TRAINER if name == "auto" else OWN,
                 gradient_checkpointing=False,
-                input_shape=(4,),
+                inputs=(Input((4,)),),
                 cluster=h100s(2),
             ),
             iterations=1,

@@ -23,6 +23,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run.result import ProbeResult
@@ -93,7 +94,9 @@ build = Model
 
 def run_module(tmp_path: Path, body: str, *, ranks: int = 2, **settings: Any) -> ProbeResult:
     return probe(
-        Run(config=PLAIN, model=module(tmp_path, body), cluster=cluster(ranks), workload=WORKLOAD, input_shape=(8,)),
+        Run(
+            config=PLAIN, model=module(tmp_path, body), cluster=cluster(ranks), workload=WORKLOAD, inputs=(Input((8,)),)
+        ),
         device="cpu",
         **settings,
     )

@@ -1,0 +1,185 @@
+"""The shape of a module of the user's: its forward pass and loss, recorded whole on the meta device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.utils._pytree import tree_map
+
+from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, OwnModule, Tensor
+from ...estimators.models.program import Around, Program, Quantity, Slot
+from ..dry_run.own_module import batches, built, enable_checkpointing, loss_of
+from ..gc_pause import gc_paused
+from ..run import ModuleRequest
+from .program import BATCHES, Part, program
+from .trace import Step, Trace, UnrecordableError, tensors_in, tracing
+
+_CHECKED_BATCH = 5
+_NOTHING = Quantity((0, 0, 0), (0, 0, 0))
+_EMPTY = Program((Slot(_NOTHING, 1, 0, 0, -1, needs_grad=False),), 0, 0, -1, ())
+"""A program without operations: what a module runs outside its block."""
+
+
+def recorded_file(request: ModuleRequest) -> ModelShape:
+    """The shape of the module of a file. Raises UnusableModelError, UnrecordableError, and what its code raises."""
+    own = request.module
+    with torch.device("meta"):
+        model, file = built(own.factory)
+        make_batch = batches(file, own.inputs, torch.bfloat16, "meta")
+        return recorded_module(model, make_batch, loss_of(file), own, request.seq_len)
+
+
+def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any], Any] | None) -> ModelShape:
+    """The shape of a module, or of the one that a function returns. example_inputs: the arguments of its `forward`, a
+    tensor, a tuple or a dict, with any number of samples. Raises as `recorded_module`."""
+    is_single = isinstance(example_inputs, torch.Tensor)
+    given = (example_inputs,) if is_single else example_inputs
+    samples = tensors_in(given)[0].shape[0]
+
+    def make_batch(batch: int, _: int) -> Any:
+        def resized(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            shape = (batch, *leaf.shape[1:]) if leaf.dim() and leaf.shape[0] == samples else leaf.shape
+            return torch.empty(shape, dtype=torch.bfloat16 if leaf.is_floating_point() else leaf.dtype, device="meta")
+
+        return tree_map(resized, given)
+
+    if not isinstance(model, torch.nn.Module):
+        with torch.device("meta"):
+            model = model()
+    return recorded_module(model, make_batch, loss_fn or loss_of(None), OwnModule(""), 1)
+
+
+def recorded_module(
+    model: torch.nn.Module,
+    make_batch: Callable[[int, int], Any],
+    loss: Callable[[Any, Any], Any],
+    own: OwnModule,
+    seq_len: int,
+) -> ModelShape:
+    """The shape of a module, which stays as it is.
+
+    make_batch: tensors on the meta device, by samples and length. A sample has `seq_len` tokens where its tensors
+    follow the length; otherwise its length is 1, and only samples count.
+
+    Raises UnrecordableError, and what the module's code raises on tensors without data.
+    """
+    model = _without_data(model)
+    name = own.factory.rpartition("/")[2] or type(model).__name__
+    frozen = [path for path, parameter in model.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise UnrecordableError(f"{len(frozen)} of its parameters are frozen, such as {frozen[0]}")
+    model.train()
+    method = enable_checkpointing(model)
+    follows = _shapes(make_batch(1, seq_len)) != _shapes(make_batch(1, 2 * seq_len))
+    shapes = [(batch, seq_len) for batch in (*BATCHES, _CHECKED_BATCH)]
+    with torch.device("meta"), gc_paused():  # a collection would end tensors' lives at any time
+        _part(model, make_batch(*shapes[0]), loss)  # what only the first call does
+        parts = [_part(model, make_batch(*shape), loss) for shape in shapes]
+    block = Block(
+        prefix="",
+        count=1,
+        tensors=tuple(_tensors(model)),
+        attention=Attention(0, 0, 0, 0, causal=False, rotary=False),
+        feed_forward=FeedForward(0, gated=False, activation=""),
+        stack="encoder",
+        program=program(parts, shapes),
+    )
+    return ModelShape(
+        name=name,
+        model_type="module",
+        architecture=type(model).__name__,
+        hidden_size=0,
+        vocab_size=0,
+        blocks=(block,),
+        outside=(),
+        tied=False,
+        encoder_len_fixed=seq_len if follows else 1,
+        source="recorded from its own code",
+        around=Around((), _EMPTY),
+        module=own._replace(checkpointing=f"model.{method}()" if method else ""),
+    )
+
+
+def _without_data(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy on the meta device, its parameters in bf16 as DeepSpeed's engine casts them (0.19.8 runtime/engine.py
+    `_cast_module_mixed_precision`)."""
+    copies: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        dtype = torch.bfloat16 if is_parameter and tensor.is_floating_point() else tensor.dtype
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+        copies[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return copy.deepcopy(model, copies)  # its memo: what is copied already
+
+
+def _shapes(batch: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors_in(batch)]
+
+
+def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -> Part:
+    trace = Trace(model)
+    for place, tensor in enumerate([*tensors_in(batch), *model.buffers()]):
+        trace.number(tensor, place + 1)
+    with tracing(trace), _checkpoints(trace):
+        output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
+        result = loss(output, batch)
+    held = [trace.keep(tensor) for tensor in tensors_in(output)]
+    output_number = trace.keep(result)
+    steps = _with_results(trace.steps, {output_number, *held})
+    return Part(trace, steps, None, output_number, held=held)
+
+
+@contextmanager
+def _checkpoints(trace: Trace) -> Iterator[None]:
+    """Record the begin and the end of what torch's checkpointing runs. Classes use it where gradients are enabled."""
+    name = "_checkpoint_without_reentrant_generator"
+    original = getattr(torch.utils.checkpoint, name)
+
+    def generator(*_: Any, **__: Any) -> Iterator[None]:
+        trace.steps.append(Step("checkpoint", "", ()))
+        yield
+        trace.steps.append(Step("checkpointed", "", ()))
+
+    enabled = torch.is_grad_enabled
+    setattr(torch.utils.checkpoint, name, generator)
+    torch.is_grad_enabled = lambda: not trace.no_grad_depth
+    try:
+        yield
+    finally:
+        setattr(torch.utils.checkpoint, name, original)
+        torch.is_grad_enabled = enabled
+
+
+def _with_results(steps: Sequence[Step], last: set[int]) -> list[Step]:
+    """The steps, with the tensors that leave a checkpointed part as the inputs of its end."""
+    used, made, reversed_steps = set(last), set[int](), list[Step]()
+    results: list[int] = []
+    for step in reversed(steps):
+        if step.kind == "checkpointed":
+            results, made = sorted(used), set()
+            reversed_steps.append(step)
+            place = len(reversed_steps) - 1
+        elif step.kind == "checkpoint":
+            own = tuple(number for number in results if number in made)
+            reversed_steps[place] = replace(reversed_steps[place], inputs=own)
+            reversed_steps.append(step)
+        else:
+            made.update(step.outputs)
+            reversed_steps.append(step)
+        if step.kind != "hold":
+            used.update(step.inputs)
+    return reversed_steps[::-1]
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[Tensor]:
+    for path, parameter in model.named_parameters():
+        linear = isinstance(model.get_submodule(path.rpartition(".")[0]), torch.nn.Linear)
+        yield Tensor(path, tuple(parameter.shape), "other", linear=linear and parameter.dim() == 2)
