@@ -11,7 +11,7 @@ from ..ds_configs.read import needs_quantizer, plan_from_ds_config, ranks_per_sa
 from ..estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.hardware.cluster import Cluster
-from ..estimators.models.model_shape import Input, ModelShape, OwnModule
+from ..estimators.models.model_shape import Input, ModelShape
 from ..estimators.objectives import trained_config
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Plan
@@ -144,15 +144,6 @@ class Request:
     iterations: int
     """Maximum number of optimizer steps; 0 ends with the initialization."""
     expandable_segments: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRequest:
-    """A module of the user's to record, for a subprocess."""
-
-    module: OwnModule
-    seq_len: int
-    """The second argument of the file's `make_batch`."""
 
 
 _MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")

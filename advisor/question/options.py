@@ -298,6 +298,7 @@ GROUPS: Mapping[str, type] = {
     "Machine": MachineOptions,
     "Training on the CPU": CpuOptions,
     "Method": MethodOptions,
+    "Module of one's own": ModuleOptions,
     "Training": TrainingOptions,
     "Software": SoftwareOptions,
     "Amount of training": JobOptions,

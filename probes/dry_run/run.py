@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from packaging.version import Version
 
@@ -26,17 +26,22 @@ from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
-from ...estimators.models.model_shape import ModelShape, OwnModule
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
-from ..run import ModuleRequest, Request, Run
+from ..run import Request, Run
 
 OnProgress = Callable[[str], object]
 
 _POLL_S = 0.2
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
+
+
+class Answering(Protocol):
+    """A request of another kind, which answers itself in the subprocess; it is pickled."""
+
+    def answer(self) -> Any: ...
 
 
 class DryRunError(DsAdviseError):
@@ -106,7 +111,7 @@ def _refuse_unknown_features(run: Run) -> None:
 def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandable_segments: bool = False) -> Request:
     """One rank of a run for the subprocess; rank None: the one with the fullest GPU."""
     if isinstance(run.model, str):
-        run = replace(run, model=_factory(run.model))
+        run = replace(run, model=absolute_factory(run.model))
     return Request(
         run=run,
         rank=fullest_rank(run) if rank is None else rank,
@@ -115,7 +120,7 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
     )
 
 
-def _factory(text: str) -> str:
+def absolute_factory(text: str) -> str:
     """FILE.py:FUNCTION with the absolute path of the file. Raises DryRunError for a missing file."""
     file, _, function = text.rpartition(":")
     path = Path(file).expanduser().resolve()
@@ -215,15 +220,6 @@ def ask(
     return answers
 
 
-def record_module(module: OwnModule, seq_len: int, *, timeout_s: float = 600.0) -> ModelShape:
-    """The shape of the module of a file, which runs in a subprocess. Raises DryRunError where it cannot be recorded."""
-    request = ModuleRequest(module=module._replace(factory=_factory(module.factory)), seq_len=seq_len)
-    (answer,) = _answers([request], timeout_s, lambda _: None)
-    if isinstance(answer, DryRunError):
-        raise answer
-    return from_json(ModelShape, answer)
-
-
 def ask_each(
     requests: Sequence[Request], timeout_s: float, on_progress: OnProgress = lambda _phase: None
 ) -> list[DryRunResult | DryRunError]:
@@ -233,14 +229,14 @@ def ask_each(
 
     Raises DryRunError where the process does not end in time. No process outlives the call.
     """
-    answers = _answers(requests, timeout_s, on_progress)
-    return [each if isinstance(each, DryRunError) else from_json(DryRunResult, each) for each in answers]
+    given = answers(requests, timeout_s, on_progress)
+    return [each if isinstance(each, DryRunError) else from_json(DryRunResult, each) for each in given]
 
 
-def _answers(
-    requests: Sequence[Request | ModuleRequest], timeout_s: float, on_progress: OnProgress
+def answers(
+    requests: Sequence[Request | Answering], timeout_s: float, on_progress: OnProgress = lambda _phase: None
 ) -> list[dict[str, Any] | DryRunError]:
-    """The results in JSON, or the errors."""
+    """The results in JSON, or the errors; otherwise as `ask_each`."""
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
         with (folder / "output").open("w+", encoding="utf-8", errors="replace") as output:
@@ -261,7 +257,7 @@ def _outcome(folder: Path, index: int, status: int, printed: str) -> dict[str, A
 
 
 def _run_worker(
-    requests: Sequence[Request | ModuleRequest], folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
+    requests: Sequence[Request | Answering], folder: Path, output: Any, timeout_s: float, on_progress: OnProgress
 ) -> int:
     """Run `worker.py`; returns its exit status, negative for a signal."""
     phase = folder / "phase-0"

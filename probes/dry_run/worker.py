@@ -28,11 +28,12 @@ from ..recording.mode import RecordingMode
 from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
 from ..recording.result import DryRunResult
 from ..recording.schedule import ScheduleRecorder
-from ..run import ModuleRequest, Request, isolated_config
+from ..run import Request, isolated_config
 from ..simulated_gpu import attention, collectives, kernels, loss_kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.quick_fake import QuickFakeTensorMode
 from . import models, training
+from .run import Answering
 
 _HOPPER = 9.0
 """Compute capability assumed for a GPU without one (AMD's, the CPU)."""
@@ -56,7 +57,7 @@ def main() -> None:
     os._exit(0)  # skips the exit handlers of the fake process group
 
 
-def _fork(folder: Path, index: int, request: Request | ModuleRequest) -> int:
+def _fork(folder: Path, index: int, request: Request | Answering) -> int:
     """Answer in a child process; returns its id."""
     child = os.fork()
     if not child:
@@ -66,7 +67,7 @@ def _fork(folder: Path, index: int, request: Request | ModuleRequest) -> int:
     return child
 
 
-def _answer(folder: Path, index: int, request: Request | ModuleRequest) -> None:
+def _answer(folder: Path, index: int, request: Request | Answering) -> None:
     answer = answer_to(request, on_phase=(folder / f"phase-{index}").write_text)
     (folder / f"answer-{index}.json").write_text(json.dumps(answer))
 
@@ -85,9 +86,7 @@ def _import_all(request: Request) -> None:
         models.model_class(models.transformers_config(request.run.description))
 
 
-def answer_to(
-    request: Request | ModuleRequest, on_phase: Callable[[str], object] = lambda _name: None
-) -> dict[str, Any]:
+def answer_to(request: Request | Answering, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
     """{"result": ...}, a `DryRunResult` or the `ModelShape` of a module, or {"error": message, "kind": exception class,
     "phase", "where": line of the user's code, "package": origin of the exception, "fix", "traceback"}.
 
@@ -96,17 +95,15 @@ def answer_to(
     recorder = None
     try:
         started = time.monotonic()
-        if isinstance(request, ModuleRequest):
-            from ..model_recorder.module import recorded_file
-
-            return {"result": to_json(recorded_file(request))}
+        if not isinstance(request, Request):
+            return {"result": to_json(request.answer())}
         recorder = _recorder(on_phase)
         return {"result": _run(request, recorder, started).to_json()}
     except Exception as error:
         return {
             "error": str(error),
             "kind": type(error).__name__,
-            "phase": recorder.current if recorder else "" if isinstance(request, ModuleRequest) else "start",
+            "phase": recorder.current if recorder else "start" if isinstance(request, Request) else "",
             "where": _users_line(error),
             "package": _package(error),
             "fix": getattr(error, "fix", ""),

@@ -16,7 +16,6 @@ from ...estimators.models.model_shape import Attention, Block, FeedForward, Mode
 from ...estimators.models.program import Around, Program, Quantity, Slot
 from ..dry_run.own_module import batches, built, enable_checkpointing, loss_of
 from ..gc_pause import gc_paused
-from ..run import ModuleRequest
 from .program import BATCHES, Part, program
 from .trace import Step, Trace, UnrecordableError, tensors_in, tracing
 
@@ -26,13 +25,12 @@ _EMPTY = Program((Slot(_NOTHING, 1, 0, 0, -1, needs_grad=False),), 0, 0, -1, ())
 """A program without operations: what a module runs outside its block."""
 
 
-def recorded_file(request: ModuleRequest) -> ModelShape:
+def recorded_file(own: OwnModule, seq_len: int) -> ModelShape:
     """The shape of the module of a file. Raises UnusableModelError, UnrecordableError, and what its code raises."""
-    own = request.module
     with torch.device("meta"):
         model, file = built(own.factory)
         make_batch = batches(file, own.inputs, torch.bfloat16, "meta")
-        return recorded_module(model, make_batch, loss_of(file), own, request.seq_len)
+        return recorded_module(model, make_batch, loss_of(file), own, seq_len)
 
 
 def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any], Any] | None) -> ModelShape:

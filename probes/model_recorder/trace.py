@@ -280,8 +280,13 @@ class _Functions(TorchFunctionMode):
         **__: Any,
     ) -> torch.Tensor:
         *batch, heads, tokens, width = query.shape
-        shape = *batch, tokens, heads, value.shape[-1]  # the layout of a fused kernel's output
-        result: torch.Tensor = self.operations.unseen(lambda: query.new_empty(shape).transpose(-3, -2))
+        head_major = query.stride(-3) > query.stride(-2)
+        # A fused kernel's output has the queries' layout; that of head-major ones is turned round by `replay`.
+        shape = *batch, tokens, heads, value.shape[-1]
+        has_layout = not head_major and value.shape[-1] == width
+        result: torch.Tensor = self.operations.unseen(
+            lambda: torch.empty_like(query) if has_layout else query.new_empty(shape).transpose(-3, -2)
+        )
         details = {
             "heads": heads,
             "kv_heads": key.shape[-3],
@@ -291,7 +296,7 @@ class _Functions(TorchFunctionMode):
             "v_head_dim": value.shape[-1],
             "causal": int(is_causal),
             "masked": int(attn_mask is not None),
-            "head_major": int(query.stride(-3) > query.stride(-2)),
+            "head_major": int(head_major),
         }
         bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
         self.trace.step("attention", "attention", (query, key, value, bias), result, details=details)

@@ -98,8 +98,8 @@ class Recording:
         return frontier(self.graph.backward_moments(self.output))
 
     def whole_pass(self, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
-        """Of a module: the moments of the forward pass until its last weight; of all of it and of the backward pass before
-        the first gradient of a weight; from then on until the first reduction; and of the rest. Less what is saved."""
+        """Of a module: the moments of the forward pass until its last weight; of it and of the backward pass before the
+        first gradient of a weight; from then on until the first reduction; and of the rest. Less what is saved."""
         saved = total(self.saved)
         marks = self.graph.backward_marks(self.output, weights)
         forward = [(passed, moment.minus(saved)) for passed, moment in self.graph.forward_marks()]
