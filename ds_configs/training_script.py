@@ -121,6 +121,18 @@ _DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
+_MODULE_LINES = (
+    'parser.add_argument("--local_rank", type=int, default=-1)',
+    "args = deepspeed.add_config_arguments(parser).parse_args()",
+    "engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())",
+    "for batch in loader:",
+    "    loss = loss_fn(engine(*batch), batch)",
+    "    engine.backward(loss)",
+    "    engine.step()",
+)
+"""A training loop of a module of the user's, with what the deepspeed launcher passes."""
+
+
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines that the plan needs in the training script before the training begins."""
     lines = model_lines(workload, plan) + pageable_inputs(plan, workload)
@@ -130,6 +142,8 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
             lines += _SHARING_IMPORTS
         lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
         return lines + _trainer_of_objective(workload)
+    if model.module:
+        return [*([model.module.checkpointing] if plan.gradient_checkpointing else []), *_MODULE_LINES]
     if plan.gradient_checkpointing:
         offloaded = plan.cpu_checkpointing
         enable = "activation_checkpointing_enable(offload=True)" if offloaded else "gradient_checkpointing_enable()"

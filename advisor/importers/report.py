@@ -116,7 +116,7 @@ def _plan(title: Phrase, candidate: Candidate, figures: ImportFigures, console: 
         ),
         style="bold green" if fit.fits else "bold red" if fit.verdict == "does not fit" else "bold yellow",
     )
-    speed = phrase("{figure} tokens/s", figure=rate(candidate.tokens_per_s))
+    speed = phrase("{figure} {unit}/s", figure=rate(candidate.tokens_per_s), unit="tokens")
     if interval is not None:
         low, high = map(rough_rate, interval)
         speed = phrase("{speed} ({low} to {high})", speed=speed, low=low, high=high)

@@ -69,6 +69,11 @@ COMMANDS = {
     "python3 -m http.server --directory site 8000": How(elsewhere="serves until it is stopped"),
     "ds-advise page --build site --pyodide pyodide-314.0.7.tgz": How(elsewhere="test_page_browser.py"),
     "python -m benchmarks.page": How(elsewhere="times what test_page_browser.py drives"),
+    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write": How(says="samples/s", slow=True),
+    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write --verify": How(
+        says="dry run", slow=True
+    ),
+    "ds-advise train.py:build_model --input-shape 3,32,32 --gpus 2x24GB": How(elsewhere="test_own_module.py"),
     "ds-advise dry-run cifar.json --model net.py:Net --gpus 2xRTX3090 --micro-batch 256": How(says="GiB", slow=True),
     "ds-advise bench": How(elsewhere="test_bench.py"),
     "ds-advise Qwen2.5-14B --gpus auto": How(code=2, says="GPU"),

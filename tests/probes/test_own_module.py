@@ -1,0 +1,233 @@
+"""Modules of the user's own: recorded whole, and answered as any model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ds_advise
+import pytest
+import torch
+from ds_advise.advisor.advise import ask, plan_of
+from ds_advise.advisor.question.own_module import inputs_of
+from ds_advise.advisor.question.run import run_of
+from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, WorkloadError
+from ds_advise.estimators.estimate import total_bytes
+from ds_advise.estimators.memory.activations import saved_tensors
+from ds_advise.estimators.memory.device_overhead import library_workspace
+from ds_advise.estimators.models.model_shape import Input, ModelShape
+from ds_advise.estimators.time.flops import micro_batch_flops
+from ds_advise.probes.dry_run import DryRunResult
+from ds_advise.probes.dry_run.run import ask_each, request_for
+from ds_advise.probes.model_recorder.module import recorded_object
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
+GPUS = "2xA100-80GB"
+
+
+class Transformer(torch.nn.Module):
+    """Tied weights, attention, and checkpointing with timm's method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(500, 64)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(3)
+        )
+        self.head = torch.nn.Linear(64, 500, bias=False)
+        self.head.weight = self.embedding.weight
+        self.is_checkpointed = False
+
+    def set_grad_checkpointing(self) -> None:
+        self.is_checkpointed = True
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            if self.is_checkpointed and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, use_reentrant=False)
+            else:
+                hidden = layer(hidden)
+        return self.head(hidden)
+
+
+def loss_fn(output: torch.Tensor, batch: tuple[torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), batch[0].flatten())
+
+
+@pytest.fixture(scope="module")
+def convnet() -> ModelShape:
+    return ask(f"{CONVNET}:ConvNet", gpus=GPUS).model
+
+
+def test_the_ladder_of_a_file_counts_samples(convnet: ModelShape) -> None:
+    assert (convnet.parameters, convnet.unit, convnet.fixed_len) == (315722, "samples", 1)
+    answer = ds_advise.advise(convnet, gpus=GPUS, micro_batch=256, deepspeed_estimate=False)
+    assert answer.question.workload.framework == "deepspeed"
+    assert all(
+        step.candidate is not None and not step.candidate.plan.gradient_checkpointing for step in answer.ladder[:7]
+    )
+    plan = answer.recommended.estimate if answer.recommended else None
+    assert plan is not None and plan.time.tokens_per_step == 2 * 256
+
+
+def test_the_flops_are_those_that_torch_counts(convnet: ModelShape) -> None:
+    """Convolutions too; the gradient of the image is not taken."""
+    question = ask(convnet, gpus=GPUS, micro_batch=7)
+    flops = micro_batch_flops(convnet, question.workload, plan_of(question, "ddp").plan)
+    namespace: dict[str, Any] = {}
+    exec(CONVNET.read_text(encoding="utf-8"), namespace)
+    model = namespace["ConvNet"]()
+    with FlopCounterMode(display=False) as forward:
+        loss = model(torch.zeros(7, 3, 32, 32)).mean()
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    assert flops.forward == forward.get_total_flops()
+    assert flops.backward == pytest.approx(backward.get_total_flops(), rel=1e-6)
+
+
+def test_an_object_is_answered_and_stays_as_it_is() -> None:
+    module = Transformer()
+    answer = ds_advise.advise(
+        module,
+        example_inputs=torch.zeros((2, 32), dtype=torch.long),
+        loss_fn=loss_fn,
+        gpus=GPUS,
+        micro_batch=4,
+        deepspeed_estimate=False,
+    )
+    assert answer.question.model.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert answer.question.model.module is not None
+    assert answer.question.model.module.checkpointing == "model.set_grad_checkpointing()"
+    assert not module.is_checkpointed and next(module.parameters()).device.type == "cpu"
+    assert {candidate.plan.gradient_checkpointing for candidate in answer.candidates} == {False, True}
+    with pytest.raises(ModelConfigError, match="an object of this process"):
+        run_of(answer.question, answer.candidates[0].plan)
+
+
+def test_checkpointed_parts_are_recomputed_and_others_saved() -> None:
+    shape = recorded_object(Transformer, torch.zeros((2, 32), dtype=torch.long), loss_fn)
+    memory = {
+        choice: ds_advise.estimate(
+            shape, rung="zero1", gpus=GPUS, micro_batch=512, gradient_checkpointing=choice
+        ).memory
+        for choice in ("off", "on")
+    }
+    assert memory["on"].allocated_bytes_per_gpu < 0.8 * memory["off"].allocated_bytes_per_gpu
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_tokens_count_where_batches_follow_the_length(tmp_path: Path, *, follows: bool) -> None:
+    length = "seq_len" if follows else "16"
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Embedding(10, 4)\n\n"
+        f"def make_batch(size, seq_len):\n    return (torch.zeros((size, {length}), dtype=torch.long),)\n",
+        encoding="utf-8",
+    )
+    model = ask(f"{file}:build", gpus=GPUS, seq_len=64).model
+    assert (model.unit, model.fixed_len) == (("tokens", 64) if follows else ("samples", 1))
+
+
+REFUSED = """
+import torch
+
+class Item(torch.nn.Linear):
+    def forward(self, x):
+        return x if x.sum() > 0 else super().forward(x)
+
+class Index(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[x > 0]
+
+class Loop(torch.nn.Linear):
+    def forward(self, x):
+        return torch.stack([super(Loop, self).forward(row) for row in x])
+
+def frozen():
+    return torch.nn.Linear(8, 8).requires_grad_(False)
+
+def item(): return Item(8, 8)
+def index(): return Index(8, 8)
+def loop(): return Loop(8, 8)
+def number(): return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("item", r"refused.py:6 asks for the value of a tensor"),
+        ("index", r"refused.py:10 needs real values"),
+        ("loop", "its operations depend on the batch size"),
+        ("frozen", "2 of its parameters are frozen, such as weight"),
+        ("number", "number of .*refused.py returned a int"),
+        ("missing", "has no function 'missing'"),
+    ],
+)
+def test_what_cannot_be_recorded_says_why(tmp_path: Path, function: str, why: str) -> None:
+    (tmp_path / "refused.py").write_text(REFUSED, encoding="utf-8")
+    with pytest.raises(ModelConfigError, match="cannot be recorded") as caught:
+        ask(f"{tmp_path}/refused.py:{function}", gpus=GPUS, input_shape="8")
+    assert caught.match(why) or pytest.fail(f"{caught.value.why}")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"method": "lora"}, "--method lora"),
+        ({"gradient_checkpointing": "on"}, "does not offer --gradient-checkpointing on"),
+        ({"gradient_checkpointing": "offload"}, "does not offer --gradient-checkpointing offload"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(convnet: ModelShape, options: dict[str, Any], what: str) -> None:
+    with pytest.raises(WorkloadError, match=what):
+        ask(convnet, gpus=GPUS, **options)
+
+
+def test_inputs_are_shapes_with_types() -> None:
+    assert inputs_of(None, None) == ()
+    assert inputs_of("3,32,32+scalar", "float+int64") == (Input((3, 32, 32)), Input((), "int64"))
+    assert inputs_of("4+5", "int64") == (Input((4,), "int64"), Input((5,), "int64"))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "types"), [("3,x", None), ("", None), ("3", "string"), ("3", "float+int64"), (None, "int64")]
+)
+def test_other_inputs_are_refused(shapes: str | None, types: str | None) -> None:
+    with pytest.raises(DsAdviseError):
+        inputs_of(shapes, types)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ["off", "on"])
+def test_the_ladder_is_within_a_hundredth_of_dry_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Any
+) -> None:
+    """Tied weights, buckets, gathered weights, checkpointed layers."""
+    monkeypatch.setattr(saved_tensors, "IN_PLACE", False)  # as under the dispatch mode of a dry run
+    file = tmp_path / "net.py"
+    file.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_own_module import Transformer, loss_fn\n",
+        encoding="utf-8",
+    )
+    question = ask(
+        f"{file}:Transformer",
+        gpus="8xA100-80GB",
+        ram="1TB",
+        micro_batch=64,
+        gradient_checkpointing=choice,
+        input_shape="128",
+        input_dtype="int64",
+    )
+    plans = [plan_of(question, rung) for rung in ("ddp", "zero1", "zero2", "zero3")]
+    results = ask_each([request_for(run_of(question, each.plan), rank=None) for each in plans], 600)
+    workspace = total_bytes(library_workspace(question.cluster.gpu))
+    for plan, result in zip(plans, results, strict=True):
+        assert isinstance(result, DryRunResult), result
+        expected = plan.memory.allocated_bytes_per_gpu - workspace
+        assert expected == pytest.approx(result.peak.allocated_bytes_per_gpu, rel=0.01), plan.rung
