@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 
 from ...estimators.errors import DsAdviseError
 from ..text.units import counted_noun
@@ -69,9 +69,9 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
             else:
                 yield from _json(path, stream)
                 return
-            size = path.stat().st_size or 1
+            size, buffer = path.stat().st_size or 1, cast(BinaryIO, stream.buffer)
             for row in rows:
-                yield row._replace(share=min(1.0, stream.buffer.tell() / size))
+                yield row._replace(share=min(1.0, buffer.tell() / size))
     except UnicodeDecodeError as problem:
         raise _not_utf_8(path) from problem
     except OSError as problem:
