@@ -13,6 +13,7 @@ from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
+from ...validate.checkpoint import read_checkpoint
 from ..advise import answer
 from ..question.question import Question, script_constraints
 from ..search.candidate import LIKELY, Candidate, chance
@@ -97,7 +98,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             why="the script's arguments name none",
             fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
         )
-    found = [*_disk(request, say), *_loading(run, request.prediction)]
+    found = [*_disk(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
     if run.workload.objective != "next-token":
         return [*found, *_dry_run(run, say)]  # a probe trains on the next token
@@ -141,6 +142,17 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, anew: bool) ->
     is_memory = failure.kind in ("out_of_memory", "killed")
     what = f"{title} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
     return [Objection(what=what, fix=_other_plan(run) if is_memory else "repair that first")]
+
+
+def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
+    """The files of the checkpoint that the script is to resume from, where DeepSpeed wrote it."""
+    named = ScriptArguments(request.script.arguments).text("resume_from_checkpoint")
+    if named is None or not Path(named, "latest").exists():
+        return []
+    say(f"checking {named} ...")
+    checkpoint = read_checkpoint(Path(named))
+    fix = "resume from an earlier checkpoint"
+    return [] if checkpoint.is_whole else [Objection(what=f"{named} is damaged: {checkpoint.problem}", fix=fix)]
 
 
 def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:

@@ -248,8 +248,8 @@ def _objections(folder: Path, run: Run, check: Check, *arguments: str, printed: 
 
 
 def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are found without a
-    run."""
+    """Checkpoints that do not fit the disk, one to resume from that is damaged, and a model that does not fit the RAM
+    while it loads are found without a run."""
     run = _run(folder)
     assert run.shape is not None
     one = checkpoint_bytes(run.shape, run.workload)
@@ -268,6 +268,11 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert found(run, "--save_strategy", "no") == []
     assert (found(run), len(printed)) == ([], 1)
     assert "2 fit into" in printed[0]
+    checkpoint = write_checkpoint(folder / "out/checkpoint-4", ranks=2)
+    resumed = ("--save_total_limit", "1", "--resume_from_checkpoint", str(checkpoint))
+    assert found(run, *resumed) == []
+    (checkpoint / "trainer_state.json").write_text("")
+    assert found(run, *resumed) == [f"{checkpoint} is damaged: trainer_state.json is empty"]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
     assert "loading the model" in found(small, "--save_total_limit", "1")[0]
 
