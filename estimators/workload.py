@@ -26,7 +26,8 @@ class Software:
     every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 hpZ's second
     copy does not serve what a recomputation gathers; before 0.6 stage 3 waits for the GPU at every fetch."""
     trl: tuple[int, int] = (1, 16)
-    """Major and minor version, for `Workload.framework` "trl". Before 1.7 its trainers have transformers' loss."""
+    """Major and minor version, for `Workload.framework` "trl". Before 1.7 its trainers have transformers' loss. From
+    1.7 to 1.9 at least their chunks are 256 tokens by all columns, with up to 2 V H bytes less; counted as in 1.16."""
     reentrant: bool = False
     """Reentrant checkpointing (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen weights hold
     every layer's input to the end of the backward pass."""

@@ -314,7 +314,7 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
 
 def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
     """The cluster with the RAM and NVMe that a plan needs, in whole GiB, where it has less."""
-    changes = {}
+    changes: dict[str, Any] = {}
     if plan.memory.host_bytes_per_node > (cluster.host_memory_bytes_per_node or MOST_HOST_BYTES):
         changes["host_memory_bytes_per_node"] = _storage_gib(plan, "host") * 2**30
     if plan.memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
