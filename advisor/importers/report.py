@@ -12,7 +12,8 @@ from ..render.lint import render_diff, render_findings
 from ..search.candidate import LIKELY, Candidate, Fit, chance
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.language import translate
-from ..text.lines import blank, capitalised, commands, ended, printable, sentence
+from ..text.lines import blank, capitalised, commands, ended, sentence
+from ..text.output import printable
 from ..text.units import gib, rate, rough_rate, times
 from .answer import ImportAnswer
 from .figures import ImportFigures

@@ -11,7 +11,8 @@ from rich.text import Text
 from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
-from ..text.lines import blank, commands, printable, sentence
+from ..text.lines import blank, commands, sentence
+from ..text.output import printable
 from ..text.units import count, gib
 
 _MOST_FILES = 5

@@ -14,7 +14,8 @@ from ..answer.config_settings import Setting
 from ..search.candidate import Candidate, chance
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
-from ..text.lines import blank, cells, printable, row, sentence
+from ..text.lines import blank, cells, row, sentence
+from ..text.output import printable
 from ..text.units import gib, percent, rate, times
 
 _LABEL, _CELL = 34, 13

@@ -13,7 +13,8 @@ from rich.text import Text
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
 from ...validate.doctor.findings import counted
 from ..text.labels import versions_label
-from ..text.lines import blank, printable, sentence
+from ..text.lines import blank, sentence
+from ..text.output import printable
 from ..text.units import gib
 
 _STYLES: dict[FindingStatus, str] = {

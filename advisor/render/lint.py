@@ -15,7 +15,8 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
-from ..text.lines import WIDTH, blank, capitalised, ended, printable, row, sentence
+from ..text.lines import WIDTH, blank, capitalised, ended, row, sentence
+from ..text.output import printable
 from ..text.units import counted_noun
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}

@@ -106,8 +106,8 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     if disk > 1:
         return refused._replace(reason=phrase("{ratio} the NVMe", ratio=times(disk)), limit="nvme")
     if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
-        reason = phrase("if RAM suffices") if on_gpu.fits else on_gpu.reason
-        return on_gpu._replace(reason=reason, assumed_host_bytes=memory.host_bytes_per_node)
+        conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
+        return conditional._replace(reason=phrase("if RAM suffices")) if on_gpu.fits else conditional
     return on_gpu
 
 
