@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack, cast, get_args
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
+from ..estimators.models.images import with_images
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import trained_model
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
@@ -65,7 +66,7 @@ def ask(
     has_job = any(given[name] != OPTIONS[name].default for name in names_in(JobOptions))  # type: ignore[literal-required]
 
     def about(shape: ModelShape) -> Question:
-        shape = trained_model(shape, given["objective"])
+        shape = with_images(trained_model(shape, given["objective"]), given["images_per_sample"], given["max_pixels"])
         chosen: dict[str, Any] = {**given}
         if given["seq_len"] == "max":
             chosen["seq_len"] = _first_length(shape, given["document_len"])

@@ -2,12 +2,14 @@
 
     python -m benchmarks.recorded_models [TYPE ...] [--answers FILE] [--write]
 
-TYPE:      only these model types; by default all that transformers maps for causal language modeling.
+TYPE:      only these model types; by default all that transformers maps for causal language modeling,
+           sequence-to-sequence language modeling, and image-text-to-text.
 --answers: keep the results in FILE, and do not record again what is in it.
 --write:   put the table into docs/models.md.
 
-Each type is recorded in a process of its own, 2 to 20 seconds each. A type whose default configuration transformers
-itself refuses is not counted.
+Each type is recorded in a process of its own, 2 to 20 seconds each. A type is counted apart if its own class refuses
+its default configuration: it cannot be built from it, or a forward pass without the recorder raises an error that names
+neither missing data nor missing inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from ds_advise.estimators.models.families import FAMILIES
 from .document import put
 
 PATIENCE_S = 180
-NOT_COUNTED = "transformers refuses its own default configuration"
+NOT_COUNTED = "its own class refuses the default configuration"
+OURS = ("meta", "data-independent", "require", "missing", "has to be", "specify", "not be found", "not found")
+"""Words of errors about tensors without data, absent inputs and absent packages, which are no fault of a
+configuration."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,10 +61,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def model_types() -> list[str]:
-    """The model types of causal language modeling."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """The model types of the three tasks that train on text."""
+    from transformers.models.auto import modeling_auto as auto
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted(
+        {
+            *auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        }
+    )
 
 
 def answer(model_type: str) -> str:
@@ -73,8 +84,30 @@ def answer(model_type: str) -> str:
     try:
         recorded_model(config, name=model_type, source="")
     except ModelConfigError as error:
-        return str(error.why)
+        refusal = _refusal(config)
+        return f"{NOT_COUNTED}: {refusal}" if refusal else str(error.why)
     return "recorded"
+
+
+def _refusal(config: dict[str, Any]) -> str:
+    """The error of the class itself with this configuration; "" for none, and for one that is not its fault."""
+    import torch
+    from ds_advise.probes.dry_run.models import UnusableModelError, model_class, no_init_weights, transformers_config
+    from ds_advise.probes.model_recorder.recorded_model import make_batch, other_inputs
+
+    try:
+        built = transformers_config(config)
+        chosen = model_class(built)
+    except UnusableModelError:
+        return ""
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = chosen._from_config(built, dtype=torch.float32).train()
+            model(**make_batch(built, other_inputs(chosen), 2, 64, dtype="float32"), use_cache=False)
+    except Exception as error:  # whatever a model's code raises
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return "" if any(word in text for word in OURS) else text[:160]
+    return ""
 
 
 def _default_config(model_type: str) -> dict[str, Any]:
@@ -96,19 +129,23 @@ def _in_a_process(model_type: str) -> str:
 
 def table(known: dict[str, str]) -> str:
     """How many types are answered, and the others with the reason."""
-    counted = {kind: how for kind, how in known.items() if not how.startswith(NOT_COUNTED)}
-    rows = [kind for kind, how in counted.items() if how == "row"]
-    recorded = [kind for kind, how in counted.items() if how == "recorded"]
-    refused = {kind: how for kind, how in counted.items() if how not in ("row", "recorded")}
-    share = (len(rows) + len(recorded)) / max(1, len(counted))
-    lines = [
-        f"{len(rows)} types by a row, {len(recorded)} recorded, {len(refused)} refused: {share:.0%} are answered.",
-        "",
-        "| refused | why |",
-        "|---|---|",
-        *(f"| `{kind}` | {how.replace('|', '/')} |" for kind, how in sorted(refused.items())),
-    ]
-    return "\n".join(lines) + "\n"
+    apart = {kind: how.removeprefix(f"{NOT_COUNTED}: ") for kind, how in known.items() if how.startswith(NOT_COUNTED)}
+    rows = [kind for kind, how in known.items() if how == "row"]
+    recorded = [kind for kind, how in known.items() if how == "recorded"]
+    refused = {kind: how for kind, how in known.items() if how not in ("row", "recorded") and kind not in apart}
+    answered, counted = len(rows) + len(recorded), len(known) - len(apart)
+    share = answered / max(1, counted)
+    counts = f"{len(rows)} types by a row, {len(recorded)} recorded, {len(refused)} refused: {share:.0%} of {counted}."
+    everything = f"{answered / max(1, len(known)):.0%} of all {len(known)}"
+    others = f"The classes of {len(apart)} more refuse their own default configuration: {everything}."
+    return f"{counts} {others}\n\n{_rows('refused', refused)}\n{_rows('not counted', apart)}"
+
+
+def _rows(title: str, reasons: dict[str, str]) -> str:
+    lines = [f"| {title} | why |", "|---|---|"]
+    return (
+        "\n".join(lines + [f"| `{kind}` | {how.replace('|', '/')} |" for kind, how in sorted(reasons.items())]) + "\n"
+    )
 
 
 if __name__ == "__main__":

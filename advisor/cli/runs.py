@@ -300,7 +300,10 @@ def launch(
 
 _TRAINED = (
     *names_in(
-        MachineOptions, MethodOptions, TrainingOptions, without=("threads", "quantization", "document_len", *OBJECTIVE)
+        MachineOptions,
+        MethodOptions,
+        TrainingOptions,
+        without=("threads", "quantization", "document_len", "images_per_sample", "max_pixels", *OBJECTIVE),
     ),
     *("risk", "offline"),
 )

@@ -165,6 +165,17 @@ class TrainingOptions(TypedDict, total=False):
         int | None,
         Option("Mean length of the documents packed into a sample.", default_text="one document per sample"),
     ]
+    images_per_sample: Annotated[
+        int | None,
+        Option("Images in each sample of a vision-language model.", default_text="1"),
+    ]
+    max_pixels: Annotated[
+        int | None,
+        Option(
+            "Largest image in pixels; its tokens count in --seq-len.",
+            default_text="1003520 of Qwen2.5-VL, else of the model's largest image",
+        ),
+    ]
     precision: Annotated[
         PrecisionChoice, Option("Training precision; auto: bf16 if the GPU supports it, else fp16.", "auto")
     ]

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
+from ...estimators.models.images import check_image_tokens
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, loss_of
 from ...estimators.optimizers import OPTIMIZERS
@@ -35,6 +36,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     """
     given = with_defaults(options)
     seq_len = sequence_length(model, given["seq_len"])  # type: ignore[arg-type]  # "max" has been resolved
+    if model is not None:
+        check_image_tokens(model, seq_len)
     dropout = _dropout(given["lora_dropout"])
     adapted = given["method"] != "full"
     software = software_of(given["software"])

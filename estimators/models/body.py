@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
-from .model_shape import Attention, Block, FeedForward, NormKind, Role, Tensor
+from .model_shape import Attention, Block, FeedForward, ImageSize, NormKind, Role, Tensor
 
 Tensors = tuple[Tensor, ...]
 AttentionPart = tuple[Attention, Tensors]
@@ -112,6 +112,7 @@ class Body(NamedTuple):
     """Heads by the suffix of the class name (`ForCausalLM`); the first is the default."""
     max_positions: int | None = None
     encoder_len_fixed: int | None = None
+    image: ImageSize | None = None
     logit_softcap: bool = False
     idle_tower: bool = False
     """As in `ModelShape`."""

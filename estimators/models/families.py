@@ -433,6 +433,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         tied=head.tied,
         max_positions=body.max_positions,
         encoder_len_fixed=body.encoder_len_fixed,
+        image=body.image,
         logit_softcap=body.logit_softcap,
         idle_tower=body.idle_tower,
         source=source,

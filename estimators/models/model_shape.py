@@ -165,6 +165,8 @@ class Block:
     """Norms over the hidden size in one layer: 2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks."""
     hidden_size: int = 0
     """The width of its stream where that is not the model's (a vision tower), 0: the model's."""
+    tokens: int = 0
+    """Tokens of its stream in each sample where the length does not matter, 0: as `stack` says."""
     parallel: bool = False
     """Attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere)."""
     hidden_dropout: float = 0.0
@@ -181,6 +183,31 @@ class Block:
     @property
     def parameters(self) -> int:
         return self.count * self.parameters_per_layer
+
+
+class ImageSize(NamedTuple):
+    """The largest image of a sample, and how a vision tower cuts it."""
+
+    patch: int
+    """Side of a patch in pixels."""
+    merge: int
+    """merge^2 neighbouring patches become one token of the sequence."""
+    pixels: int
+    resized: bool = True
+    """The processor keeps an image's proportions, up to a number of pixels; otherwise all images have one size."""
+
+    @property
+    def unit(self) -> int:
+        """Side of what becomes one token, in pixels."""
+        return self.patch * self.merge
+
+    @property
+    def tokens(self) -> int:
+        return self.pixels // self.unit**2
+
+    @property
+    def patches(self) -> int:
+        return self.tokens * self.merge**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +233,10 @@ class ModelShape:
     """The longest sequence that the positions allow, None when unknown."""
     encoder_len_fixed: int | None = None
     """Tokens of the encoder stream where they do not follow S (ViT: patches + 1, Whisper: 1500 frames)."""
+    image: ImageSize | None = None
+    """The images of a vision tower that computes them; None for other models."""
+    images: int | None = None
+    """Images of a sample where the question says so; `encoder_len_fixed` are the patches of all."""
     logit_softcap: bool = False
     """The final logits are soft-capped (Gemma 2), which keeps extra copies."""
     idle_tower: bool = False
@@ -273,8 +304,12 @@ class ModelShape:
         whose = "the module's" if self.module else "transformers'"
         said = [f"layers recorded from {whose} own code"] if self.around else []
         said += [f"weights as --method has them, not as the checkpoint's {self.quantized}"] if self.quantized else []
-        if any(block.hidden_size for block in self.blocks):
-            said.append(f"one image of {self.encoder_len_fixed:,} patches in each sample")
+        if self.images and self.image:
+            of_them, tokens = f"{self.image.patches:,} patches", f"{self.images * self.image.tokens:,} tokens"
+            said.append(f"{self.images} images of {of_them} in each sample, which take {tokens} of its sequence")
+        elif any(block.hidden_size for block in self.blocks):
+            patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
+            said.append(f"one image of {patches:,} patches in each sample")
         if self.idle_tower:
             said.append("samples of text alone: the vision tower is held and updated, but computes nothing")
         if any(block.attention.chunk for block in self.blocks):
@@ -302,4 +337,6 @@ class ModelShape:
 
     def stream_len(self, block: Block, seq_len: int) -> int:
         """Tokens in the stream that a block runs over."""
+        if block.tokens:
+            return block.tokens
         return self.encoder_len(seq_len) if block.stack == "encoder" else seq_len

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 Coefficients = tuple[float, float, float]
 """Of 1, S and S^2."""
 
+ONCE: Coefficients = 1.0, 0.0, 0.0
+
 
 class Size(NamedTuple):
     """`per_sample` B + `fixed` bytes or elements."""
@@ -44,10 +46,10 @@ class Quantity(NamedTuple):
     fixed: Coefficients
 
     def at(self, seq_len: int) -> Size:
-        return Size(_value(self.per_sample, seq_len), _value(self.fixed, seq_len))
+        return Size(value_at(self.per_sample, seq_len), value_at(self.fixed, seq_len))
 
 
-def _value(coefficients: Coefficients, seq_len: int) -> int:
+def value_at(coefficients: Coefficients, seq_len: int) -> int:
     constant, linear, square = coefficients
     return round(constant + linear * seq_len + square * seq_len**2)
 
@@ -67,6 +69,8 @@ class Slot(NamedTuple):
     programs of a model; -1: a buffer or the layer's input."""
     needs_grad: bool
     """It can require a gradient; one from outside does."""
+    repeats: Coefficients = ONCE
+    """Tensors like it that iterations of a loop make, by the length; `elements` are those of one."""
 
 
 class Derivative(NamedTuple):
@@ -112,6 +116,8 @@ class Instruction(NamedTuple):
     """The dimensions of attention."""
     flops: Quantity
     """Of matrix products and convolutions, by `torch.utils.flop_counter`."""
+    repeats: Coefficients = ONCE
+    """Iterations of the loops around it, by the length; sizes and FLOPs are those of one."""
 
     def derivative(self, mask: int) -> Derivative | None:
         """For the inputs that require a gradient; of the fewest that contain them where the choice was not recorded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from .body import (
@@ -21,7 +22,7 @@ from .body import (
 from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
 from .encoders import Sizes, patch_grid
-from .model_shape import Attention, Block, FeedForward
+from .model_shape import Attention, Block, FeedForward, ImageSize
 
 
 def gemma3(c: Fields) -> Body:
@@ -49,7 +50,10 @@ def gemma3(c: Fields) -> Body:
         + embedding(f"{at}embeddings.position_embedding", patches, hidden, "position")
         + norms((f"{at}post_layernorm",), hidden, "layer")
     )
-    return combine(c, body, (block,), tower + projector, patches=patches)
+    side = c.size("mm_tokens_per_image", default=256)
+    merge = math.isqrt(patches // side)
+    image = ImageSize(kernel[1], merge, patches * kernel[1] * kernel[2], resized=False)
+    return combine(c, body, (block,), tower + projector, patches=patches, image=image)
 
 
 def mistral3(c: Fields) -> Body:
@@ -83,7 +87,8 @@ def mistral3(c: Fields) -> Body:
         + linear(f"{project}linear_1", hidden, body.hidden_size, "other", bias=bias)
         + linear(f"{project}linear_2", body.hidden_size, body.hidden_size, "other", bias=bias)
     )
-    return combine(c, body, (block,), outside, patches=patches)
+    image = ImageSize(kernel[1], merge, patches * kernel[1] * kernel[2])
+    return combine(c, body, (block,), outside, patches=patches, image=image)
 
 
 IMAGE_PIXELS = 1280 * 28 * 28
@@ -134,7 +139,8 @@ def qwen2_5_vl(c: Fields) -> Body:
         + linear("visual.merger.mlp.2", merged, vision.size("out_hidden_size", default=3584), "other", bias=True)
     )
     tower = stack([blocks[index not in full] for index in range(depth)])
-    return combine(c, body, tower, outside, patches=IMAGE_PIXELS // patch**2, tied=False)
+    image = ImageSize(patch, merge, IMAGE_PIXELS)
+    return combine(c, body, tower, outside, patches=IMAGE_PIXELS // patch**2, tied=False, image=image)
 
 
 def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
@@ -259,7 +265,14 @@ def part(c: Fields, name: str, *model_types: str) -> Fields:
 
 
 def combine(
-    c: Fields, text: Body, vision: tuple[Block, ...], outside: Tensors, *, patches: int, tied: bool = True
+    c: Fields,
+    text: Body,
+    vision: tuple[Block, ...],
+    outside: Tensors,
+    *,
+    patches: int,
+    tied: bool = True,
+    image: ImageSize | None = None,
 ) -> Body:
     """The vision tower and the projector beside the language model, under one base model.
 
@@ -278,5 +291,6 @@ def combine(
         blocks=(*vision, *language),
         outside=outside + inner,
         encoder_len_fixed=patches,
+        image=image,
         heads={name: heads[name] for name in ("ForConditionalGeneration", "Model")},
     )

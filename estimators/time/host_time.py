@@ -27,7 +27,7 @@ from ..memory.trainable import larger_than, tensor_set
 from ..models.families import layer_variant, leaf_experts, module_experts
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
-from ..models.program import Program
+from ..models.program import Program, value_at
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
@@ -110,13 +110,14 @@ def _recorded_operations(
             continue
         known = {slots[number].storage for number in instruction.inputs}
         launches = any(slots[number].storage not in known for number in instruction.outputs)
-        operations, views = operations + launches, views + (not launches)
+        times = value_at(instruction.repeats, workload.seq_len)
+        operations, views = operations + launches * times, views + (not launches) * times
         if instruction.kind == "linear":
-            views, backward = views + _LINEAR_VIEWS, backward + (2 if full else 1)
+            views, backward = views + _LINEAR_VIEWS * times, backward + (2 if full else 1) * times
         elif instruction.kind == "attention":
             backward += 1
         elif instruction.derivatives:
-            backward += instruction.derivatives[-1][1].operations
+            backward += instruction.derivatives[-1][1].operations * times
     adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
     calls = _calls(block, adapted, folds)

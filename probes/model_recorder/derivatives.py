@@ -33,10 +33,10 @@ class RawDerivative:
     flops: int
 
 
-def choices(step: Step, tensors: Sequence[TracedTensor]) -> list[int]:
+def choices(inputs: Sequence[TracedTensor], *, has_weights: bool) -> list[int]:
     """Bit masks of the inputs that can require a gradient; the bit above the inputs' stands for the weights."""
-    activations = [1 << index for index, number in enumerate(step.inputs) if tensors[number].is_differentiable]
-    weights = 1 << len(step.inputs) if step.weights else 0
+    activations = [1 << index for index, tensor in enumerate(inputs) if tensor.is_differentiable]
+    weights = 1 << len(inputs) if has_weights else 0
     bits = [*activations, weights] if weights else activations
     if len(bits) > MOST_INPUTS:
         return sorted({sum(activations), weights, sum(bits)} - {0})

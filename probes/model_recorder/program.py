@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from ...estimators.models.program import Derivative, Instruction, Program, Quantity, Slot
+from ...estimators.models.program import Coefficients, Derivative, Instruction, Program, Quantity, Slot
 from .derivatives import RawDerivative, choices, derive
-from .trace import Step, Trace, UnrecordableError
+from .loops import Group, groups, kind
+from .trace import Step, Trace, TracedTensor, UnrecordableError
 
 Shapes = Sequence[tuple[int, int]]
 """Batches and lengths of the traces."""
@@ -18,14 +20,20 @@ BATCHES = (2, 3)
 STEPS = (256, 64, 16)
 """Tokens between two lengths: multiples of the chunks in which models process sequences; fewer for few positions."""
 
+LONG_STEP = 512
+"""For code that treats short sequences otherwise."""
+
 COUNTS, LAST = (2, 3, 4), 6
 """The lengths in steps. One chunk alone can run other operations than several."""
 
 
-def shapes_up_to(max_positions: int) -> Shapes:
-    """Two batches at each of three equally distant lengths, and a last one that tests the polynomials. max_positions: 0
-    for any length."""
-    step = next((step for step in STEPS if not 0 < max_positions < LAST * step), STEPS[-1])
+def usual_step(max_positions: int) -> int:
+    """Tokens between two lengths. max_positions: 0 for any length."""
+    return next((step for step in STEPS if not 0 < max_positions < LAST * step), STEPS[-1])
+
+
+def shapes_of(step: int) -> Shapes:
+    """Two batches at each of three equally distant lengths, and a last one that tests the polynomials."""
     return (*((batch, count * step) for count in COUNTS for batch in BATCHES), (5, LAST * step))
 
 
@@ -49,77 +57,158 @@ class Part:
 
 def program(parts: Sequence[Part], shapes: Shapes) -> Program:
     """The program of a part that was traced at these shapes. Raises UnrecordableError."""
-    first = parts[0]
-    kinds = [[(step.kind, step.name, len(step.inputs)) for step in part.steps] for part in parts]
-    if any(each != kinds[0] for each in kinds):
-        what = "sequence length, as in a loop over chunks" if shapes[0][1] != shapes[-1][1] else "batch size"
-        raise UnrecordableError(f"its operations depend on the {what}")
-    numbers = [_numbers(part) for part in parts]
+    if shapes[0][1] == shapes[-1][1] and len({tuple(map(kind, part.steps)) for part in parts}) > 1:
+        raise UnrecordableError("its operations depend on the batch size")
+    merged = [Merged(part, own) for part, own in zip(parts, groups([part.steps for part in parts]), strict=True)]
+    first, numbers = merged[0], [each.numbers() for each in merged]
+    if len({len(each) for each in numbers}) > 1:
+        raise UnrecordableError("its operations take more tensors in longer sequences")
     index = {number: place for place, number in enumerate(numbers[0])}
-    made = {number for step in first.steps for number in step.outputs}
-    slots = tuple(
-        _slot([part.trace for part in parts], each, shapes, is_outer=each[0] not in made)
-        for each in zip(*numbers, strict=True)
+    made = {first.of(number) for step in parts[0].steps for number in step.outputs}
+    slots = tuple(_slot(merged, each, shapes, is_outer=each[0] not in made) for each in zip(*numbers, strict=True))
+    instructions = tuple(_instruction(merged, place, index, shapes) for place in range(len(first.groups)))
+    given, output, embedded = (
+        -1 if number is None else index[first.of(number)]
+        for number in (parts[0].input, parts[0].output, parts[0].embedding)
     )
-    for step in first.steps:
-        if step.kind == "attention" and any(slots[index[number]].needs_grad for number in step.inputs[3:]):
-            raise UnrecordableError("its attention adds trainable relative positions to the scores")
-    instructions = tuple(
-        _instruction(each, parts, index, shapes) for each in zip(*(part.steps for part in parts), strict=True)
-    )
-    given, embedded = (-1 if number is None else index[number] for number in (first.input, first.embedding))
-    held = tuple(index[number] for number in first.held if number in index)
-    return Program(slots, given, index[first.output], embedded, instructions, held)
+    held = tuple(index[first.of(number)] for number in parts[0].held if first.of(number) in index)
+    return Program(slots, given, output, embedded, instructions, held)
 
 
-def _numbers(part: Part) -> list[int]:
-    """The tensors of a part in the order of their first use."""
-    given = [] if part.input is None else [part.input]
-    used = [number for step in part.steps for number in (*step.inputs, *step.outputs)]
-    return list(dict.fromkeys([*given, *used, part.output]))
+class Merged:
+    """A part whose loops are one iteration each: tensors in the same place of all iterations count as one.
+
+    The second iteration stands for all, because the first one reads initial states that require no gradient.
+    """
+
+    def __init__(self, part: Part, own: Sequence[Group]) -> None:
+        self.part, self.groups = part, own
+        self.members: dict[int, list[int]] = {}
+        self._of: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+        for group in own:
+            if len(group) > 1:
+                for same in zip(*(step.outputs for step in group), strict=False):
+                    self._merge(same)
+        for group in own:
+            if len(group) > 2:
+                for same in zip(*(step.inputs for step in group[1:]), strict=False):
+                    self._merge(same)
+
+    def of(self, number: int) -> int:
+        """The tensor that stands for this one."""
+        while number in self._of:
+            number = self._of[number]
+        return number
+
+    def storage(self, number: int) -> int:
+        storage = self.part.trace.tensors[number].storage
+        while storage in self._storages:
+            storage = self._storages[storage]
+        return storage
+
+    def step(self, place: int) -> Step:
+        """The step that stands for a group."""
+        group = self.groups[place]
+        return group[1] if len(group) > 1 else group[0]
+
+    def numbers(self) -> list[int]:
+        """The tensors in the order of their first use."""
+        given = [] if self.part.input is None else [self.part.input]
+        steps = [self.step(place) for place in range(len(self.groups))]
+        used = [number for step in steps for number in (*step.inputs, *step.outputs)]
+        return list(dict.fromkeys(self.of(number) for number in (*given, *used, self.part.output)))
+
+    def tensors(self, number: int) -> list[TracedTensor]:
+        """All that a tensor stands for."""
+        return [self.part.trace.tensors[each] for each in self.members.get(number, [number])]
+
+    def _merge(self, numbers: Sequence[int]) -> None:
+        first = self.of(numbers[min(1, len(numbers) - 1)])
+        kept = self.members.setdefault(first, [first])
+        for other in dict.fromkeys(map(self.of, numbers)):
+            if other != first:
+                if (storage := self.storage(other)) != (into := self.storage(first)):
+                    self._storages[storage] = into
+                kept += self.members.pop(other, [other])
+                self._of[other] = first
 
 
-def _slot(traces: Sequence[Trace], numbers: Sequence[int], shapes: Shapes, *, is_outer: bool) -> Slot:
-    tensors = [trace.tensors[number] for trace, number in zip(traces, numbers, strict=True)]
-    first = tensors[0]
-    last = {tensor.shape[-1] if tensor.shape else 1 for tensor in tensors}
+def _slot(merged: Sequence[Merged], numbers: Sequence[int], shapes: Shapes, *, is_outer: bool) -> Slot:
+    sets = [each.tensors(number) for each, number in zip(merged, numbers, strict=True)]
+    first = merged[0].part.trace.tensors[numbers[0]]
+    last = {tensor.shape[-1] if tensor.shape else 1 for tensors in sets for tensor in tensors}
     return Slot(
-        elements=_quantity([tensor.numel for tensor in tensors], shapes),
+        elements=_quantity([sum(tensor.numel for tensor in tensors) // len(tensors) for tensors in sets], shapes),
         width=max(1, last.pop()) if len(last) == 1 else 1,
         itemsize=0 if first.dtype == torch.bfloat16 else first.dtype.itemsize,
-        storage=first.storage,
+        storage=merged[0].storage(numbers[0]),
         source=(first.source or numbers[0] + 1) if is_outer else 0,
         needs_grad=first.needs_grad if is_outer else first.is_differentiable,
+        repeats=_count([len({tensor.storage for tensor in tensors}) for tensors in sets], shapes),
     )
 
 
-def _instruction(steps: Sequence[Step], parts: Sequence[Part], index: dict[int, int], shapes: Shapes) -> Instruction:
-    step, details = steps[0], steps[0].details.items()
+def _instruction(merged: Sequence[Merged], place: int, index: dict[int, int], shapes: Shapes) -> Instruction:
+    steps = [each.step(place) for each in merged]
+    step, trace, details = steps[0], merged[0].part.trace, steps[0].details.items()
+    varies = len({(len(each.inputs), len(each.outputs)) for each in steps}) > 1
+    inputs, outputs = (
+        [_Row.of(each, numbers, unique=varies) for each, numbers in zip(merged, given, strict=True)]
+        for given in ([each.inputs for each in steps], [each.outputs for each in steps])
+    )
     derivatives: list[tuple[int, Derivative]] = []
     if step.call is not None:
-        for mask in choices(step, parts[0].trace.tensors):
-            raw = [derive(one, part.trace.tensors, mask) for one, part in zip(steps, parts, strict=True)]
+        for mask in choices([trace.tensors[number] for number in inputs[0].numbers], has_weights=bool(step.weights)):
+            raw = [
+                derive(one, each.part.trace.tensors, row.mask(mask))
+                for each, one, row in zip(merged, steps, inputs, strict=True)
+            ]
             found = [one for one in raw if one is not None]
             if len(found) == len(raw):
-                derivatives.append((mask, _derivative(found, shapes)))
+                derivatives.append((mask, _derivative(found, inputs[0], outputs[0], shapes)))
     return Instruction(
         kind=step.kind,  # type: ignore[arg-type]
         name=step.name,
-        inputs=tuple(index[number] for number in step.inputs),
-        outputs=tuple(index[number] for number in step.outputs),
-        weights=tuple(parts[0].trace.weight_names[number] for number in step.weights),
+        inputs=tuple(index[number] for number in inputs[0].numbers),
+        outputs=tuple(index[number] for number in outputs[0].numbers),
+        weights=tuple(trace.weight_names[number] for number in step.weights),
         is_product=step.name in PRODUCTS,
         derivatives=tuple(derivatives),
         details=tuple((name, size if all(one.details[name] == size for one in steps) else 0) for name, size in details),
         flops=_quantity([one.flops for one in steps], shapes),
+        repeats=_count([len(each.groups[place]) for each in merged], shapes),
     )
 
 
-def _derivative(raw: Sequence[RawDerivative], shapes: Shapes) -> Derivative:
+class _Row(NamedTuple):
+    """The inputs or outputs of a step."""
+
+    numbers: Sequence[int]
+    places: Sequence[int]
+    """For each tensor of the step its place in `numbers`."""
+
+    @classmethod
+    def of(cls, merged: Merged, numbers: Sequence[int], *, unique: bool) -> _Row:
+        """unique: tensors of all iterations, as those that are concatenated, are one."""
+        kinds = [merged.of(number) for number in numbers]
+        once = list(dict.fromkeys(kinds))
+        return cls(once, [once.index(kind) for kind in kinds]) if unique else cls(kinds, range(len(kinds)))
+
+    def mask(self, chosen: int) -> int:
+        """The bit mask of the step's own inputs, from one of `numbers`."""
+        bits = sum(1 << at for at, place in enumerate(self.places) if chosen >> place & 1)
+        return bits | (chosen >> len(self.numbers) & 1) << len(self.places)
+
+    def among(self, places: Sequence[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.places[place] for place in places))
+
+
+def _derivative(raw: Sequence[RawDerivative], inputs: _Row, outputs: _Row, shapes: Shapes) -> Derivative:
     first = raw[0]
     return Derivative(
-        saves_inputs=first.saves_inputs,
-        saves_outputs=first.saves_outputs,
+        saves_inputs=inputs.among(first.saves_inputs),
+        saves_outputs=outputs.among(first.saves_outputs),
         saves_weights=first.saves_weights,
         saves_new=_quantity([one.saves_new for one in raw], shapes),
         passes=first.passes,
@@ -127,6 +216,14 @@ def _derivative(raw: Sequence[RawDerivative], shapes: Shapes) -> Derivative:
         operations=first.operations,
         flops=_quantity([one.flops for one in raw], shapes),
     )
+
+
+def _count(values: Sequence[int], shapes: Shapes) -> Coefficients:
+    """Repetitions by the length. Raises UnrecordableError where they depend on the batch."""
+    found = _quantity(values, shapes)
+    if any(found.per_sample):
+        raise UnrecordableError("it has a loop over samples")
+    return found.fixed
 
 
 def _quantity(values: Sequence[int], shapes: Shapes) -> Quantity:

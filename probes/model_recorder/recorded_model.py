@@ -5,10 +5,12 @@ The model is built from its configuration on the meta device, without weights; c
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,8 +23,10 @@ from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
 
-FORMAT = 4
+FORMAT = 5
 """Rises when recordings of before can no longer be read, or are wrong."""
+
+REFUSES = "cannot be built from this configuration"
 
 _UNLIMITED = 1 << 20
 """A window so wide that no recorded length reaches it: the estimators add the masks of windows themselves."""
@@ -96,25 +100,44 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
         raise _cannot(name, str(error)) from None
     except Exception as error:  # validators of configurations raise errors of their own
         raise _cannot(name, f"transformers refuses the configuration: {_first_line(error)}") from error
-    if chosen.main_input_name != "input_ids":
-        raise _cannot(name, f"{chosen.__name__} takes other inputs than the tokens of one sequence")
+    if "input_ids" not in inspect.signature(chosen.forward).parameters:
+        raise _cannot(name, f"{chosen.__name__} takes other inputs than tokens")
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _cannot(name, f"it has {layers:,} layers")
     print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
     window = getattr(text, "sliding_window", None)
     if isinstance(window, int):
         text.sliding_window = _UNLIMITED
-    try:
+
+    def build() -> Any:
         with torch.device("meta"), no_init_weights():
-            model = chosen._from_config(built, dtype=torch.bfloat16)
+            model = chosen._from_config(copy.deepcopy(built), dtype=torch.bfloat16)
             model.tie_weights()
-        model.train()
-        batch = partial(_batch, built.is_encoder_decoder)
-        return recorded_shape(model, batch, name=name, source="", windows=_windows(text, window))
-    except UnrecordableError as error:
-        raise _cannot(name, f"{chosen.__name__}: {error}") from None
+        return model.train()
+
+    try:
+        model = build()
     except Exception as error:  # a model's code raises anything
-        raise _cannot(name, f"{chosen.__name__} does not run without data: {_first_line(error)}") from error
+        raise _cannot(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
+    windows, why = _windows(text, window), ""
+    for others in dict.fromkeys(((), other_inputs(chosen))):
+        try:
+            batch = partial(make_batch, built, others)
+            return recorded_shape(model, batch, name=name, source="", windows=windows, rebuild=build)
+        except UnrecordableError as error:
+            why = f"{chosen.__name__}: {error}"
+        except Exception as error:  # a model's code raises anything
+            why = f"{chosen.__name__} does not run without data: {_first_line(error)}"
+    raise _cannot(name, why)
+
+
+def other_inputs(chosen: Any) -> tuple[str, ...]:
+    """The inputs besides text that a class requires or names first."""
+    given = inspect.signature(chosen.forward).parameters.values()
+    required = [each.name for each in given if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    return tuple(
+        dict.fromkeys(name for name in (*required, chosen.main_input_name) if name not in ("self", "input_ids"))
+    )
 
 
 _IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantization_config")
@@ -122,15 +145,26 @@ _IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantiza
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _batch(has_decoder: bool, batch: int, length: int) -> dict[str, Any]:
-    """Samples of text."""
+def make_batch(
+    config: Any, others: Sequence[str], batch: int, length: int, *, dtype: str = "bfloat16"
+) -> dict[str, Any]:
+    """Samples of text, or of an image and text. dtype: of the image."""
     import torch
 
     tokens = torch.zeros((batch, length), dtype=torch.long, device="meta")
-    return {"input_ids": tokens, "decoder_input_ids": tokens.clone()} if has_decoder else {"input_ids": tokens}
+    given = {"input_ids": tokens} | {name: tokens.clone() for name in others if name.endswith("_ids")}
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = tokens.clone()
+    if "pixel_values" in others:
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", 224)
+        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+        shape = (batch, getattr(vision, "num_channels", 3), *sides)
+        given["pixel_values"] = torch.zeros(shape, dtype=getattr(torch, dtype), device="meta")
+    return given
 
 
 def _windows(text: Any, window: object) -> dict[int, int]:

@@ -14,12 +14,15 @@ from torch.utils._pytree import tree_map
 from ...estimators.models.families import PEFT_EXPERTS
 from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Role, Tensor, attention_of
 from ...estimators.models.program import Around, Instruction, Program
-from .program import Part, Shapes, program, shapes_up_to
-from .trace import Trace, tensors_in, tracing
+from .program import LAST, LONG_STEP, STEPS, Part, Shapes, program, shapes_of, usual_step
+from .trace import MOST_OPERATIONS, EndlessError, Trace, UnrecordableError, tensors_in, tracing
 
 Batch = Callable[[int, int], Mapping[str, Any]]
 """The inputs of a forward pass, by samples and tokens."""
 
+
+LAYER_OPERATIONS = 1_500
+"""A layer has fewer, or loops over the sequence; more than 4 per token and kind of layer are a loop over tokens."""
 
 Kind = tuple[str, int | None, tuple[Any, ...]]
 """The list that a layer is in, its window, and what it runs."""
@@ -53,11 +56,38 @@ class _Run:
     output: int
 
 
-def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, windows: Mapping[int, int]) -> ModelShape:
-    """The shape of a transformers model. windows: the window of each layer that has one.
+def recorded_shape(
+    model: Any,
+    make_batch: Batch,
+    *,
+    name: str,
+    source: str,
+    windows: Mapping[int, int],
+    rebuild: Callable[[], Any] | None = None,
+) -> ModelShape:
+    """The shape of a transformers model.
+
+    windows: the window of each layer that has one.
+    rebuild: builds the model again, for longer sequences: code may have changed it for short ones.
 
     Raises UnrecordableError, and what the model's code raises on tensors without data.
     """
+    usual, longest = usual_step(_max_positions(model.config)), _max_positions(model.config)
+    at = partial(_shape_at, make_batch, name, source, windows)
+    try:
+        return at(model, usual)
+    except EndlessError:
+        return at(model, STEPS[-1])
+    except UnrecordableError:
+        if rebuild is None or 0 < longest < LAST * LONG_STEP:
+            raise
+        return at(rebuild(), LONG_STEP)
+
+
+def _shape_at(
+    make_batch: Batch, name: str, source: str, windows: Mapping[int, int], model: Any, step: int
+) -> ModelShape:
+    """The shape by lengths that are multiples of a step."""
     config = model.config
     text = config.get_text_config()
     every_layer = dict(_layers(model))
@@ -65,8 +95,15 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
         path: (path.rpartition(".")[0], windows.get(index), _fingerprint(layer))
         for index, (path, layer) in enumerate(every_layer.items())
     }
-    shapes = shapes_up_to(_max_positions(config))
-    runs = [_run(model, make_batch(*shape), every_layer, kinds) for shape in shapes]
+    shapes = shapes_of(step)
+    count, runs = len(set(kinds.values())), list[_Run]()
+    # The first pass fills what the model's code caches. Short sequences come last: code may go over to another kernel
+    # for good when it sees one.
+    for batch, length in (shapes[-1], *reversed(shapes)):
+        loops = count * (LAYER_OPERATIONS + 4 * length)
+        most = loops if step > STEPS[-1] else MOST_OPERATIONS
+        runs.append(_run(model, make_batch(batch, length), every_layer, kinds, most))
+    runs = runs[:0:-1]
     layers = {path: layer for path, layer in every_layer.items() if path in runs[0].calls}
     members: dict[Kind, list[str]] = {}
     for path in layers:
@@ -79,6 +116,7 @@ def recorded_shape(model: Any, make_batch: Batch, *, name: str, source: str, win
             program([_layer_part(model, run, paths[0]) for run in runs], shapes),
             window,
             model,
+            [run.calls[paths[0]].hidden.shape for run in runs],
         )
         for (prefix, window, _), paths in members.items()
     )
@@ -145,7 +183,7 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def _run(
-    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], kinds: Mapping[str, Kind]
+    model: Any, batch: Mapping[str, Any], layers: Mapping[str, torch.nn.Module], kinds: Mapping[str, Kind], most: int
 ) -> _Run:
     """A forward pass in which one layer of each kind runs, unseen, and the others return tensors like its results."""
     trace = Trace(model)
@@ -175,7 +213,7 @@ def _run(
         if isinstance(module, torch.nn.Embedding) and module.weight is table
     ]
     try:
-        with _replaced(layers, skip), tracing(trace) as unseen:
+        with _replaced(layers, skip), tracing(trace, most, all_nonzero=True) as unseen:
             output = model(**batch, use_cache=False)
     finally:
         for handle in handles:
@@ -218,7 +256,7 @@ def _layer_part(model: Any, run: _Run, path: str) -> Part:
     for tensor in tensors_in((call.args, call.kwargs)):
         number = run.sources[id(tensor)]
         trace.number(tensor, number + 1, needs_grad=number in run.of_layers)
-    with tracing(trace):
+    with tracing(trace, all_nonzero=True):
         result = layer(*call.args, **call.kwargs)
     return Part(trace, trace.steps, given, trace.keep(tensors_in(result)[0]))
 
@@ -261,18 +299,29 @@ def _fingerprint(layer: torch.nn.Module) -> tuple[Any, ...]:
     return attributes, tuple((path, tuple(parameter.shape)) for path, parameter in layer.named_parameters())
 
 
-_PLACES = ("idx", "index", "layer_id", "layer_number")
-"""Ends of the names of attributes that hold the place of a layer in its stack."""
+_PLACES = ("idx", "index", "layer_id", "layer_num", "layer_number", "seed")
+"""Ends of the names of attributes that hold the place of a layer in its stack, or what is drawn from it."""
 
 
-def _block(prefix: str, layer: torch.nn.Module, count: int, made: Program, window: int | None, model: Any) -> Block:
+def _block(
+    prefix: str,
+    layer: torch.nn.Module,
+    count: int,
+    made: Program,
+    window: int | None,
+    model: Any,
+    inputs: Sequence[Sequence[int]],
+) -> Block:
+    """inputs: the shapes of its hidden states in each run."""
     config = model.config.get_text_config()
-    is_encoder = model.config.is_encoder_decoder and "encoder" in prefix.split(".")
+    width, lengths = inputs[0][-1], {shape[1] for shape in inputs}
+    tokens = lengths.pop() if len(lengths) == 1 and len(inputs[0]) == 3 else 0
+    is_encoder = tokens or (model.config.is_encoder_decoder and "encoder" in prefix.split("."))
     attentions = [each for each in made.instructions if each.kind == "attention"]
     modules = dict(layer.named_modules())
     tensors = tuple(_tensor(modules, path, parameter) for path, parameter in layer.named_parameters())
     experts = max((tensor.shape[0] for tensor in tensors if tensor.role == "expert"), default=0)
-    norms = [tensor for tensor in tensors if tensor.role == "norm" and tensor.shape == (config.hidden_size,)]
+    norms = [tensor for tensor in tensors if tensor.role == "norm" and tensor.shape == (width,)]
     biases = [tensor for tensor in norms if tensor.name.endswith(".bias")]
     widths = [tensor.out_features for tensor in tensors if tensor.linear and tensor.role == "feed_forward"]
     return Block(
@@ -282,6 +331,8 @@ def _block(prefix: str, layer: torch.nn.Module, count: int, made: Program, windo
         attention=_attention(made, attentions[:1], window, config),
         cross_attention=attention_of(attentions[1].details)._replace(cross=True) if attentions[1:] else None,
         stack="encoder" if is_encoder else "decoder",
+        hidden_size=width if tokens and width != config.hidden_size else 0,
+        tokens=tokens,
         feed_forward=FeedForward(
             hidden=max(widths, default=0),
             gated=False,

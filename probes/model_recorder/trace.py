@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.fx.experimental._config
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,12 +24,16 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
 MOST_OPERATIONS = 40_000
-"""Of one forward pass: hundreds for each layer. More are a loop over tokens."""
+"""Of one forward pass."""
 
 
 class UnrecordableError(ValueError):
     """A program cannot say what the model runs: its operations, or the sizes of their tensors, are no polynomials of
-    batch and length, or attention has a trained bias."""
+    batch and length."""
+
+
+class EndlessError(UnrecordableError):
+    """More operations than a trace keeps."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,10 @@ def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 
+def _is_a_row(mask: torch.Tensor) -> bool:
+    return mask.numel() * mask.itemsize < mask.untyped_storage().nbytes()
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested containers."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
@@ -198,23 +208,43 @@ def _answered_yes() -> bool:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that torch dispatches. Raises UnrecordableError where operations do not end, and where
-    code asks for a value (`_answered_yes`)."""
+    """Records the operations that torch dispatches. all_nonzero: all elements of a tensor are nonzero; those of one row
+    of a mask, as of one expert's tokens, are its share of all rows. Raises UnrecordableError where operations do not
+    end, and where code asks for a value (`_answered_yes`)."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, most: int, *, all_nonzero: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace = trace
+        self.trace, self.most, self.all_nonzero = trace, most, all_nonzero
         self.is_paused = False
         self.count = 0
+        self.places: set[int] = set()
+        """Memory of the results of `nonzero`, which code reads to choose an expert: all of them are alike."""
+        self.kept: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if op is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
-            return _answered_yes()
+        aten = torch.ops.aten
+        if op is aten._local_scalar_dense.default:
+            if args[0].dtype == torch.bool:
+                return _answered_yes()
+            if args[0].untyped_storage()._cdata in self.places:
+                return 0
         self.count += 1
-        if self.count > MOST_OPERATIONS:
-            raise UnrecordableError("a forward pass has tens of thousands of operations, as in a loop over tokens")
-        result = op(*args, **kwargs)
+        if self.count > self.most:
+            raise EndlessError("a forward pass has tens of thousands of operations, as in a loop over tokens")
+        if (
+            self.all_nonzero
+            and op is aten.index.Tensor
+            and any(index is not None and index.dtype == torch.bool and _is_a_row(index) for index in args[1])
+        ):
+            raise UnrecordableError("it selects the tokens of each expert by a mask")
+        if self.all_nonzero and op is aten.nonzero.default:
+            rows = args[0].numel() ** 2 * args[0].itemsize // args[0].untyped_storage().nbytes()
+            result = args[0].new_empty((rows, args[0].dim()), dtype=torch.long)
+            self.places.add(result.untyped_storage()._cdata)
+            self.kept.append(result)
+        else:
+            result = op(*args, **kwargs)
         self.trace.flops += flops_of(op, args, kwargs, result)
         if self.is_paused:
             return result
@@ -372,9 +402,19 @@ def _without_gradients(trace: Trace) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(trace: Trace) -> Iterator[Callable[..., Any]]:
-    """Record all that runs inside. Yields a function that runs another one unseen."""
-    operations = _Operations(trace)
+def tracing(trace: Trace, most: int = MOST_OPERATIONS, *, all_nonzero: bool = False) -> Iterator[Callable[..., Any]]:
+    """Record all that runs inside, up to a number of operations. Yields a function that runs another one unseen.
+
+    all_nonzero: indices by condition choose every element, as in transformers' code for padding and images.
+    """
+    operations = _Operations(trace, most, all_nonzero=all_nonzero)
     functions = _Functions(trace, operations)
-    with _without_gradients(trace), operations, functions, _own_functions(trace, operations), _attention(functions):
+    with (
+        patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", all_nonzero),
+        _without_gradients(trace),
+        operations,
+        functions,
+        _own_functions(trace, operations),
+        _attention(functions),
+    ):
         yield operations.unseen

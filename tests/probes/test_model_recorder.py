@@ -140,11 +140,8 @@ def test_an_encoder_decoder_has_two_stacks() -> None:
     ("changes", "why"),
     [
         ({"model_type": "no_such_type"}, "transformers .* has no model type 'no_such_type'"),
-        ({"model_type": "falcon_mamba"}, "a loop over (tokens|chunks)"),
-        (
-            {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 8},
-            "relative positions",
-        ),
+        ({"model_type": "vit"}, "takes other inputs than tokens"),
+        ({"model_type": "hunyuan_v1_dense", "head_dim": None}, "cannot be built from this configuration"),
         ({"num_attention_heads": 0}, "does not run without data"),
         ({"num_hidden_layers": 10**6}, "1,000,000 layers"),
     ],
@@ -153,6 +150,38 @@ def test_what_cannot_be_recorded_says_why(changes: dict[str, Any], why: str) -> 
     with pytest.raises(ModelConfigError, match="could not be recorded") as caught:
         recorded_model({**NEMOTRON, **changes}, name="a model", source="")
     assert re.search(why, caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("changes", "iterations"),
+    [
+        ({"model_type": "mamba", "state_size": 8}, (-1.0, 1.0)),
+        ({"model_type": "minimax", "num_local_experts": 2, "block_size": 128}, (0.0, 1 / 128)),
+    ],
+)
+def test_a_loop_over_tokens_or_chunks_is_one_iteration_that_repeats(
+    changes: dict[str, Any], iterations: tuple[float, float]
+) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 64}
+    shape = recorded_model({**NEMOTRON, **small, "head_dim": 8, **changes}, name="a model", source="")
+    programs = [block.program for block in shape.blocks if block.program]
+    found = {each.repeats for program in programs for each in program.instructions} - {(1.0, 0.0, 0.0)}
+    assert [each[:2] for each in found] == [pytest.approx(iterations)]
+
+
+def test_an_image_is_recorded_where_the_class_requires_one() -> None:
+    config = {
+        "model_type": "blip",
+        "text_config": {"num_hidden_layers": 2, "hidden_size": 64, "encoder_hidden_size": 32, "vocab_size": 64}
+        | {"intermediate_size": 128, "num_attention_heads": 4, "max_position_embeddings": 512},
+        "vision_config": {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+        | {"image_size": 32, "patch_size": 8},
+    }
+    shape = recorded_model(config, name="blip", source="")
+    tower, text = shape.blocks
+    assert (tower.stack, tower.tokens, tower.hidden_size, tower.count) == ("encoder", 17, 32, 3)
+    assert (text.stack, text.tokens, text.count) == ("decoder", 0, 2)
+    assert "one image of 17 patches in each sample" in shape.assumptions
 
 
 def test_kernels_and_code_from_elsewhere_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,10 +331,13 @@ def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
     needs_grad = recorder.checkpointing and not recorder.trains_embedding
     model, terms = recorder.model, []
     for opening in around.openings:
-        ops, block = recorder.ops(model.outside, "embedding"), model.blocks[0]
+        ops = recorder.ops(model.outside, "embedding")
+        block = next(block for block in reversed(model.blocks) if not block.tokens)
         rows, given = recorder.rows(block), None
         if opening.input >= 0:  # what the stack before it returned
-            given = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "last hidden state")
+            slot = opening.slots[opening.input]
+            before = slot.elements.at(rows).per_sample // slot.width
+            given = ops.graph.tensor(before, slot.width, ops.itemsize, "last hidden state")
         output = recorder.replay(ops, opening, block, embedding_needs_grad=needs_grad).run(given)
         saved = [storage for storage in ops.graph.saved() if storage is not output.storage]
         if saved:
@@ -419,12 +422,12 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     if variant.pooled_output:
         return []
     ops = recorder.ops((), "encoder output")
-    width = recorder.model.stream_width(encoder[-1])
-    value = ops.graph.tensor(recorder.encoder_rows, width, ops.itemsize, "last encoder state")
+    width, rows = recorder.model.stream_width(encoder[-1]), recorder.rows(encoder[-1])
+    value = ops.graph.tensor(rows, width, ops.itemsize, "last encoder state")
     output = norm(ops, variant.norm, value, "encoder output")
     output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
     ops.graph.apply("keys", (output,), saves=(output,))
-    return [saved_term("encoder output", ops.graph.saved(), count=1, rows=recorder.encoder_rows)]
+    return [saved_term("encoder output", ops.graph.saved(), count=1, rows=rows)]
 
 
 def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:

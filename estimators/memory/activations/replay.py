@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, attention_of
-from ...models.program import ZERO, Instruction, Program, Size
+from ...models.program import ZERO, Instruction, Program, Size, value_at
 from . import kernels
 from .kernels import Kernel
 from .ops import Ops
@@ -37,6 +37,8 @@ class Replay:
     outer: list[Ops] = field(default_factory=list, init=False)
     values: dict[int, Value] = field(default_factory=dict, init=False)
     storages: dict[int, Storage] = field(default_factory=dict, init=False)
+    whole: dict[Storage, int] = field(default_factory=dict, init=False)
+    """Bytes of all iterations of a loop, by the storage of one: what is saved is saved of each."""
 
     def run(self, value: Value | None) -> Value:
         """The output for this input; None where the program begins with the model's own inputs."""
@@ -46,9 +48,8 @@ class Replay:
             shared = tuple(self.shared.values())
             self.ops.graph.nodes.append(Node((), shared, weights=tuple(value.width for value in shared)))
         for instruction in self.program.instructions:
-            inputs = tuple(
-                self.values.get(number) or self._new(number, needs_grad=False) for number in instruction.inputs
-            )
+            inputs = tuple(self.values.get(number) or self._given(number) for number in instruction.inputs)
+            nodes = len(self.ops.graph.nodes)
             if instruction.kind == "hold":
                 self.ops.graph.hold(*inputs)
             elif instruction.kind == "checkpoint":
@@ -67,6 +68,7 @@ class Replay:
             else:
                 self._apply(instruction, inputs)
                 self._weigh(*instruction.weights)
+            self._repeat(nodes, value_at(instruction.repeats, self.seq_len))
         return self.values[self.program.output]
 
     def _begin_checkpoint(self) -> None:
@@ -87,6 +89,19 @@ class Replay:
             nodes = self.ops.graph.nodes
             nodes[-1] = nodes[-1]._replace(inputs=(*nodes[-1].inputs, *shared), weights=own)
 
+    def _given(self, number: int) -> Value:
+        """A value that no instruction has made: it comes from outside, or from a loop's previous iteration."""
+        return self._new(number, needs_grad=self.program.slots[number].needs_grad)
+
+    def _repeat(self, first: int, times: int) -> None:
+        """Give the nodes of one instruction their number of iterations, and what they save its bytes in all."""
+        nodes = self.ops.graph.nodes
+        for place in range(first, len(nodes)):
+            for storage in nodes[place].saved:
+                storage.size = self.whole.get(storage, storage.size)
+            if times > 1:
+                nodes[place] = nodes[place]._replace(times=times)
+
     def _set(self, number: int, value: Value) -> None:
         """Make a value that of a slot; later views of the slot share its memory. What the training loop holds is
         accounted for by itself."""
@@ -106,6 +121,8 @@ class Replay:
         if storage is None:
             is_fixed = not size.per_sample
             storage = Storage(elements * itemsize, label, self.ops.graph.part, is_fixed, outer=slot.source != 0)
+        if (times := value_at(slot.repeats, self.seq_len)) > 1:
+            self.whole[storage] = max(self.whole.get(storage, storage.size), elements * itemsize * times)
         value = Value(max(1, elements // slot.width), slot.width, itemsize, storage, needs_grad)
         self._set(number, value)
         return value
@@ -134,7 +151,8 @@ class Replay:
             saved += [weight.storage for place in derivative.saves_weights if (weight := folded[place])]
             new = derivative.saves_new.at(self.seq_len)
             if any(new):
-                saved.append(Storage(max(new), instruction.name, ops.graph.part, not new.per_sample))
+                times = value_at(instruction.repeats, self.seq_len)
+                saved.append(Storage(max(new) * times, instruction.name, ops.graph.part, not new.per_sample))
         workspace = derivative.workspace.at(self.seq_len) if derivative else ZERO
         if instruction.name == "_softmax":  # CUDA's derivative allocates what that of the meta device does not show
             softmax = kernels.softmax_workspace(outputs[0], outputs[0].itemsize)
@@ -162,13 +180,16 @@ class Replay:
         """Attention by the kernel of the workload, over views of (tokens, heads x width)."""
         views = []
         attention = attention_of(instruction.details, self.window)
-        keys = attention.keys or self.seq_len
-        for value, rows in zip(inputs, (attention.tokens or self.seq_len, keys, keys), strict=False):
+        tokens, keys = attention.tokens or self.seq_len, attention.keys or self.seq_len
+        for value, rows in zip(inputs, (tokens, keys, keys, tokens), strict=False):
             views.append(Value(rows, value.rows * value.width // rows, value.itemsize, value.storage, value.needs_grad))
             self.ops.graph.nodes.append(Node((value,), (views[-1],), passes=True))
-        query, key, value = views
+        query, key, value, *biases = views
         kernel, mask = self.kernel_of(attention)
-        attended = kernels.attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask)
+        bias = next((each for each in biases if each.needs_grad), None)
+        if bias is not None:  # trained relative positions, with the mask added already
+            attention, mask = attention._replace(causal=False), None
+        attended = kernels.attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask, bias=bias)
         if kernel == "flash" and dict(instruction.details)["head_major"]:
             return self.ops.new("attention output", (attended,))  # flash keeps the queries' layout
         return attended

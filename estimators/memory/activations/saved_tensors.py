@@ -78,6 +78,8 @@ class Node(NamedTuple):
     """What checkpointing runs again; it saves the inputs."""
     weights: tuple[int, ...] = ()
     """Elements of the weights whose gradients its backward pass makes, in the program of a module."""
+    times: int = 1
+    """Iterations of a loop that it stands for; the sizes of values and workspaces are those of one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -388,7 +390,7 @@ def forward_bytes(graph: AutogradGraph) -> Size:
         if node.product:
             continue
         for value in (*node.inputs, *made) if made else ():
-            moved[value.storage.fixed] += value.size
+            moved[value.storage.fixed] += value.size * node.times
         for storage in masks:
             moved[storage.fixed] += storage.size
     return Size(*moved)
@@ -409,15 +411,15 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
             # The gradient of a weight is a product of its own where it has a workspace; a fused kernel reads once.
             readers = len(wanted) + (node.trains and node.workspace.per_sample > 0)
             for value in gradients:
-                moved[value.storage.fixed] += value.size * (1 if node.overwrites else readers)
+                moved[value.storage.fixed] += value.size * node.times * (1 if node.overwrites else readers)
             for storage in node.saved:
                 moved[storage.fixed] += storage.size
             for value in wanted:
-                moved[value.storage.fixed] += value.size
-            moved[0] += 2 * node.workspace.per_sample
-            moved[1] += 2 * node.workspace.fixed
+                moved[value.storage.fixed] += value.size * node.times
+            moved[0] += 2 * node.workspace.per_sample * node.times
+            moved[1] += 2 * node.workspace.fixed * node.times
         for value in wanted:
             if id(value) in arrived:
-                moved[value.storage.fixed] += 3 * value.size
+                moved[value.storage.fixed] += 3 * value.size * node.times
             arrived.add(id(value))
     return Size(*moved)

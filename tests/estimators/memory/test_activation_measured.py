@@ -27,6 +27,7 @@ import transformers as T
 from ds_advise.estimators.memory.activations import kernels, saved_tensors
 from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory, layout_of
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.images import with_images
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
@@ -401,8 +402,11 @@ def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpoin
     assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
 
 
-UNRECORDABLE = ("clip", "qwen3_5", "qwen3_next", "t5", "t5-v1.1", "vit", "whisper")
-"""Inputs other than tokens, loops over chunks, trained biases of attention."""
+UNRECORDABLE = ("clip", "vit", "whisper")
+"""Inputs other than tokens."""
+
+ROUGH_RECORDED = {"qwen3_5": 0.07, "qwen3_next": 0.07, "t5": 0.015, "t5-v1.1": 0.015}
+"""Loops over chunks, trained biases of attention."""
 
 ROUGH_RECORDED_PEAK = {
     "bloom": 0.14,
@@ -410,6 +414,10 @@ ROUGH_RECORDED_PEAK = {
     "deepseek_v3": 0.07,
     "gpt_neox": 0.06,
     "llama4-experts": 0.08,
+    "qwen3_5": 0.07,
+    "qwen3_next": 0.07,
+    "t5": 0.06,
+    "t5-v1.1": 0.06,
 }
 
 
@@ -423,7 +431,7 @@ def test_a_recorded_model_saves_what_the_real_model_saves(
     monkeypatch.setenv("DS_ADVISE_CACHE", str(tmp_path))
     case, how = CASES[name], {"method": method, "checkpointing": checkpointing}
     real, recorded = measure(case, 2, **how), estimate(case, 2, shape_of=recorded_model, **how)
-    assert kept(recorded) == pytest.approx(real.saved, rel=0.012)
+    assert kept(recorded) == pytest.approx(real.saved, rel=ROUGH_RECORDED.get(name, 0.012))
     assert recorded.peak_bytes == pytest.approx(real.peak, rel=ROUGH_RECORDED_PEAK.get(name, 0.05))
 
 
@@ -497,11 +505,13 @@ TOWERS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOWERS)
-def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str) -> None:
-    """At the tower's own width, with its own norms and rotation, over one image a sample."""
+@pytest.mark.parametrize(("name", "images"), [*((name, 1) for name in TOWERS), ("qwen2_5_vl", 3)])
+def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: int) -> None:
+    """At the tower's own width, with its own norms and rotation, over the images of a sample."""
     config_of, layers_of = TOWERS[name]
     shapes = [shape_from_config(config_of(n).to_dict(), name=name) for n in (1, 2)]
+    if images > 1:
+        shapes = [with_images(shape, images, 112 * 112) for shape in shapes]
     workload = Workload(method="full", seq_len=SEQUENCE)
     one, two = (activation_memory(shape, workload, BATCH, False, compute_capability=8.0) for shape in shapes)
     patches = shapes[0].encoder_len(SEQUENCE)
@@ -515,7 +525,8 @@ def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str) -> None:
     if name != "gemma3":
         given["position_embeddings"] = (turned, turned)
     if packed:
-        given = {"position_embeddings": (turned, turned), "cu_seqlens": torch.arange(BATCH + 1) * patches}
+        starts = torch.arange(images * BATCH + 1) * (patches // images)
+        given = {"position_embeddings": (turned, turned), "cu_seqlens": starts}
     memory, saved = LiveBytes(itertools.chain(model.parameters(), (value, turned))), []
     with gpu_kernels("flash"), memory:
         for layer in layers_of(model.model):
