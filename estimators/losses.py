@@ -31,7 +31,7 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # + 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2).
         "standard": LossSpec((14, 22), True),
         # Liger's fused linear cross entropy: logits of a chunk in the compute dtype, overwritten by their gradient.
-        "fused": LossSpec((4, 8), False, switch="use_liger_kernel=True"),
+        "fused": LossSpec((4, 8), False, switch="use_liger_kernel=True, pip install liger-kernel"),
         # flash-attn, unsloth: the gradient is written over the logits.
         "in-place": LossSpec((4, 8), True),
         # litgpt, torchtune: the passes of the standard loss, with an fp32 copy of a part at a time.
