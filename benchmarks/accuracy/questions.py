@@ -23,6 +23,7 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.objectives import loss_of
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
 
@@ -95,7 +96,6 @@ def question_of(asked: Asked) -> dict[str, Any]:
         "precision",
         "optimizer",
         "attention",
-        "loss",
     ):
         value = getattr(workload, name)
         if value != getattr(defaults, name) or name in ("seq_len", "precision"):
@@ -103,6 +103,8 @@ def question_of(asked: Asked) -> dict[str, Any]:
     for name in ("objective", "mlp", "kernels", "document_len", "framework"):
         if getattr(workload, name) != getattr(defaults, name):
             question[name] = getattr(workload, name)
+    if workload.loss != loss_of(workload.objective, workload.framework, workload.software):
+        question["loss"] = workload.loss
     if workload.lora_targets is not None:
         question["lora_targets"] = ",".join(workload.lora_targets)
     if workload.modules_to_save:

@@ -43,7 +43,10 @@ COMMANDS = {
     f"{TWO} --html report.html": How(elsewhere="test_advice_report.py"),
     f"{TWO} --plot memory.svg": How(elsewhere="test_advice_report.py"),
     f"{TWO} --markdown": How(elsewhere="test_markdown.py"),
-    "ds-advise launch ds_config.json -- train.py": How(elsewhere="test_launch.py launches such scripts"),
+    "ds-advise launch ds_config.json --loss fused -- train.py": How(elsewhere="test_launch.py launches such scripts"),
+    "ds-advise explain overlap_comm": How(says="overlap_comm"),
+    "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How(says="overlap_comm"),
+    "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How(says="pairs/s"),
     "ds-advise from examples/train_lora/qwen3_lora_sft_ds3.yaml --gpus 4xA100-80GB": How(
         elsewhere="docs/from.md shows its output, which is compared below"
     ),
@@ -92,7 +95,7 @@ COMMANDS = {
     "ds-advise train --resume --output-dir output": How(code=2, says="output"),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
     "ds-advise lint ds_config.json": How(says="ds_config.json"),
-    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How(says="DS903"),
+    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How(says="DS905"),
     "ds-advise lint ds_config.json --fix": How(says="ds_config.json"),
     "python make_config.py | ds-advise lint -": How(says="standard input"),
     "ds-advise Qwen2.5-14B --gpus 8xA100-80GB --software transformers=4.45,deepspeed=0.18,reentrant": How(says="fits"),
