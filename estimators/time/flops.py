@@ -171,7 +171,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
 
 
 def _recorded_products(block: Block, program: Program, workload: Workload, micro_batch: int) -> Iterator[Product]:
-    """The products of a module's program, each as the one matrix product of so many FLOPs and results: a convolution
+    """The products of a module's program, each as one matrix product of the same FLOPs and results: a convolution
     sums over its window and has the output channels as columns."""
     shapes = {tensor.name: tensor.shape for tensor in block.tensors}
     runs_again = False
