@@ -92,6 +92,8 @@ class PlanFigures(PlanSettings):
     """The whole training under this plan; null without an amount that is trained."""
     bottleneck: str
     fits: bool
+    assumed_host_bytes: int
+    """RAM per node on whose condition it fits, because the RAM is unknown; 0: none."""
     fit_probability: float
     verdict: Verdict
     reason: str
