@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -189,7 +190,9 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
     if workload.objective != "next-token":
         precomputed = " --precompute-ref-log-probs" * workload.precompute_ref_log_probs
         loss = f" --objective {workload.objective}{precomputed}{loss}"
-    return f"ds-advise launch {shlex.quote(config_path)}{place}{loss}{software} -- train.py"
+    module = answer.question.model.module
+    own = f" --model {shlex.quote(os.path.relpath(module.factory))}" if module is not None and module.factory else ""
+    return f"ds-advise launch {shlex.quote(config_path)}{own}{place}{loss}{software} -- train.py"
 
 
 def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from ds_advise.probes.model_recorder.module import recorded_object
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+
+from tests.helpers import printed
 
 CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
 GPUS = "2xA100-80GB"
@@ -72,6 +75,7 @@ def test_the_ladder_of_a_file_counts_samples(convnet: ModelShape) -> None:
     )
     plan = answer.recommended.estimate if answer.recommended else None
     assert plan is not None and plan.time.tokens_per_step == 2 * 256
+    assert f" --model {relpath(CONVNET)}:ConvNet -- train.py" in printed(answer, width=200)
 
 
 def test_the_flops_are_those_that_torch_counts(convnet: ModelShape) -> None:
