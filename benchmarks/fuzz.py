@@ -26,7 +26,7 @@ from ds_advise.advisor.launch.question import slurm_rendezvous, static_rendezvou
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.job import parse_duration
 from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.question.run import sample_shape
+from ds_advise.advisor.question.own_module import inputs_of
 from ds_advise.advisor.render.lint import lint_figures
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
@@ -269,7 +269,7 @@ def _model(raw: bytes, folder: Path) -> None:
 
 def _parse(name: str, text: str, folder: Path) -> None:
     if name == "input_shape":
-        sample_shape(text)
+        inputs_of(text, None)
     elif name == "budget":
         parse_duration("--budget", text)
     elif name == "master":

@@ -112,7 +112,7 @@ class Question:
                 fix="leave --optimizer-dtype out",
             )
         per_gpu = self.micro_batch_size or (workload.global_batch_size or LARGEST_COUNT) // self.cluster.world_size
-        if per_gpu < (least := OBJECTIVES[workload.objective].least_samples):
+        if per_gpu < (least := OBJECTIVES[workload.objective].least_samples) and least > 1:
             raise WorkloadError(
                 f"a micro batch of {per_gpu} is too small for {workload.objective}",
                 why="its loss pairs each sample with the answer of another one of the micro batch",

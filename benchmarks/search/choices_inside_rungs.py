@@ -58,7 +58,8 @@ def is_plain(candidate: Candidate) -> bool:
 def answers() -> Iterable[tuple[str, Recommendation]]:
     """Every question of the grid with its answer."""
     for model, method, gpus, length in product(MODELS, METHODS, GPUS, LENGTHS):
-        answer = advise(model, gpus=gpus, method=method, seq_len=length, offline=True, deepspeed_estimate=False)  # type: ignore[arg-type]
+        asked = {"gpus": gpus, "method": method, "seq_len": length, "loss": "standard"}
+        answer = advise(model, **asked, offline=True, deepspeed_estimate=False)  # type: ignore[arg-type]
         yield f"{model} --method {method} --gpus {gpus} --seq-len {length}", answer
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.question.run import sample_shape
+from ds_advise.advisor.question.own_module import inputs_of
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.validate.lint import lint, read_document
 from hypothesis import given, settings
@@ -69,4 +69,4 @@ def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
 def test_what_is_no_shape_is_refused(text: str) -> None:
     """Also digits that Python would not read."""
     with pytest.raises(WorkloadError):
-        sample_shape(text)
+        inputs_of(text, None)

@@ -45,7 +45,7 @@ def test_the_manual_shows_what_is_chosen_inside_a_rung_today() -> None:
     assert len(lines) > 20 and {cells[-1] for cells in lines} == {"fits |"}
     for words, chosen, *_ in lines[::10]:
         model, _, method, _, gpus, _, length = words.removeprefix("| ").split()
-        asked: dict[str, Any] = {"gpus": gpus, "method": method, "seq_len": int(length)}
+        asked: dict[str, Any] = {"gpus": gpus, "method": method, "seq_len": int(length), "loss": "standard"}
         answer = advise(model, **asked, offline=True, deepspeed_estimate=False)
         best, plain = fastest(answer.candidates), fastest(filter(is_plain, answer.candidates))
         assert best is not None and chosen_in(best) == chosen

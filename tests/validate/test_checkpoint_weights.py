@@ -122,14 +122,17 @@ def test_a_foreign_checkpoint_writes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
 
-def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_described_without_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files that a training left, whole and damaged, and folders that are no checkpoint."""
+    monkeypatch.chdir(tmp_path)
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
-    assert run(["checkpoint", str(folder)]) == 0
+    assert run(["checkpoint", folder.name]) == 0
     assert "checkpoint-8 is whole, by the structure of its files." in " ".join(capsys.readouterr().out.split())
     next(folder.glob("*/*rank_0*optim_states.pt")).unlink()
     next(folder.glob("*/*model_states.pt")).write_bytes(b"PK")
-    assert run(["checkpoint", str(folder), "--to-hf", str(tmp_path / "out")]) == 1
+    assert run(["checkpoint", folder.name, "--to-hf", "out"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert (
         "is damaged" in out

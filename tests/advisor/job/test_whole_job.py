@@ -56,7 +56,7 @@ def test_a_file_is_counted_exactly_as_train_prepares_it(
     settings = TrainingSettings(model=str(model), data=chats, packing=packing, eval_split=share, offline=True)
     cluster = Cluster(nodes=1, gpus_per_node=2, gpu=find_gpu("A100-80GB"))
     unset = dict.fromkeys(("global_batch", "micro_batch", "sequence_parallel_size"))
-    question = {"gpus": cluster, "seq_len": seq_len, "attention": "sdpa", **unset}
+    question = {"gpus": cluster, "seq_len": seq_len, "attention": "sdpa", "loss": "auto", **unset}
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
     trained = propose(settings, shape_from_config(TINY, name=str(model)), question, folder, lambda _: None)
@@ -220,4 +220,4 @@ def test_who_waits_for_a_large_file_is_told_how_many_rows_are_done(
     assert run([*asked, "--no-deepspeed-estimate"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["recommended"]
-    assert err.count("ds-advise: chats.jsonl: 60 rows ...") == lines
+    assert err.count("ds-advise: chats.jsonl: 60 rows, ") == lines

@@ -33,7 +33,7 @@ QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen2.5-7B", "2x24GB", {"method": "qlora", "lora_dropout": 0.1}),
 ]
 NAMES = re.compile(
-    r"   (from_pretrained|    |LoraConfig|\)).*|PATH:|"
+    r"pip install [a-z-]+|   (from_pretrained|    |LoraConfig|\)).*|PATH:|"
     r"ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+|zero.Init"
     r"|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP|PyTorch|DeepSpeed|NF4|dropout"
     r"|TrainingArguments|Ulysses|AutoTP|GPU|NVMe|NCCL|CUDA|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json"

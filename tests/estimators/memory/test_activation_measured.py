@@ -405,7 +405,7 @@ def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpoin
 UNRECORDABLE = ("clip", "vit", "whisper")
 """Inputs other than tokens."""
 
-ROUGH_RECORDED = {"qwen3_5": 0.07, "qwen3_next": 0.07, "t5": 0.015, "t5-v1.1": 0.015}
+ROUGH_RECORDED = {"qwen3_5": 0.08, "qwen3_next": 0.07, "t5": 0.015, "t5-v1.1": 0.015}
 """Loops over chunks, trained biases of attention."""
 
 ROUGH_RECORDED_PEAK = {

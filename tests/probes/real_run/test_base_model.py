@@ -39,25 +39,18 @@ def test_values_that_were_loaded_stay() -> None:
 
 
 def test_what_is_missing_for_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without bitsandbytes there is no QLoRA, and without a GPU no fused loss."""
+    """Without bitsandbytes there is no QLoRA."""
 
     def missing(_name: str) -> None:
         raise ImportError
 
     monkeypatch.setattr(base_model, "import_module", missing)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(models.UnusableModelError, match="QLoRA needs bitsandbytes"):
         prepare(torch.nn.Linear(8, 8), method="qlora")
-    with pytest.raises(models.UnusableModelError, match="for GPUs"):
-        prepare(torch.nn.Linear(8, 8), loss="fused")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(models.UnusableModelError, match=r"fused loss.* needs? liger-kernel"):
-        prepare(torch.nn.Linear(8, 8), loss="fused")
 
 
-@pytest.mark.parametrize("workload", [Workload(method="qlora"), Workload(loss="fused")])
-def test_a_dry_run_refuses_kernels_that_it_does_not_know(workload: Workload) -> None:
+def test_a_dry_run_refuses_kernels_that_it_does_not_know() -> None:
     """It would show the memory of another training."""
-    run = Run(config={}, model=SMALL_LLAMA, cluster=h100s(1), workload=workload)
+    run = Run(config={}, model=SMALL_LLAMA, cluster=h100s(1), workload=Workload(method="qlora"))
     with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
         models.from_config(run, models.transformers_config(run.description or {}), torch.bfloat16, "cpu")
