@@ -414,7 +414,7 @@ ROUGH_RECORDED_PEAK = {
     "deepseek_v3": 0.07,
     "gpt_neox": 0.06,
     "llama4-experts": 0.08,
-    "qwen3_5": 0.07,
+    "qwen3_5": 0.08,
     "qwen3_next": 0.07,
     "t5": 0.06,
     "t5-v1.1": 0.06,
