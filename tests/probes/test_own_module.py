@@ -21,44 +21,14 @@ from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.model_recorder.module import recorded_object
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import printed
+from tests.probes.tied_transformer import Transformer, loss_fn
 
 CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
+TRANSFORMER = Path(__file__).parent / "tied_transformer.py"
 GPUS = "2xA100-80GB"
-
-
-class Transformer(torch.nn.Module):
-    """Tied weights, attention, and checkpointing with timm's method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(500, 64)
-        self.layers = torch.nn.ModuleList(
-            torch.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(3)
-        )
-        self.head = torch.nn.Linear(64, 500, bias=False)
-        self.head.weight = self.embedding.weight
-        self.is_checkpointed = False
-
-    def set_grad_checkpointing(self) -> None:
-        self.is_checkpointed = True
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        for layer in self.layers:
-            if self.is_checkpointed and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, use_reentrant=False)
-            else:
-                hidden = layer(hidden)
-        return self.head(hidden)
-
-
-def loss_fn(output: torch.Tensor, batch: tuple[torch.Tensor]) -> torch.Tensor:
-    return F.cross_entropy(output.flatten(0, 1), batch[0].flatten())
 
 
 @pytest.fixture(scope="module")
@@ -208,19 +178,11 @@ def test_other_inputs_are_refused(shapes: str | None, types: str | None) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", ["off", "on"])
-def test_the_ladder_is_within_a_hundredth_of_dry_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Any
-) -> None:
+def test_the_ladder_is_within_a_hundredth_of_dry_runs(monkeypatch: pytest.MonkeyPatch, choice: Any) -> None:
     """Tied weights, buckets, gathered weights, checkpointed layers."""
     monkeypatch.setattr(saved_tensors, "IN_PLACE", False)  # as under the dispatch mode of a dry run
-    file = tmp_path / "net.py"
-    file.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_own_module import Transformer, loss_fn\n",
-        encoding="utf-8",
-    )
     question = ask(
-        f"{file}:Transformer",
+        f"{TRANSFORMER}:Transformer",
         gpus="8xA100-80GB",
         ram="1TB",
         micro_batch=64,
