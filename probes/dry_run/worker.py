@@ -166,7 +166,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     if request.run.config.get("expert_parallel"):
         patches.patch_autoep()
     if OBJECTIVES[request.run.workload.objective].trainer or request.run.workload.loss == "chunked-head":
-        patches.patch_trl(schedule)
+        loss_kernels.patch_trl(schedule)
         patches.count_every_element()
     collectives.silence_comparisons()
     collectives.record(schedule, cluster.gpus_per_node)

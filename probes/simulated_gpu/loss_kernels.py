@@ -1,8 +1,8 @@
 """Losses with Triton kernels, as on a GPU, whose kernels compute nothing: they write into tensors that the library
-allocated. TRL's: `patches.patch_trl`.
+allocated.
 
-DeepSpeed's own code runs around its kernels. Liger cannot be imported without Triton, so its loss is written down here
-with what it allocates.
+DeepSpeed's and TRL's own code runs around their kernels. Liger cannot be imported without Triton, so its loss is
+written down here with what it allocates.
 """
 
 from __future__ import annotations
@@ -95,3 +95,39 @@ class _FusedLoss(torch.autograd.Function):
             if each is not None:
                 _FusedLoss.kernel[()](each, each)
         return (*context.saved_tensors, None)
+
+
+def patch_trl(recorder: ScheduleRecorder) -> None:
+    """Make TRL take its path on a GPU, where its losses are Triton kernels.
+
+    Source: trl 1.16 kernels/chunked_logprob.py, kernels/logprob_entropy.py, trainer/utils.py.
+    """
+
+    def add_product(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+        # torch.addmm(..., out_dtype=torch.float32) of a GPU, for which fake tensors have no rule.
+        torch.mm(left, right, out=sums.view(left.dtype)[:, : sums.shape[1]])
+
+    def compiled(function: Any) -> _Kernel:
+        return _Kernel(str(function), recorder)
+
+    language: Any = ModuleType("triton.language")
+    language.constexpr = int
+    triton: Any = ModuleType("triton")
+    triton.jit, triton.cdiv, triton.language = compiled, lambda size, part: -(-size // part), language
+    chunked: Any = importlib.import_module("trl.kernels.chunked_logprob")
+    utils: Any = importlib.import_module("trl.trainer.utils")
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "triton"}
+    stand_ins = {"triton": triton, "triton.language": language}
+    sys.modules.update(stand_ins)
+    whole: Any = importlib.import_module("trl.kernels.logprob_entropy")
+    for name in stand_ins:
+        del sys.modules[name]
+    sys.modules.update(kept)
+    for changed in (chunked, whole):
+        for name in ("_forward_kernel", "_backward_kernel"):
+            setattr(changed, name, _Kernel(name, recorder))
+        changed.triton = triton
+    chunked._addmm_fp32 = add_product
+    chunked._use_triton = utils._use_triton = lambda _device: True
+    utils.is_triton_available = utils._supports_trl_loss_kernel = lambda *_: True
+    utils._fused_logprob_entropy = whole.selective_log_softmax_and_entropy

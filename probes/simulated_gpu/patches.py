@@ -221,46 +221,6 @@ def record_hooks(recorder: ScheduleRecorder) -> None:
         setattr(hooked, name, recorded(getattr(hooked, name), call, times))
 
 
-def patch_trl(recorder: ScheduleRecorder) -> None:
-    """Make TRL take its path on a GPU, with Triton kernels that allocate nothing, as the real ones.
-
-    Source: trl 1.16 kernels/chunked_logprob.py, kernels/logprob_entropy.py, trainer/utils.py.
-    """
-
-    class Kernel:
-        def __init__(self, function: Any) -> None:
-            self._name = str(function)
-
-        def __getitem__(self, _grid: Any) -> Any:
-            return lambda *arguments, **_: recorder.note_kernel(self._name, arguments)
-
-    def add_product(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        # torch.addmm(..., out_dtype=torch.float32) of a GPU, for which fake tensors have no rule.
-        torch.mm(left, right, out=sums.view(left.dtype)[:, : sums.shape[1]])
-
-    language: Any = ModuleType("triton.language")
-    language.constexpr = int
-    triton: Any = ModuleType("triton")
-    triton.jit, triton.cdiv, triton.language = Kernel, lambda size, part: -(-size // part), language
-    chunked: Any = importlib.import_module("trl.kernels.chunked_logprob")
-    utils: Any = importlib.import_module("trl.trainer.utils")
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "triton"}
-    stand_ins = {"triton": triton, "triton.language": language}
-    sys.modules.update(stand_ins)
-    whole: Any = importlib.import_module("trl.kernels.logprob_entropy")
-    for name in stand_ins:
-        del sys.modules[name]
-    sys.modules.update(kept)
-    for changed in (chunked, whole):
-        for name in ("_forward_kernel", "_backward_kernel"):
-            setattr(changed, name, Kernel(name))
-        changed.triton = triton
-    chunked._addmm_fp32 = add_product
-    chunked._use_triton = utils._use_triton = lambda _device: True
-    utils.is_triton_available = utils._supports_trl_loss_kernel = lambda *_: True
-    utils._fused_logprob_entropy = whole.selective_log_softmax_and_entropy
-
-
 def count_every_element() -> None:
     """Make every mask one in which all elements count."""
     get = torch.Tensor.__getitem__

@@ -238,7 +238,7 @@ def main():
     task = pickle.loads(Path(sys.argv[1]).read_bytes())
     faulthandler.dump_traceback_later(task["seconds"], exit=True)
     request = task["request"]
-    unknown_values.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
+    loss_kernels.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
     loss_kernels.install = lambda _workload, _recorder: None
     answer = worker.answer_to(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
     task["answer"].write_text(json.dumps(answer))
