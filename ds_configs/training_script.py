@@ -11,7 +11,7 @@ from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan
-from ..estimators.workload import Workload
+from ..estimators.workload import TORCH_DTYPES, Workload
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
@@ -40,7 +40,7 @@ def training_arguments(
         arguments["max_length"] = workload.seq_len  # by default 1024
     objective = OBJECTIVES[workload.objective]
     if objective.trainer:
-        arguments["model_init_kwargs"] = {"dtype": _DTYPE[workload.precision]}  # by default float32
+        arguments["model_init_kwargs"] = {"dtype": TORCH_DTYPES[workload.precision]}  # by default float32
         arguments |= dict(objective.arguments)
         arguments |= {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
     if plan.gradient_checkpointing:
@@ -117,10 +117,6 @@ def python_source(value: Any, name: str = "") -> str:
     return repr(value)
 
 
-_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
-
-
 _MODULE_LINES = (
     'parser.add_argument("--local_rank", type=int, default=-1)',
     "args = deepspeed.add_config_arguments(parser).parse_args()",
@@ -195,7 +191,7 @@ def model_lines(workload: Workload, plan: Plan) -> list[str]:
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
             '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
-            f"        bnb_4bit_compute_dtype={_TORCH_DTYPE[workload.precision]}),",
+            f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
         ]
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 OptimizerStep = Literal["auto", "foreach", "fused", "loop"]
@@ -61,6 +63,9 @@ DEFAULT = Software()
 
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
+TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
+"""torch's name of each."""
+PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal[
     "standard", "fused", "in-place", "chunked", "chunked-softmax", "chunked-head", "tiled", "log-probs", "odds-ratio"

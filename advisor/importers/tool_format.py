@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
+from ...estimators.workload import PRECISION_OF
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
@@ -263,7 +264,7 @@ def precision_of(arguments: ScriptArguments, default: str) -> str:
     """By the flags bf16 and fp16 and accelerate's mixed_precision, else by the type that the weights are loaded in."""
     flags = {name: arguments.flag(name) for name in ("bf16", "fp16")}
     chosen = next((name for name, flag in flags.items() if flag), None)
-    types = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32"}
+    types = {**PRECISION_OF, "no": "fp32"}
     given = [arguments.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
     named = [types.get(text, text) for text in given if text is not None]
     return chosen or next((text for text in named if text in ("bf16", "fp16", "fp32")), default)

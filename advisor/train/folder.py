@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ...estimators.workload import Workload
+from ...estimators.workload import TORCH_DTYPES, Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
 from ...validate.checkpoint import WHOLE, checkpoints_in, newest_usable
@@ -218,7 +218,7 @@ class TrainingJob:
 
     @property
     def dtype(self) -> str:
-        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
+        return TORCH_DTYPES[self.workload.precision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

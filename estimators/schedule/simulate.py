@@ -26,7 +26,7 @@ from ..time.host_costs import HostCosts, host_costs
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
 from ..time.step import time_term
-from ..workload import Precision
+from ..workload import PRECISION_OF
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
 from .streams import HOST, Lane, Span, Streams
 
@@ -267,7 +267,6 @@ _LANES: dict[Kind, Lane | None] = {
     "read": "drive",
     "write": "drive",
 }
-_PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def lane_of(operation: RecordedOperation) -> Lane | None:
@@ -300,7 +299,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
-    gpu, precision = cluster.gpu, _PRECISIONS.get(operation.precision, "fp32")
+    gpu, precision = cluster.gpu, PRECISION_OF.get(operation.precision, "fp32")
     bandwidth = memory_rate(gpu)
     if operation.kind == "product":
         copies, rows, inner, columns = operation.product
