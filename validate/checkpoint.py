@@ -31,7 +31,8 @@ _BLOCK_BYTES = 2**22
 _PICKLE = b"\x80"
 """First byte of what `torch.save` wrote before its zip archives."""
 
-_OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
+OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
+"""Files of a rank's optimizer states, by its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,14 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """The Trainer's checkpoints in its output folder, by rising step."""
     found = (path for path in folder.glob("checkpoint-*") if path.is_dir())
     return sorted((path for path in found if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
+
+
+def tag_of(folder: Path) -> str:
+    """The folder of DeepSpeed's states in a checkpoint, which its file `latest` names; "" for none."""
+    try:
+        return (folder / "latest").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def newest_usable(
@@ -204,12 +213,10 @@ def _safetensors(path: Path) -> str:
 def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
     """Files that should be there: those of every rank, and the folder that `latest` names."""
     names = [file.name for file in files]
-    states = {int(match[1]): name for name in names if (match := _OPTIMIZER_STATES.search(name))}
+    states = {int(match[1]): name for name in names if (match := OPTIMIZER_STATES.search(name))}
     count = ranks if ranks is not None else max(states, default=-1) + 1
     missing = [f"the optimizer states of rank {rank}" for rank in range(count) if rank not in states]
-    tag = ""
-    with contextlib.suppress(OSError):
-        tag = (folder / "latest").read_text(errors="replace").strip()
+    tag = tag_of(folder)
     if not tag:
         missing.append("latest")
     elif not any(name.startswith(f"{tag}/") and name.endswith("model_states.pt") for name in names):

@@ -20,12 +20,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
-from .checkpoint import CHECKSUMS, WHOLE, Checkpoint
+from ..estimators.workload import TORCH_DTYPES, Precision
+from .checkpoint import CHECKSUMS, OPTIMIZER_STATES, WHOLE, Checkpoint, tag_of
 
-Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+Dtype = Literal["auto"] | Precision
 
 _MODEL = re.compile(r"(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
-_STATES = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 
 _KNOWN = frozenset(
     (
@@ -41,13 +41,11 @@ torch loads without trust."""
 
 _FOREIGN = "it holds no states of DeepSpeed"
 
-_SHARD = "5GB"
+_SHARD_BYTES = 5 * 10**9
 """Largest file of weights, as `save_pretrained` writes them."""
 
 PROCESS_BYTES = 700 * 2**20
 """RAM of a process that has imported torch and DeepSpeed (measured: torch 2.13, DeepSpeed 0.19.8)."""
-
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +84,8 @@ class Conversion:
 def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
     """What lies in the folder of a checkpoint."""
     names = {file.name: file.size_bytes for file in checkpoint.files if file.size_bytes}
-    tag = _tag(checkpoint.folder)
-    states = [match for name in names if (match := _STATES.search(name))]
+    tag = tag_of(checkpoint.folder)
+    states = [match for name in names if (match := OPTIMIZER_STATES.search(name))]
     models = [match for name in names if (match := _MODEL.search(name))]
     step = re.search(r"(\d+)$", tag or checkpoint.folder.name)
     sharded = any(match[1] for match in models)
@@ -96,19 +94,12 @@ def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
         tag=tag,
         step=int(step[1]) if step else None,
         stage="none" if not models else "3" if sharded and states else "1 or 2" if states else "0",
-        ranks=max((int(match[2]) + 1 for match in states), default=0),
+        ranks=max((int(match[1]) + 1 for match in states), default=0),
         model_ranks=len({match[3] for match in models}),
         size_bytes=sum(names.values()),
-        optimizer_bytes=sum(size for name, size in names.items() if _STATES.search(name)),
+        optimizer_bytes=sum(size for name, size in names.items() if OPTIMIZER_STATES.search(name)),
         weights=tuple(name for name in names if "/" not in name and name.endswith(".safetensors")),
     )
-
-
-def _tag(folder: Path) -> str:
-    try:
-        return (folder / "latest").read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def check_convertible(contents: CheckpointContents) -> None:
@@ -144,7 +135,8 @@ class WeightsOf:
                 f"{contents.folder} cannot be converted", why=str(error)[:300], fix="take another checkpoint"
             ) from error
         self.config = _json(self.folder / "config.json")
-        self.dtype = _DTYPES.get(dtype) or str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        own = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        self.dtype = own if dtype == "auto" else TORCH_DTYPES[dtype]
         self.tensors: dict[str, Any] = found
         self._check_names()
 
@@ -192,7 +184,7 @@ class WeightsOf:
         width = 4 if self.dtype == "float32" else 2
         written = width * sum(sizes)
         files = (self.folder / self.contents.tag).glob("*model_states.pt")
-        shard = min(written, 5 * 10**9)
+        shard = min(written, _SHARD_BYTES)
         return Conversion(
             parameters=sum(sizes),
             dtype=self.dtype,
@@ -204,10 +196,16 @@ class WeightsOf:
     def write(self, target: Path, *, force: bool, say: Callable[[str], None]) -> None:
         """Write safetensors with the configuration and the tokenizer of the checkpoint into a new folder, at once.
 
-        Raises ConfigFileError where the folder exists without `force`, or cannot be written.
+        Raises ConfigFileError where the folder exists without `force`, holds other folders, or cannot be written.
         """
         if target.exists() and not force:
             raise ConfigFileError(f"{target} exists", why="nothing is overwritten", fix="pass --force")
+        if target.is_dir() and any(path.is_dir() for path in target.iterdir()):
+            raise ConfigFileError(
+                f"{target} is not replaced",
+                why="it holds other folders, such as checkpoints, which --force would delete",
+                fix="name another folder",
+            )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
@@ -234,7 +232,7 @@ class WeightsOf:
         with torch.device("meta"):
             empty = to_torch_tensor(self.tensors, return_empty_tensor=True, dtype=dtype)
         split = split_torch_state_dict_into_shards(
-            empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_SHARD
+            empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_SHARD_BYTES
         )
         for name, tensors in split.filename_to_tensors.items():
             say(f"writing {name} ...")

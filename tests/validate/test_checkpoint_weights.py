@@ -69,6 +69,11 @@ def test_weights_are_those_of_the_training(
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (tied == "tied")
     assert run(["checkpoint", str(folder), "--to-hf", str(tmp_path / "auto")]) == 2
     assert "exists: nothing is overwritten; pass --force" in capsys.readouterr().err
+    assert run(["checkpoint", str(folder), "--to-hf", str(tmp_path / "auto"), "--force"]) == 0
+    for target in (folder, folder.parent):
+        assert run(["checkpoint", str(folder), "--to-hf", str(target), "--force"]) == 2
+        assert "it holds other folders" in capsys.readouterr().err
+    assert (folder / "latest").is_file()
 
 
 def _remove_layer(folder: Path) -> None:
