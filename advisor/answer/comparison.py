@@ -9,7 +9,6 @@ from typing import NamedTuple, Unpack, cast
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
-from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
@@ -252,14 +251,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
             gradient_accumulation_steps=context.gradient_accumulation_steps,
             gradient_checkpointing=context.gradient_checkpointing,
         )
-        plan = plan_from_ds_config(
-            config,
-            model,
-            cluster,
-            gradient_checkpointing=filled.gradient_checkpointing,
-            micro_batch_size=filled.micro_batch_size,
-            gradient_accumulation_steps=filled.gradient_accumulation_steps,
-        )
+        plan = filled.plan(config, model, cluster)
     except ConfigFileError as error:
         raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
     return Side(

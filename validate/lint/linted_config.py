@@ -163,6 +163,17 @@ class FilledBatch(NamedTuple):
     words: str = ""
     """What was filled in by the advice, "" for nothing."""
 
+    def plan(self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> Plan:
+        """The plan of a configuration with these values. Raises as `plan_from_ds_config`."""
+        return plan_from_ds_config(
+            config,
+            model,
+            cluster,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+
 
 NOTHING_FILLED = FilledBatch()
 
@@ -318,15 +329,7 @@ class LintedConfig:
         if self.model is None or self.cluster is None:
             return None
         try:
-            micro, steps, checkpointing, _ = self.batch
-            return plan_from_ds_config(
-                self.values,
-                self.model,
-                self.cluster,
-                micro_batch_size=micro,
-                gradient_accumulation_steps=steps,
-                gradient_checkpointing=checkpointing,
-            )
+            return self.batch.plan(self.values, self.model, self.cluster)
         except ConfigFileError:
             return None
 
