@@ -247,7 +247,14 @@ def predicted(question: Question) -> Recommendation:
     """
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
-    plain = Recommendation(
+    offered = question.with_offered_loss
+    if offered is not None and (recommended is None or of_any_loss(question, recommended, {}) is not recommended):
+        other, without = predicted(offered), recommended or closest(ladder)
+        missed = closest(other.ladder)
+        comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
+        if other.recommended is not None or comes_closer:
+            return replace(other, without_loss=without)
+    return Recommendation(
         question=question,
         candidates=candidates,
         ladder=ladder,
@@ -258,14 +265,6 @@ def predicted(question: Question) -> Recommendation:
         assumptions=question.model.assumptions
         + assumptions(question.cluster, recommended.estimate.time if recommended else None),
     )
-    offered = question.with_offered_loss
-    if offered is None or (recommended is not None and of_any_loss(question, recommended, {}) is recommended):
-        return plain
-    other, without = predicted(offered), recommended or closest(ladder)
-    missed = closest(other.ladder)
-    if other.recommended is None and without and missed and missed.fit.utilization >= without.fit.utilization:
-        return plain
-    return replace(other, without_loss=without)
 
 
 def answer_with_proofs(

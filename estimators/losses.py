@@ -22,7 +22,7 @@ class LossSpec(NamedTuple):
     head_again: bool = False
     """Whether the backward pass repeats the product of the output layer."""
     switch: str = ""
-    """The argument or function that turns it on; "" where it takes more."""
+    """The argument or function that turns it on, with the package that it needs; "" where it takes more."""
 
 
 LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(

@@ -69,8 +69,8 @@ def changes_tried(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None
 ) -> Iterator[Change | None]:
     """`changes` one after the other, and None for one that is not listed, so that a caller may stop in between."""
-    yield from _storage(question, ladder, chosen)
     sample_bytes: SampleBytes = {}
+    yield from _storage(question, ladder, chosen, sample_bytes)
     enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s
     for series in _kinds(question, ladder, chosen):
         rungs: set[str] = set() if chosen is None else {chosen.rung}
@@ -263,7 +263,9 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
     return text
 
 
-def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
+def _storage(
+    question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, sample_bytes: SampleBytes
+) -> Iterator[Change]:
     """More host RAM or NVMe; and, for a plan that presumes an amount of RAM, what less of it is enough for."""
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
     for limit in ("host", "nvme"):
@@ -280,16 +282,16 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         for plan in shown:
             larger = _with_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
-            if (fitting := fastest(asked)) is not None:  # the GPU may be too small for `plan`
-                fitting = of_any_loss(asked, fitting, {})
+            if (fitting := fastest(asked, sample_bytes)) is not None:  # the GPU may be too small for `plan`
+                fitting = of_any_loss(asked, fitting, sample_bytes)
                 yield Change(
                     flags=_storage_flags(question.cluster, larger), outcome=_outcome(question, fitting, chosen)
                 )
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        yield from _less_ram(question, chosen)
+        yield from _less_ram(question, chosen, sample_bytes)
 
 
-def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
+def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) -> Iterator[Change]:
     """For each rung the least of the sizes in `RAM_AS_SOLD` below the need with which it is the answer, if need be with
     an NVMe drive; and the first size with which nothing fits."""
     given, found = question.cluster, dict[str, Change]()
@@ -299,14 +301,14 @@ def _less_ram(question: Question, chosen: Candidate) -> Iterator[Change]:
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
         asked = replace(question, cluster=cluster)
-        best = fastest(asked)
+        best = fastest(asked, sample_bytes)
         if best is None and not given.nvme_bytes_per_node:
             asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=LARGE_DRIVE_BYTES))
-            best = fastest(asked)
+            best = fastest(asked, sample_bytes)
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome=phrase("nothing fits"))
             break
-        best = of_any_loss(asked, best, {})
+        best = of_any_loss(asked, best, sample_bytes)
         drive = _storage_flags(cluster, _with_storage(cluster, best))
         found[best.rung] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=_outcome(question, best, chosen))
     yield from found.values()

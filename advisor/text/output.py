@@ -32,22 +32,16 @@ class Output(NamedTuple):
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
         """A function that takes the phase of a task again and again, and shows it with the time since the start: in one
         line of a terminal, elsewhere in a line for the first phase and every five seconds."""
-        started, last = time.monotonic(), -math.inf
+        started = time.monotonic()
 
         def line(phase: str) -> str:
             return f"{printable(title)}: {phase}, {time.monotonic() - started:.0f} s"
-
-        def say_seldom(phase: str) -> None:
-            nonlocal last
-            if time.monotonic() - last >= _EVERY_S:
-                last = time.monotonic()
-                self.say(line(phase))
 
         if self.mode != "quiet" and sys.stderr.isatty():
             with self.console(on_stderr=True).status(line("start")) as status:
                 yield lambda phase: status.update(line(phase))
         else:
-            yield say_seldom
+            yield seldom(lambda phase: self.say(line(phase)), first_at_once=True)
 
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
         """Print the answer, made by one of the two functions: as JSON (dataclasses become objects), or for people."""
@@ -75,9 +69,9 @@ _EVERY_S = 5.0
 """Seconds between two lines of progress."""
 
 
-def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
-    """`say`, without lines that come within five seconds of this call or of the last line."""
-    last = time.monotonic()
+def seldom(say: Callable[[str], None], *, first_at_once: bool = False) -> Callable[[str], None]:
+    """`say`, without lines that come within five seconds of the last one; of this call, unless `first_at_once`."""
+    last = -math.inf if first_at_once else time.monotonic()
 
     def say_seldom(line: str) -> None:
         nonlocal last
