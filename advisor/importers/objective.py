@@ -34,7 +34,8 @@ def objective_of(arguments: ScriptArguments, target: str, path: str) -> str:
     """
     named = arguments.text(*_OPTIONS)
     if named is not None and named.isalpha():
-        return _NAMES.get(named.lower(), named.lower()[:20])
+        preference = arguments.text("pref_loss") if named == "dpo" else None  # of LLaMA-Factory
+        return preference if preference in ("orpo", "simpo") else _NAMES.get(named.lower(), named.lower()[:20])
     if match := _NAME.search(target):
         return match[1]
     given = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)

@@ -38,6 +38,12 @@ def _llama_factory_details(reading: Reading) -> None:
         "fp32-adapters": not in_16_bits,
     }
     method, bits = arguments.text("finetuning_type") or "lora", arguments.number("quantization_bit")
+    if arguments.text("stage") in ("dpo", "kto"):
+        # train/dpo/trainer.py, train/kto/trainer.py: TRL's trainers with log-softmax of all logits in fp32.
+        training |= {"framework": "trl", "loss": "standard"}
+        reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # change no figure
+        if method == "lora" and arguments.text("ref_model") is not None:
+            reading.lacks("a reference model of its own beside adapters")
     if method == "lora":
         training |= {"method": "lora", **arguments.lora}
         if arguments.flag("resize_vocab"):

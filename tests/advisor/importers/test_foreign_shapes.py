@@ -62,10 +62,10 @@ NOT_READ = {
     ),
     "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "ms-swift's rlhf": ("a.sh", "swift rlhf --model gpt2 --train_type lora", "DPO training"),
-    "LLaMA-Factory's kto": (
+    "LLaMA-Factory's reward model": (
         "a.yaml",
-        "model_name_or_path: gpt2\nstage: kto\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\n",
-        "KTO training",
+        "model_name_or_path: gpt2\nstage: rm\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\n",
+        "REWARD training",
     ),
 }
 
@@ -120,6 +120,28 @@ def test_preferences_of_trl_have_figures(objective: str, name: str, text: str, t
     answer = import_file(tmp_path / name, gpus="2xA100-80GB", offline=True)
     assert answer.figures is not None and answer.figures.workload.objective == objective
     assert answer.run.uncounted == () or objective == "kto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "objective"),
+    [
+        ("stage: dpo", "dpo"),
+        ("stage: dpo\npref_loss: simpo", "simpo"),
+        ("stage: kto\nfinetuning_type: full", "kto"),
+        ("stage: dpo\nref_model: gpt2-xl", None),
+        ("stage: rm", None),
+    ],
+)
+def test_preferences_of_llama_factory_take_all_logits_in_fp32(
+    settings: str, objective: str | None, tmp_path: Path
+) -> None:
+    """Its reward models compute the vocabulary's logits too, and adapters may have a reference model: not predicted."""
+    file = tmp_path / "a.yaml"
+    file.write_text(f"model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta: 0.1\n{settings}\n")
+    answer = import_file(file, gpus="2xA100-80GB", offline=True)
+    assert (None if answer.figures is None else answer.figures.workload.objective) == objective
+    if answer.figures is not None:
+        assert answer.figures.workload.loss == "standard" and answer.run.uncounted == ()
 
 
 def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:
