@@ -35,7 +35,7 @@ class ObjectiveSpec(NamedTuple):
     least_samples: int = 1
     """Samples of a micro batch, at least: KTO pairs each with the answer of another."""
     policy_passes: int = 0
-    """Forward passes of the policy without gradients, beside the one that is trained: KTO's estimate of divergence."""
+    """Forward passes of the policy without gradients (KTO's estimate of the divergence)."""
     reference_passes: int = 0
     """Forward passes of the reference model in a micro batch."""
     labels: int = 0
@@ -115,7 +115,7 @@ def has_reference_model(workload: Workload) -> bool:
 
 
 def breaks_traces(workload: Workload) -> bool:
-    """Whether the policy runs forward without gradients beside the pass that is trained. Each forward pass begins a
+    """Whether the policy also runs forward without gradients. Each forward pass begins a
     new trace of modules at stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`): a
     backward pass is never in one, prefetches nothing, and nothing is kept for it."""
     return policy_passes(workload) > 0 or (reference_passes(workload) > 0 and workload.method != "full")

@@ -188,7 +188,7 @@ class Plan(PlanSettings):
         path="zero_optimization.offload_param.max_in_cpu",
         nvme_only=True,
     )
-    overlap_comm: bool = plan_field(True, "communication beside computation; a second bucket at stages 1 and 2")
+    overlap_comm: bool = plan_field(True, "communication overlaps with computation; a second bucket at stages 1 and 2")
     reduce_bucket_size: int = plan_field(
         500_000_000,
         "elements reduced at a time: 2 bytes each on the GPU, fewer and larger messages",

@@ -14,7 +14,7 @@ from ..estimators.workload import Workload
 from .run import Run
 
 _LOGGED = ("log_probs", "entropy", "is_top1")
-"""What TRL's SFTTrainer computes beside the loss (trl 1.16 trainer/sft_trainer.py)."""
+"""What TRL's SFTTrainer computes in addition to the loss (trl 1.16 trainer/sft_trainer.py)."""
 
 
 class MissingPackageError(ValueError):

@@ -24,7 +24,7 @@ NCCL_CONNECTIONS = 4
 """Ring and tree: about four peers' receive buffers per channel."""
 NCCL_CONNECTION_BYTES = 10 * MIB
 """LL, LL128 and Simple buffers of one connection: 10,485,760 bytes (NVIDIA/nccl issue 1685: 1.06 GB of context and NCCL
-before the first all-to-all on 8 H100). Linear in the channels, of which NCCL opens as many as the links need, and
+before the first all-to-all on 8 H100). Linear in the channels (NCCL opens as many as the links need), and
 constant beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.025, 1: 0.025, 2: 0.025, 3: 0.055}
@@ -204,7 +204,7 @@ def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> T
 
 
 def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
-    """CUDA context and NCCL, invisible to PyTorch's counters. On a CPU: a rank's process beside its tensors; unknown
+    """CUDA context and NCCL, invisible to PyTorch's counters. On a CPU: a rank's process without its tensors; unknown
     without a plan."""
     if cluster.gpu.is_cpu:
         return () if plan is None else _PROCESS.term(CPU_PROCESS_BYTES[plan.zero_stage])

@@ -160,7 +160,7 @@ class _Gathering:
 
         Modules call more often than there are tensors, so the prefetch runs ahead up to that limit (`ahead`), and
         the tensor that crosses it is gathered whole. With the default of 1e9 a smaller model is gathered as a whole
-        (`everything`). A prefetch of several tensors arrives in one flat buffer, which lives beside the copies made
+        (`everything`). A prefetch of several tensors arrives in one flat buffer, which lives with the copies made
         from it until its last tensor is used. NVMe is prefetched no further than the swap buffers reach. Source:
         partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
         `AllGatherCoalescedHandle.wait`.

@@ -71,7 +71,7 @@ class FlatGradients(GradientMemory):
         if self.tied_head:
             owned_last = self.large_head = 0  # a tied head is reduced at the end, with the embedding
         self.owned_last = owned_last
-        # earlier: elements left from earlier micro batches; held: alive beside a layer's while it runs backward.
+        # earlier: elements left from earlier micro batches; held: alive together with a layer's while it runs backward.
         if plan.zero_stage == 1:
             self.earlier = self.trainable if self.accumulates else 0
             self.held = max(self.earlier, self.large_head + owned_last)
@@ -221,7 +221,7 @@ _SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 _SYMBOLS_3 = {
     **GRADIENT_SYMBOLS,
     "piece": "one rank's part of a gradient on its way to the host",
-    "chunk": "elements of which the norm is taken at a time",
+    "chunk": "elements per partial norm",
     "waiting": "fp32 elements that wait on the GPU for their way to the disk",
     "shard": "one rank's shard of the largest tensor",
 }

@@ -318,7 +318,7 @@ def _second_copy(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms
     )
     blocks = sum(trained) + sum(frozen)
     if plan.pin_memory:
-        # A piece is allocated pageable first; in training the largest shows beside all that are pinned.
+        # A piece is allocated pageable first; in training the largest adds to all pinned ones.
         blocks = sum(map(pinned_block, trained + frozen)) + max(trained)
     return _SECOND_COPY.on_node(local_ranks, blocks, blocks=blocks)
 
@@ -329,7 +329,7 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 is built under `zero.Init`: only
     rank 0 reads the checkpoint, w P, and the shards go to their final place; a model that is built from scratch is
     sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor. A reference model is
-    loaded beside the policy, which is still on the host.
+    loaded while the policy is still on the host.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
     `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.

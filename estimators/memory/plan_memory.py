@@ -119,7 +119,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = allocator_overhead(plan, transient, expandable=expandable)
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     node = memory.node
-    # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
+    # A rank's own experts are copies; the list of parameters for the optimizer keeps the whole model alive.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
     part = of_rank(model, plan)
     inputs = checkpoint_terms(part, workload, plan, cluster.gpus_per_node)
@@ -305,7 +305,7 @@ class BatchIndependentMemory:
     @property
     def _reference_gathered(self) -> int:
         """Elements that the reference's own engine, or the policy without adapters, gathers in its forward pass, at
-        most, beside what is kept."""
+        most, without what is kept."""
         if not has_reference_model(self.sharded.tensors.workload):
             return max(0, self.gathered.reference - self.gathered.kept)
         own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
@@ -329,9 +329,9 @@ class BatchIndependentMemory:
     @cached_property
     def least_bytes(self) -> int:
         """The largest phase, without the loss's, which tiles change."""
-        beside = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
+        others = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
         loaded = (phase.allocated_bytes for phase in self.load)
-        return max(total_bytes(self.resident) + max(beside), *loaded, 0)
+        return max(total_bytes(self.resident) + max(others), *loaded, 0)
 
     def tiled_loss(self, tiles: int) -> Terms:
         """The loss's phase when it is computed tile by tile."""
@@ -373,10 +373,10 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     tokens, logits = tile_of_logits(model, workload, micro_batch_size), model.vocab_size
     head += _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
     head += hidden_gradient(model, workload, micro_batch_size)
-    beside = memory.phases
+    phases = memory.phases
     if workload.loss == "tiled":
         tiles = loss_tiles(model, workload, micro_batch_size)
-        beside = {**beside, "forward_backward_top": memory.tiled_loss(tiles)}
+        phases = {**phases, "forward_backward_top": memory.tiled_loss(tiles)}
     alive: dict[str, Terms] = {
         "forward_backward_top": saved + activations.loss_terms,
         "layer_backward": saved + activations.block_terms,
@@ -389,10 +389,10 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     }
     if model.module:
         alive |= _module_phases(memory, workload, plan, saved)
-    if "later_gradient_reduction" in beside:
+    if "later_gradient_reduction" in phases:
         alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - tensors.head))
     before = memory.resident + output_terms(model, workload, micro_batch_size)
-    return tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in beside.items())
+    return tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
 
 
 def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Plan, saved: Terms) -> dict[str, Terms]:

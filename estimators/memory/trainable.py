@@ -60,7 +60,7 @@ class TensorSet:
     """The head, or a copy of it, gets a gradient."""
     trains_embedding: bool
     copied: int
-    """Elements of whole modules that train as copies beside adapters."""
+    """Elements of modules that are fully trained as copies, in addition to adapters."""
     unread: int
     """Elements of originals that nothing computes with; a tied one is read until both uses have a copy."""
 
@@ -171,7 +171,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         trainable_layer=tuple(trainable_layer),
         viewed=sum(numel * block.count for numel, (_, block) in zip(viewed, blocks, strict=True)),
         viewed_layer=max(viewed, default=0),
-        # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
+        # A tied head may have tensors of its own, apart from the embedding (a masked model's transform, bias).
         head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
         embeddings=tuple(embeddings),
@@ -190,7 +190,7 @@ def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
 
 def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
     """Besides bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`): fused experts stored as (expert, out,
-    in), of which the grouped product reads the transpose (transformers 5.23 integrations/moe.py). gpt-oss stores them
+    in), and the grouped product reads the transpose (transformers 5.23 integrations/moe.py). gpt-oss stores them
     the other way round; an adapter's sum takes the tensor's place."""
     return (
         tensor.role == "expert" and len(tensor.shape) == 3 and not variant.gpt_oss_experts and not chosen.folds(tensor)

@@ -286,7 +286,7 @@ def _llama4_experts(c: Fields, dims: Dims) -> FeedForwardPart:
 
 
 def llama4(c: Fields) -> Body:
-    """The language model, and a tower of which samples of text use nothing."""
+    """The language model, and a vision tower that text samples do not use."""
     text = llama4_text(part(c, "text_config", "llama4_text"))
     at = "language_model."
     heads = decoder_heads(

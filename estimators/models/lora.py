@@ -115,7 +115,7 @@ class Adapters(NamedTuple):
         return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
 
     def folds(self, tensor: Tensor) -> bool:
-        """The adapter has no module beside it: every forward pass computes W + B A, a tensor as large as W.
+        """The adapter has no module of its own: every forward pass computes W + B A, a tensor as large as W.
 
         Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
         """
@@ -158,8 +158,8 @@ _NONE = Adapters(rank=0, modules=frozenset())
 
 
 class TrainedCopies(NamedTuple):
-    """Modules outside the layers that train whole beside adapters: copies, whose frozen originals stay where they
-    are."""
+    """Modules outside the layers that are fully trained in addition to adapters: copies, whose frozen originals stay
+    where they are."""
 
     embeddings: tuple[Tensor, ...] = ()
     heads: tuple[Tensor, ...] = ()
@@ -198,7 +198,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
             raise WorkloadError(
                 f"{model.name} has no embedding or output head named {wanted!r}",
                 why=f"outside its layers it has: {', '.join(name.rpartition('.')[2] for name in outside)}",
-                fix="name one of these in --modules-to-save; no other module is predicted as trained beside adapters",
+                fix="name one of these in --modules-to-save; no other module is predicted as fully trained",
             )
         chosen |= found
     copies = [tensor._replace(name=f"{name}.modules_to_save.default.weight") for name, tensor in chosen.items()]
@@ -214,7 +214,7 @@ def trains_head(model: ModelShape, workload: Workload) -> bool:
 
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
-    """The layers to name in a model of which peft cannot adapt all that are linear; None for another."""
+    """The layers to name where peft cannot adapt every linear layer of the model; None where it can."""
     return ("q_proj", "k_proj", "v_proj", "o_proj") if family_of(model).pair_router else None
 
 

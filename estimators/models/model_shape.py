@@ -76,7 +76,7 @@ class Attention(NamedTuple):
     gated: bool = False
     """The output is multiplied by a sigmoid of what the query projection gives besides the queries."""
     chunk: int = 0
-    """Linear attention by the gated delta rule, over chunks of so many tokens; 0: softmax attention. Then `heads` are
+    """Linear attention by the gated delta rule: tokens per chunk; 0: softmax attention. Then `heads` are
     those of values, and `kv_heads` those of queries and keys."""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0

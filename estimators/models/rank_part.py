@@ -10,7 +10,7 @@ experts and all else are on every rank. A token travels to the ranks of its expe
 Source: transformers 5.23 `base_model_tp_plan` of each configuration and `_tp_plan` of each model; deepspeed 0.19.8
 runtime/engine.py `_apply_autotp_partitioning`, module_inject/layers.py, module_inject/auto_ep_layer.py,
 moe/ep_experts.py, moe/ep_repack.py, module_inject/auto_ep_presets/. Not covered: adapters; gates that clamp; heads of
-keys and values that the ranks do not divide, of which some ranks then get more.
+keys and values whose number is not divisible by the ranks (some ranks then hold more).
 """
 
 from __future__ import annotations

@@ -97,9 +97,9 @@ at most (`max_pixels`)."""
 
 
 def qwen2_5_vl(c: Fields) -> Body:
-    """A tower of which most layers attend within windows, a merger of patches, and Qwen2's decoder.
+    """A vision tower (most of its layers attend within windows), a merger of patches, and Qwen2's decoder.
 
-    The language model's fields stand in `text_config` or, in older files, beside `vision_config`.
+    The language model's fields are in `text_config` or, in older files, at the level of `vision_config`.
     """
     text, vision = c.section("text_config") or c, part(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
     body = qwen2(text)
@@ -144,7 +144,7 @@ def qwen2_5_vl(c: Fields) -> Body:
 
 
 def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
-    """A language model with a tower of which samples of text use nothing: all its tensors stand outside the blocks."""
+    """A language model with a vision tower that text samples do not use: its tensors are outside the blocks."""
     return combine(c, text, (), idle_tensors(tower), patches=1, tied=tied)._replace(
         encoder_len_fixed=None, idle_tower=True
     )
@@ -274,7 +274,7 @@ def combine(
     tied: bool = True,
     image: ImageSize | None = None,
 ) -> Body:
-    """The vision tower and the projector beside the language model, under one base model.
+    """The vision tower, the projector and the language model, under one base model.
 
     tied: the class's default of `tie_word_embeddings`.
     """

@@ -66,7 +66,7 @@ class Code(IntEnum):
     SYNCHRONIZE = 4
     """(event, 0): the host goes on after the event; ALL_STREAMS: after everything issued so far."""
     CALL = 5
-    """(call, count): the host is busy with something so many times; an index into `Schedule.calls`."""
+    """(call, count): the host executes a call `count` times; call: an index into `Schedule.calls`."""
 
 
 ALL_STREAMS = -1
@@ -89,7 +89,7 @@ class Schedule:
 
 
 WIDENED = 2
-"""What is copied may have up to so many times the bytes that it was reduced in: fp32 of 16 bits."""
+"""Largest ratio of the bytes of a copied tensor to those of its reduction: fp32 to 16 bits."""
 
 
 @dataclass(slots=True)

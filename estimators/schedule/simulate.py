@@ -1,9 +1,9 @@
 """A recorded step played in time: how long it takes, what bounds it, what overlaps.
 
-The host thread issues the recorded entries one after the other and each takes it its time (`HostCosts`); streams run
-what they were given beside it (`streams`), and a synchronisation makes the host wait for them. The step ends when all
-is done. What bounds it is the critical path: from the end back, every span or stretch of the host that the next one
-had to wait for. The terms of the answer are the parts of that path, so they add up to the step; what ran beside it is
+The host thread issues the recorded entries one after the other, and each takes host time (`HostCosts`). Streams run
+concurrently with it (`streams`), and a synchronisation makes the host wait for them. The step ends when all is done.
+What bounds it is the critical path: from the end back, every span or stretch of the host that the next one had to wait
+for. The terms of the answer are the parts of that path, so they add up to the step; what ran concurrently is
 `hidden_s`.
 
 On a CPU as the device the host thread computes what it issues, collectives and copies included.
@@ -211,7 +211,7 @@ class _Simulation:
         return f"{self.phase_of[span]}: {self.names[self.streams.spans[span].operation]}"
 
     def _busy(self) -> dict[str, float]:
-        """Seconds of work by name, whatever ran beside it."""
+        """Seconds of work by name, whether or not it was hidden."""
         busy = defaultdict[str, float](float)
         for number, span in enumerate(self.streams.spans):
             busy[self._name(number)] += span.ends_s - span.begins_s
@@ -241,7 +241,7 @@ class _Simulation:
 
 
 def name_of(operation: RecordedOperation) -> str:
-    """What a term calls the operation, beside its phase."""
+    """The operation's name in a term, without its phase."""
     kind = operation.kind
     if kind == "collective":
         words = {
@@ -275,7 +275,7 @@ def lane_of(operation: RecordedOperation) -> Lane | None:
 
 
 def contention(operation: RecordedOperation) -> float:
-    """The part by which a collective and the kernels beside it take longer while they run together."""
+    """The part by which a collective and concurrent kernels slow each other down."""
     if operation.kind != "collective":
         return 0.0
     scattered = "allgather" in operation.name or "scatter" in operation.name

@@ -1,8 +1,8 @@
 """Streams of a GPU in time: what was issued to each runs in order, and what runs at the same moment shares its lane.
 
 A discrete-event simulation. Between two moments at which something begins or ends, every running operation progresses
-at a constant rate: operations on the same lane share it equally, and kernels beside a collective lose a part of their
-speed to it.
+at a constant rate: operations on the same lane share it equally, and kernels that run during a collective lose a part
+of their speed to it.
 """
 
 from __future__ import annotations

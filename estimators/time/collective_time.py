@@ -6,7 +6,7 @@ what one GPU's link carries inside.
 
 Collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all parameters):
 
-    stage 0     all-reduce of e Pt after the last backward pass, nothing beside it (runtime/engine.py
+    stage 0     all-reduce of e Pt after the last backward pass, not overlapped (runtime/engine.py
                 `allreduce_gradients`, `buffered_allreduce_fallback`)
     stage 1     the same volume by buckets, in the last backward pass; all-gather of e Pt after the step
     stage 2     the all-reduce in every backward pass; all-gather as stage 1. Buckets are all-reduced although each rank
@@ -23,8 +23,8 @@ Collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all paramet
                 at all where one rank alone keeps them (stage3.py `reduce_independent_p_g_buckets_and_remove_grads`)
 
 With `overlap_comm` stages 1 and 2 overlap with the backward pass from the first full bucket on. The last bucket and
-the embedding, whose gradient comes last, are never hidden. Stage 3 reduces and gathers beside the pass too
-(partitioned_param_coordinator.py `fetch_sub_module`). The embedding is gathered first, beside nothing. After the
+the embedding, whose gradient comes last, are never hidden. Stage 3 overlaps reductions and gathers with the pass too
+(partitioned_param_coordinator.py `fetch_sub_module`). The embedding is gathered first, without overlap. After the
 step each tensor that stage 3 keeps whole is gathered by itself (stage3.py `_post_step`).
 """
 
@@ -74,7 +74,7 @@ hosts and 2 us on AMD's (tuning.cc `getNetOverhead`); the mean of the two."""
 CONTENTION = 0.3
 """Slowdown of kernels and a collective that run together: L seconds of collectives and G of kernels take max(G, L) +
 CONTENTION min(G, L). Fitted. Published: kernels are slowed by 19 % on average and up to 40 % (arXiv:2507.03114, A100,
-H100, MI250); a product beside an all-gather falls from 80 to 47 % of an H100's peak (NVIDIA developer forum 337991)."""
+H100, MI250); a product during an all-gather falls from 80 to 47 % of an H100's peak (NVIDIA developer forum 337991)."""
 
 
 PREFETCH_HIDDEN = 0.48

@@ -9,7 +9,7 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     a. the gradient of its input, T x out times out x in                                   2 in out
     b. the gradient of its weight, unless the weight is frozen (LoRA)                      2 in out
  3. LoRA adds to a layer of rank r, forward                                                2 r (in + out)
-    and twice that backward. Where peft has no layer to put an adapter beside (fused experts, a router), it
+    and twice that backward. Where peft has no linear layer to wrap (fused experts, a router), it
     computes W + B A, for all tokens together
     a. forward                                                                             2 r in out
        and for the E experts, each with its own r, once more to check the result           2 r in out

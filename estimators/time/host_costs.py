@@ -120,7 +120,7 @@ REFERENCE = HostCosts(
     launch_s=4e-6,
 )
 """On the reference core. `launch_s`: cudaLaunchKernel takes 3 to 5 us of the calling thread (NVIDIA developer blog,
-"Getting Started with CUDA Graphs", 2019: 3.8 us a launch beside kernels of 2.9 us)."""
+"Getting Started with CUDA Graphs", 2019: 3.8 us per launch with kernels of 2.9 us)."""
 
 
 def host_costs(cluster: Cluster) -> HostCosts:

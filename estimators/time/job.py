@@ -43,7 +43,7 @@ class Job:
     """Evaluation batch size per GPU; None: the training's."""
 
     def __post_init__(self) -> None:
-        assert (self.samples is None) != (self.tokens is None), "a job is so many samples or so many tokens"
+        assert (self.samples is None) != (self.tokens is None), "a job has a number of samples or of tokens"
         assert not self.lengths or sum(each.samples for each in self.lengths) == self.samples
 
     def samples_in_all(self, seq_len: int) -> float:

@@ -43,7 +43,7 @@ BF16_MASTERS_SAVE_BYTES = 18
 clipping 4, the weight 2. Counted as the others."""
 
 KEPT_STEP_BYTES = 86
-"""Bytes per parameter of a step on the GPU beside an offloaded one, by torch's AdamW (torch 2.13 optim/adam.py
+"""Bytes per parameter of the GPU's part of a partly offloaded step, by torch's AdamW (torch 2.13 optim/adam.py
 `_multi_tensor_adam`, by kernel: 12 + 8 + 12 + 8 + 8 + 8 + 16), unscaling and clipping 8, the 16-bit weight 6."""
 
 KEPT_BF16_STEP_BYTES = 44

@@ -17,7 +17,7 @@ reduces the next bucket, for which all others wait (`reduce_ipg_grads`). There t
 
     elements copied in turn = Pt min(1, Pr / b)            Pt trained, Pr those of one rank, b at most Pt
 
-The host then steps its part, after the backward pass and beside nothing. It reads the gradient, the master and the
+The host then steps its part, after the backward pass and without overlap. It reads the gradient, the master and the
 states, and writes master and states; before that it unscales and clips the gradient (m + m), afterwards it casts the
 master to 16 bits (m + 2):
 
@@ -84,7 +84,7 @@ def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: flo
     """Seconds of a GPU's copy to or from the host while its neighbours copy too. alone: share of the bytes that it
     copies while they wait."""
     rate = (cluster.gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) * (PINNED_SHARE if pinned else PAGEABLE_SHARE)
-    if cluster.gpu.is_cpu:  # a copy in the memory of which each rank was given its part
+    if cluster.gpu.is_cpu:  # a copy within host memory, whose bandwidth the ranks share
         return size_bytes / rate * (1 - alone + alone / cluster.gpus_per_node)
     sharing = 2 if cluster.gpus_per_node > GPUS_PER_UPLINK else 1
     return size_bytes / rate * (alone + (1 - alone) * sharing)

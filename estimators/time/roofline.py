@@ -72,7 +72,7 @@ Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 %
 #10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use.
 B200 31, 41 and 48 % at 1k, 2k and 4k keys (Dao-AILab/flash-attention #2605), which is 0.53 with the keys below. Ada as
 Ampere; Volta and Turing run torch's memory-efficient kernel, taken as half. Where the tensor cores run at half rate,
-the exponentials beside them hold up less: torch's kernel reaches 89 % of an RTX 5090's peak at 8192 keys (gau-nernst,
+the exponentials limit less: torch's kernel reaches 89 % of an RTX 5090's peak at 8192 keys (gau-nernst,
 "Writing Speed-of-Light Flash Attention for 5090").
 """
 

@@ -104,7 +104,7 @@ _INPUTS_TO_HOST = "layer inputs to host"
 
 
 def _forward_links(step: Step, passes: Passes) -> list[TimeTerm]:
-    """Transfers beside forward passes, and exchanges between layers in all passes."""
+    """Transfers during forward passes, and exchanges between layers in all passes."""
     transfers = Transfers()
     transfers.shown += [
         *exchanges(step),

@@ -1,4 +1,4 @@
-"""Transfers over the links beside a pass: gradients, gathered weights, activations; and how much of them the pass
+"""Transfers over the links during a pass: gradients, gathered weights, activations; and how much of them the pass
 hides."""
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .step import Step
 
 @dataclass(slots=True)
 class Transfers:
-    """Transfers beside one kind of pass, all micro batches together."""
+    """Transfers during one kind of pass, all micro batches together."""
 
     shown: list[TimeTerm] = field(default_factory=list)
     """Transfers that nothing hides."""
     carried: list[TimeTerm] = field(default_factory=list)
     """Transfers that the pass may hide, each in the same proportion."""
     alone_s: float = 0.0
-    """The part of `carried` without a pass beside it: the last reduction, the first gather."""
+    """The part of `carried` that no pass overlaps: the last reduction, the first gather."""
     before: float = 0.0
     """Share of the pass before the first reduction, while its bucket fills."""
 
@@ -40,8 +40,8 @@ class Transfers:
         self.alone_s += alone * sum(term.seconds for term in terms)
 
     def terms(self, pass_s: float, *, hidden_share: float, idle_s: float = 0.0) -> list[TimeTerm]:
-        """Terms of what the pass does not hide; it hides `hidden_share` of what runs beside it. idle_s: seconds of the
-        pass in which the GPU waits for the host."""
+        """Terms of what the pass does not hide; it hides `hidden_share` of the concurrent transfers. idle_s: seconds of
+        the pass in which the GPU waits for the host."""
         total = sum(term.seconds for term in self.carried)
         if not total or not hidden_share:
             return self.shown + self.carried
@@ -248,7 +248,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
 
 
 def gather_forward(step: Step, transfers: Transfers) -> None:
-    """The embedding is gathered first, beside nothing."""
+    """The embedding is gathered first, without overlap."""
     n, tensors = step.micro_batches, step.tensors
     trained = step.trained * step.element / collective.gathered_bytes(tensors, step.workload)
     first = tensors.embedding / tensors.numel
@@ -296,7 +296,7 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
     if plan.offload_param != "none":
         ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
         per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
-        # DeepSpeed's host waits for each copy before it launches what runs beside it (`_all_gather_dtype`); FSDP's goes
+        # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's goes
         # on (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
         from_host = step.host_link_term("weights from host", per_rank, formula, "passes weights N", **own)
         (transfers.shown if step.zero3 else carried).append(from_host)

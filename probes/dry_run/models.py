@@ -125,7 +125,7 @@ def from_config(
         stage = (run.config.get("zero_optimization") or {}).get("stage", 0)
         reentrant = stage == 3 and workload.checkpoints_reentrantly(stage)
         _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs, reentrant=reentrant)
-        # Reentrant with peft, or nothing below the first layer has a gradient; TRL always calls it beside adapters.
+        # Reentrant with peft, or nothing below the first layer has a gradient; TRL always calls it with adapters.
         if workload.method != "full" and (_is_reentrant(model) or workload.framework == "trl"):
             model.enable_input_require_grads()
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)

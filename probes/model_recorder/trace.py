@@ -367,7 +367,7 @@ def _own_functions(trace: Trace, operations: _Operations) -> Iterator[None]:
 
 @contextmanager
 def _attention(functions: _Functions) -> Iterator[None]:
-    """Record the attention of torch's own Python functions too, inside of which no mode sees functions."""
+    """Record the attention of torch's own Python functions too: no mode sees the functions inside them."""
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         return (_ATTENTION if functions.operations.is_paused else functions.attend)(*args, **kwargs)

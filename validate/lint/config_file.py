@@ -1,4 +1,4 @@
-"""The file of a configuration: reading it, and editing its text in place with a copy of the old one beside it.
+"""The file of a configuration: reading it, and editing its text in place with a copy of the old one in the same folder.
 
 Edits change only the characters that must change, so that order and layout stay.
 """
@@ -120,7 +120,7 @@ def correct(
 
     The text goes to the place of the file, the old bytes to FILE.bak (or .bak.1, ...). No existing file is overwritten
     with the copy, and no link is followed for it; where the file itself is a link, its target is corrected and the
-    copy is beside the target.
+    copy is in the target's folder.
 
     Raises ConfigFileError where either cannot be written; the file then is unchanged.
     """
@@ -137,7 +137,7 @@ def correct(
         replace_file(target, text)
     except OSError as problem:
         raise ConfigFileError(
-            f"cannot write beside or to {file.path}: {problem.strerror}",
+            f"cannot write to {file.path} or its folder: {problem.strerror}",
             why="the file is unchanged",
             fix="leave --fix out, or correct a copy in a folder that you may write to",
         ) from problem

@@ -184,7 +184,7 @@ def _as_read(node: DocumentNode, framework: Framework) -> Any:
 
 
 def _first_tuned(values: Any) -> Any:
-    """With `autotuning` on, a list in zero_optimization is a choice, of which the autotuner tries every member
+    """With `autotuning` on, a list in zero_optimization is a choice; the autotuner tries every member
     (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs); the first of each is checked."""
     tuned, zero = (values.get("autotuning"), values.get("zero_optimization")) if isinstance(values, dict) else ({}, {})
     if not (isinstance(tuned, dict) and tuned.get("enabled") is True and isinstance(zero, dict)):

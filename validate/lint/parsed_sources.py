@@ -26,8 +26,8 @@ class ParsedSources:
     def _constants(self) -> dict[str, Any]:
         """Every module-level NAME = literal of the files and of the `constants.py` in their folders."""
         constants: dict[str, Any] = {}
-        beside = {f"{Path(name).parent}/constants.py" for name in self.trees} - set(self.trees)
-        modules = [tree for name in sorted(beside) if (tree := parse(self.folder / name)) is not None]
+        missing = {f"{Path(name).parent}/constants.py" for name in self.trees} - set(self.trees)
+        modules = [tree for name in sorted(missing) if (tree := parse(self.folder / name)) is not None]
         for tree in (*modules, *self.trees.values()):
             for name, value in assignments(tree):
                 if (known := literal(value, constants)) is not UNKNOWN:

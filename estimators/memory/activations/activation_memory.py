@@ -150,7 +150,7 @@ def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
 
 
 class ModuleMoments(NamedTuple):
-    """The largest moments of a module's passes, beside what it saves: bytes, negative where less is left of that."""
+    """The largest moments of a module's passes, without what it saves: bytes, negative where less is left of that."""
 
     forward: int | None
     """Until the last weight has been read."""

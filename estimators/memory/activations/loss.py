@@ -170,7 +170,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     if workload.loss in _IN_16_BITS:
         formulas = _IN_16_BITS[workload.loss]
-        if not workload.uses_trainer:  # the loop's output holds these logits, capped ones beside their gradient
+        if not workload.uses_trainer:  # the loop's output holds these logits, and capped ones with their gradient
             formulas = tuple(each for each in formulas if each.name != "logits")
             cap = (*cap, *cap, *hidden_gradient(model, workload, micro_batch_size))
         return tuple(part for formula in formulas for part in formula.term(w * tokens * v, **inputs)) + cap
@@ -265,8 +265,8 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
 
 
 _KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
-"""Versions of transformers since which the 16-bit logits stay beside their fp32 copy, and labels are padded instead of
-slicing the logits."""
+"""Versions of transformers since which the 16-bit logits stay alive with their fp32 copy, and labels are padded
+instead of slicing the logits."""
 
 
 def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:

@@ -163,7 +163,7 @@ class Ops(NamedTuple):
 
 
 def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *, heads: int = 1) -> Value:
-    """One norm over the last dimension, of which a row has `heads`.
+    """One norm over the last dimension; a row has `heads` of them.
 
     layer:        torch's own LayerNorm: the input, a mean and a reciprocal deviation per row.
     rms:          Llama: x in fp32 squared and scaled, cast back, times the weight.

@@ -280,7 +280,7 @@ class AutogradGraph:
 
 
 class WeightsInPass(NamedTuple):
-    """What the backward pass of a module makes and releases beside activations."""
+    """What the backward pass of a module makes and releases in addition to activations."""
 
     width: int = 0
     """Bytes per element of a gradient while it is made."""
