@@ -11,14 +11,17 @@ failure of these must not make the script fail.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import functools
+import gc
 import importlib.util
 import os
 import resource
 import runpy
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -61,12 +64,33 @@ def main() -> None:
     try:
         _run(given)
     except SystemExit as error:
-        events.note({"end": 0 if error.code is None else error.code if isinstance(error.code, int) else 1})
-        raise
+        code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        events.note({"end": code})
+        if code:
+            raise
     except BaseException as error:
         events.note({"error": _description(error)})
         raise
-    events.note({"end": 0})
+    else:
+        events.note({"end": 0})
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        _end_without_finalization()
+
+
+def _end_without_finalization() -> None:
+    """End this process with exit code 0, after what Python does for a script before it finalizes itself: it waits for
+    threads, calls the exit handlers, and deletes the script's objects.
+
+    Threads of gloo now and then abort the rest (SIGABRT, "terminate called without an active exception"). The launcher
+    would then end the other ranks and report that a training failed which made all its steps.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the script may have closed it
+            stream.flush()
+    os._exit(0)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

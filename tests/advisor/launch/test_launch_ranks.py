@@ -99,6 +99,33 @@ def test_the_wrapper_records_how_the_script_ended(tmp_path: Path, body: str, cod
     assert ("Traceback" in printed) is (code == 1)
 
 
+ABORTS = """
+import atexit, ctypes, sys, threading, time
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.abort, None, None)
+threading.Thread(target=lambda: time.sleep(0.5) or print("thread")).start()
+atexit.register(print, "handler")
+class Kept:
+    def __del__(self):
+        print("object")
+kept = Kept()
+kept.itself = kept
+"""
+
+
+@pytest.mark.parametrize("last", ["", "sys.exit()"])
+def test_an_abort_after_the_end_of_the_script_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """On the CPU, where gloo's threads now and then abort the finalization of Python: what the script leaves to its end
+    is done before."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    (tmp_path / "train.py").write_text(ABORTS + last)
+    printed, notes = as_rank(tmp_path, "--folder", "log", "train.py")
+    assert sorted(printed.split()) == ["handler", "object", "thread"]
+    assert notes[-1]["end"] == 0
+
+
 @pytest.mark.parametrize("case", ["full disk", "no folder"])
 def test_records_that_cannot_be_written_do_not_matter(tmp_path: Path, case: str) -> None:
     """The script runs to its end; without a folder its output goes where it would go without a launch."""
