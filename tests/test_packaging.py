@@ -13,7 +13,7 @@ import ds_advise
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-NOT_PACKAGED = ("tests", "benchmarks", "docs")
+NOT_PACKAGED = ("tests", "benchmarks")
 
 
 STRAY = ("ds_config.json", "train.py", "estimators/data/rows.csv", "validate/lint/ds_config.json")
@@ -26,8 +26,12 @@ def _tracked_files() -> set[str]:
         path
         for path in listing.splitlines()
         if path.split("/")[0] not in NOT_PACKAGED
-        and path.endswith((".py", ".json", ".jsonl", ".csv", ".css", ".html", ".js", ".mjs", ".svg", ".po", "py.typed"))
+        and path.endswith(
+            (".py", ".json", ".jsonl", ".csv", ".css", ".html", ".js", ".mjs", ".svg", ".po", "py.typed", ".md")
+        )
         and path != "setup.py"
+        and (not path.endswith(".md") or "/" in path)
+        and not path.startswith("docs/pictures")
     }
 
 

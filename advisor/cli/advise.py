@@ -232,5 +232,7 @@ def rent(model: str, question: dict[str, Any], all_offers: bool, output: Output,
     from ..rent.report import render
 
     advice = rent_advice(model, **question, **limits, say=output.say)
-    output.show(advice.figures, lambda console: render(advice, console, all_offers=all_offers))
+    output.show(
+        lambda: advice.figures(all_offers=all_offers), lambda console: render(advice, console, all_offers=all_offers)
+    )
     return 0 if advice.recommended is not None else 1

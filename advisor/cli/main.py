@@ -43,6 +43,7 @@ COMMANDS = {
     "history": ("machine:history", "List, export or remove measurements."),
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
     "page": ("page:page", "Open the what-if page in the browser, or build it for a web server."),
+    "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
     "from": ("config_files:from_file", "Check a configuration of another tool, and write a better one in its format."),
 }
 """Command -> (module of this folder and function, summary). The module is imported when its command runs."""

@@ -136,7 +136,7 @@ class RentFigures:
     recommended: OfferFigures | None
     """The cheapest in time and within the budget; with a budget alone the fastest."""
     offers: tuple[OfferFigures, ...]
-    """By rising cost."""
+    """By rising cost: those that no other beats, or with --all every one."""
     left_out: tuple[LeftOut, ...]
     basis: tuple[str, ...]
     """Sentences on how much is trained."""
@@ -185,8 +185,8 @@ class RentAdvice:
             return min(possible, key=lambda offer: offer.figures.duration_s, default=None)
         return next(iter(possible), None)
 
-    def figures(self) -> RentFigures:
-        """The advice as JSON."""
+    def figures(self, *, all_offers: bool) -> RentFigures:
+        """The advice as JSON, with every offer or those of the Pareto front."""
         oldest, newest = self.table.dates or ("", "")
         chosen = self.recommended
         return from_attributes(
@@ -198,7 +198,7 @@ class RentAdvice:
             oldest_price=oldest,
             newest_price=newest,
             recommended=None if chosen is None else chosen.figures,
-            offers=tuple(offer.figures for offer in self.offers),
+            offers=tuple(offer.figures for offer in (self.offers if all_offers else self.front)),
         )
 
 

@@ -67,6 +67,8 @@ COMMANDS = {
     "ds-advise check configs/ds_config*.json": How(
         elsewhere="a step of somebody's workflow; test_check.py runs the like"
     ),
+    "ds-advise mcp": How(elsewhere="test_mcp.py"),
+    "ds-advise mcp --skill > ~/.claude/skills/ds-advise/SKILL.md": How(elsewhere="test_mcp.py"),
     "ds-advise page": How(elsewhere="test_page_server.py"),
     "ds-advise page --build site": How(elsewhere="needs a network; test_page_build.py builds from a file"),
     "python3 -m http.server --directory site 8000": How(elsewhere="serves until it is stopped"),

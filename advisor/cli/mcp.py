@@ -1,0 +1,226 @@
+"""`ds-advise mcp`: the commands as tools of the Model Context Protocol, and the manual as its resources.
+
+Nothing is declared twice. A tool's name, description and arguments are those of its command, its result is what the
+command prints with --json, and the schemas of the results are those of `ds-advise schema`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from ... import __version__
+from .options import DEBUG
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+
+TOOLS = ("advise", "explain", "lint", "check", "compare", "from", "rent", "checkpoint", "doctor")
+"""Commands that answer from files and arithmetic, without a training or a file that nobody asked for."""
+
+_PACKAGE = Path(__file__).parents[2]
+_SKILL = Path(__file__).with_name("SKILL.md")
+
+_WRITES = ("destination", "html", "plot", "to_hf")
+"""Parameters that name a file to write."""
+
+_WITHHELD = frozenset(
+    (
+        *("as_json", "quiet", "debug", "no_write", "details", "markdown", "language", "report"),  # forms of the answer
+        *("force", "fix"),  # would replace a file of the user's
+        *("probe", "advise budget"),  # a run on this machine's GPUs
+    )
+)
+"""Parameters that no tool has, or not that of one command."""
+
+_TYPES: Mapping[str, dict[str, Any]] = {
+    "N": {"type": "integer", "minimum": 1},
+    "N|max": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "max"}]},
+    "boolean": {"type": "boolean"},
+    "float": {"type": "number"},
+}
+"""JSON Schema by the name of Click's type; all others are text."""
+
+
+@click.command()
+@click.option("--skill", is_flag=True, help="Print the skill, a page that tells an agent when and how to ask. Exit.")
+@DEBUG
+def mcp(skill: bool) -> int:
+    """Serve advise, explain, lint, check, compare, from, rent, checkpoint and doctor to an agent on stdin and stdout.
+
+    The agent's program starts it: name `ds-advise mcp` where it lists its MCP servers. The tools have the arguments of
+    the commands and return their JSON; the manual is served as resources. Files are written only where an argument
+    names one, and none is replaced.
+
+    \b
+    ds-advise mcp --skill > ~/.claude/skills/ds-advise/SKILL.md
+
+    Exit code: 0, or 2 if it cannot start.
+    """
+    if skill:
+        click.echo(_SKILL.read_text(encoding="utf-8"), nl=False)
+        return 0
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    served = server()
+
+    async def serve() -> None:
+        async with stdio_server() as (reading, writing):
+            await served.run(reading, writing, served.create_initialization_options())
+
+    anyio.run(serve)
+    return 0
+
+
+def server() -> Server[Any]:
+    """The server, which needs a transport to run. Raises ModuleNotFoundError without the package `mcp`."""
+    import anyio
+    from mcp import MCPError, types
+    from mcp.server import Server
+
+    from .main import program
+
+    commands = {name: cast("click.Command", program.get_command(click.Context(program), name)) for name in TOOLS}
+    resources = _resources()
+
+    async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=name,
+                    description=_description(command),
+                    input_schema=input_schema(command),
+                    annotations=types.ToolAnnotations(
+                        read_only_hint=not any(each.name in _WRITES for each in command.params),
+                        destructive_hint=False,
+                        open_world_hint=False,
+                    ),
+                )
+                for name, command in commands.items()
+            ]
+        )
+
+    async def call_tool(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name not in commands:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are {', '.join(TOOLS)}")
+        try:
+            words = command_line(params.name, commands[params.name], params.arguments or {})
+            # A process of its own: a client that cancels ends it, and nothing it prints reaches the protocol's stream.
+            program = [sys.executable, "-P", "-m", "ds_advise", *words]
+            done = await anyio.run_process(program, stdin=subprocess.DEVNULL, check=False)
+        except ValueError as error:  # an unknown argument, or a null character in a value
+            return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
+        printed, said = (stream.decode(errors="replace").strip() for stream in (done.stdout, done.stderr))
+        try:
+            form: Any = json.loads(printed)
+            printed = json.dumps(form, separators=(",", ":"))
+        except ValueError:  # the rules of lint are listed as text
+            form = None
+        return types.CallToolResult(
+            content=[types.TextContent(text=text) for text in (printed, said) if text],
+            structured_content=form if isinstance(form, dict) else None,
+            is_error=done.returncode not in (0, 1),
+        )
+
+    async def list_resources(_context: Any, _params: Any) -> types.ListResourcesResult:
+        return types.ListResourcesResult(
+            resources=[types.Resource(uri=uri, name=title) for uri, (title, _) in resources.items()]
+        )
+
+    async def read_resource(_context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        if params.uri not in resources:
+            raise MCPError(types.INVALID_PARAMS, f"there is no resource {params.uri}")
+        text = resources[params.uri][1]()
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text)])
+
+    return Server(
+        "ds-advise",
+        version=__version__,
+        instructions=_SKILL.read_text(encoding="utf-8").partition("\n---\n")[2].strip(),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_read_resource=read_resource,
+    )
+
+
+def input_schema(command: click.Command) -> dict[str, Any]:
+    """The JSON Schema of a tool's arguments: the command's parameters under their Python names."""
+    shown = _parameters(command)
+    return {
+        "type": "object",
+        "properties": {name: _schema(each) for name, each in shown.items()},
+        "required": [name for name, each in shown.items() if each.required],
+        "additionalProperties": False,
+    }
+
+
+def command_line(name: str, command: click.Command, arguments: Mapping[str, Any]) -> list[str]:
+    """The words of the command line for a tool's arguments. Raises ValueError for an argument that it does not have."""
+    shown = _parameters(command)
+    if unknown := sorted({*arguments} - {*shown}):
+        raise ValueError(f"there is no argument {unknown[0]!r}; there are {', '.join(shown)}")
+    given = [(shown[each], arguments[each]) for each in shown if arguments.get(each) not in (None, False)]
+    options = [
+        each.opts[-1] if value is True else f"{each.opts[-1]}={value}"
+        for each, value in given
+        if isinstance(each, click.Option)
+    ]
+    if "destination" not in arguments and any(each.name == "no_write" for each in command.params):
+        options.append("--no-write")
+    words = [value if isinstance(value, list) else [value] for each, value in given if isinstance(each, click.Argument)]
+    return [name, "--json", *options, "--", *map(str, chain(*words))]
+
+
+def _parameters(command: click.Command) -> dict[str, click.Parameter]:
+    """The parameters that a tool has."""
+    return {
+        each.name: each
+        for each in command.params
+        if each.name
+        and not {each.name, f"{command.name} {each.name}"} & _WITHHELD
+        and not (isinstance(each, click.Option) and each.hidden)
+    }
+
+
+def _schema(parameter: click.Parameter) -> dict[str, Any]:
+    kind = parameter.type
+    if isinstance(kind, click.Choice):
+        form: dict[str, Any] = {"type": "string", "enum": [*kind.choices]}
+    else:
+        form = dict(_TYPES.get(kind.name, {"type": "string"}))
+    if parameter.nargs != 1:
+        form = {"type": "array", "items": form}
+    form["description"] = parameter.help if isinstance(parameter, click.Option) else parameter.metavar
+    if isinstance(parameter.default, str | int | float) and parameter.name not in _WRITES:
+        form["default"] = parameter.default
+    return form
+
+
+def _description(command: click.Command) -> str:
+    """The command's help without the examples of command lines."""
+    return "\n\n".join(part for part in inspect.cleandoc(command.help or "").split("\n\n") if not part.startswith("\b"))
+
+
+def _resources() -> dict[str, tuple[str, Callable[[], str]]]:
+    """Title and text of every resource by its address: the pages of the manual, and the schemas of the results."""
+    from .schema import schema_of_command
+
+    found: dict[str, tuple[str, Callable[[], str]]] = {}
+    for page in sorted((_PACKAGE / "docs").glob("*.md")):
+        title = page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        found[f"ds-advise://manual/{page.stem}"] = title, partial(page.read_text, encoding="utf-8")
+    for name in TOOLS:
+        title = f"JSON Schema of the result of {name}"
+        found[f"ds-advise://schema/{name}"] = title, lambda name=name: json.dumps(schema_of_command(name))  # type: ignore[misc]
+    return found

@@ -1,0 +1,90 @@
+"""`ds-advise mcp` answers the protocol's own client as the command line answers a user."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import ds_advise
+import pytest
+from ds_advise.advisor.cli.main import run
+
+from tests.advisor.schemas.validator import wrong
+
+mcp = pytest.importorskip("mcp")
+anyio = pytest.importorskip("anyio")
+
+ASKED = {"model": "Qwen2.5-14B", "gpus": "2x32GB", "offline": True, "no_deepspeed_estimate": True}
+
+
+def with_client(folder: Path, task: Callable[[Any], Awaitable[Any]]) -> Any:
+    """The task's result with a client that has started the server in the folder."""
+    from mcp.client.stdio import StdioServerParameters
+
+    root = str(Path(ds_advise.__file__).parents[1])
+    started = StdioServerParameters(
+        command=sys.executable, args=["-m", "ds_advise", "mcp"], cwd=folder, env={"PYTHONPATH": root}
+    )
+
+    async def connected() -> Any:
+        async with mcp.Client(started) as client:
+            return await task(client)
+
+    return anyio.run(connected)
+
+
+def test_a_tool_answers_as_the_command_and_writes_only_the_file_that_it_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arguments of every kind; a file with other contents is not replaced."""
+
+    async def task(client: Any) -> list[Any]:
+        tool = client.call_tool
+        answers = [await tool("advise", ASKED | {"seq_len": "max", "lora_rank": 4, "method": "lora"})]
+        assert list(tmp_path.iterdir()) == []
+        answers += [await tool("advise", ASKED | {"destination": "out.json"})]
+        answers += [await tool("advise", ASKED | {"destination": "out.json", "gpus": "8x80GB"})]
+        answers += [await tool("check", {"config_files": ["out.json", "out.json"]})]
+        return [*answers, await tool("lint", {"config_file": "none.json"}), await tool("lint", {"nonsense": 1})]
+
+    longest, written, again, checked, missing, unknown = with_client(tmp_path, task)
+    assert run(["mcp", "--skill"]) == 0 and capsys.readouterr().out.startswith("---\nname: ds-advise\n")
+    words = "advise Qwen2.5-14B --gpus 2x32GB --offline --no-deepspeed-estimate --no-write --json"
+    assert run([*words.split(), "--seq-len", "max", "--lora-rank", "4", "--method", "lora"]) == 0
+    assert longest.structured_content == json.loads(longest.content[0].text) == json.loads(capsys.readouterr().out)
+    assert not written.is_error and [file.name for file in tmp_path.iterdir()] == ["out.json"]
+    assert again.is_error and "out.json" in again.content[-1].text and "exists" in again.content[-1].text
+    assert len(checked.structured_content["requirements"]) == 2
+    assert missing.is_error and missing.content[0].text.startswith("ds-advise: ")
+    assert unknown.is_error and "no argument 'nonsense'" in unknown.content[0].text
+
+
+def test_tools_have_the_commands_options_and_the_manual_is_there(tmp_path: Path) -> None:
+    """Every tool says what its arguments are, fits an agent's context, and its schema is that of its result."""
+
+    async def task(client: Any) -> tuple[Any, ...]:
+        page, schema = [
+            (await client.read_resource(f"ds-advise://{name}")).contents[0].text
+            for name in ("manual/asking", "schema/explain")
+        ]
+        explained = await client.call_tool("explain", {"model": "gpt2", "gpus": "24GB", "offline": True})
+        form = json.loads(schema)
+        assert wrong(explained.structured_content, form, form) == []
+        return (await client.list_tools()).tools, (await client.list_resources()).resources, page
+
+    tools, resources, page = with_client(tmp_path, task)
+    by_name = {tool.name: tool for tool in tools}
+    properties = by_name["advise"].input_schema["properties"]
+    assert properties["method"]["enum"] == ["full", "lora", "qlora"] and properties["packing"]["type"] == "boolean"
+    assert all(each["description"] for tool in tools for each in tool.input_schema["properties"].values())
+    assert not {"force", "fix", "probe", "no_write"} & {
+        name for tool in tools for name in tool.input_schema["properties"]
+    }
+    assert [name for name, tool in by_name.items() if tool.annotations.read_only_hint] == [
+        *("explain", "lint", "check", "rent", "doctor")
+    ]
+    assert sum(len(tool.model_dump_json()) for tool in tools) < 45_000
+    assert page.startswith("# Asking") and {"ds-advise://manual/agents"} < {each.uri for each in resources}
