@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .models.families import supports
 from .models.model_shape import ModelShape
 from .phrase import phrase
-from .workload import Framework, LossKernel, Software, Workload
+from .workload import NEXT_TOKEN, Framework, LossKernel, Software, Workload
 
 
 class LossSpec(NamedTuple):
@@ -94,7 +94,7 @@ def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
     The Trainer and TRL before 1.7: `use_liger_kernel`, for the families that Liger knows. deepspeed.initialize:
     `install_chunked_causal_lm_loss`.
     """
-    if workload.objective != "next-token":
+    if workload.objective != NEXT_TOKEN:
         return None
     offered: LossKernel = "fused" if workload.uses_trainer else "chunked-softmax"
     return offered if workload.loss == "standard" and unusable_loss(model, offered) is None else None

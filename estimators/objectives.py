@@ -22,7 +22,7 @@ from .errors import WorkloadError
 from .losses import LOSSES, default_loss
 from .models.model_shape import ModelShape, Tensor
 from .plan import Plan
-from .workload import Framework, LossKernel, Objective, Software, Workload
+from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Workload
 
 
 class ObjectiveSpec(NamedTuple):
@@ -66,7 +66,7 @@ _PAIR = ObjectiveSpec(sequences=2, sample="pair")
 
 OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
     {
-        "next-token": ObjectiveSpec(),
+        NEXT_TOKEN: ObjectiveSpec(),
         "dpo": _PAIR._replace(reference_passes=1, trainer="DPOTrainer"),
         # A micro batch, and its answers paired with other prompts, both by policy and reference.
         "kto": ObjectiveSpec(least_samples=2, policy_passes=1, reference_passes=2, trainer="KTOTrainer"),

@@ -17,7 +17,7 @@ from .objectives import has_reference_model
 from .optimizers import OptimizerSpec, optimizer
 from .phrase import phrase
 from .plan import Plan
-from .workload import Workload
+from .workload import NEXT_TOKEN, Workload
 
 QUANTIZED_TOGETHER = 8
 """qwZ quantizes shards of a multiple of this many elements (deepspeed 0.19.8 partition_parameters.py
@@ -216,7 +216,7 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
     ranks = sequence_parallel_size
     if ranks == 1:
         return None
-    if workload.objective != "next-token":
+    if workload.objective != NEXT_TOKEN:
         return phrase("TRL's loss of {objective} sums over whole sequences", objective=workload.objective)
     if not supports(model, "ulysses"):
         return phrase("Ulysses sequence parallelism does not know {model_type} models", model_type=model.model_type)

@@ -75,6 +75,8 @@ Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "trl", "deepspeed"]
 Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward"]
+NEXT_TOKEN: Objective = "next-token"
+"""Fine-tuning on given samples, and pre-training."""
 
 DEFAULT_SEQ_LEN = 2048
 """Default, if neither the user nor the data give a length."""
@@ -84,7 +86,7 @@ DEFAULT_SEQ_LEN = 2048
 class Workload:
     """A training job without its parallelism."""
 
-    objective: Objective = "next-token"
+    objective: Objective = NEXT_TOKEN
     """A key of `objectives.OBJECTIVES`."""
     precompute_ref_log_probs: bool = False
     """The reference model's log-probabilities are computed before the training, by the policy."""

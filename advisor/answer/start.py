@@ -32,6 +32,7 @@ from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.objectives import loss_of
 from ...estimators.phrase import named, phrase
 from ...estimators.time.step_time import estimate_time
+from ...estimators.workload import NEXT_TOKEN
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
@@ -187,7 +188,7 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
     workload = answer.question.workload
     switched = workload.loss != loss_of(workload.objective, workload.framework, workload.software)
     loss = f" --loss {workload.loss}" if switched else ""
-    if workload.objective != "next-token":
+    if workload.objective != NEXT_TOKEN:
         precomputed = " --precompute-ref-log-probs" * workload.precompute_ref_log_probs
         loss = f" --objective {workload.objective}{precomputed}{loss}"
     module = answer.question.model.module

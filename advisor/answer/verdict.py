@@ -10,9 +10,9 @@ from ...estimators.losses import LOSSES
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
-from ...estimators.workload import DEFAULT, Software, Workload
+from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..question.question import Largest, Question
-from ..search.candidate import LEAST, MOST_HOST_BYTES, Candidate, chance, duration_of, fits_sentence
+from ..search.candidate import LEAST, MOST_HOST_BYTES, Candidate, Fit, chance, duration_of, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
@@ -38,6 +38,13 @@ class Verdict:
     """The one of them about a plan that is only likely to fit."""
 
 
+def tone_of(fit: Fit) -> Tone:
+    """Whether a plan fits, may fit (under a condition or with a probability), or does not."""
+    if fit.verdict == "does not fit":
+        return "bad"
+    return "good" if fit.fits and not fit.assumed_host_bytes else "unsure"
+
+
 def verdict_of(answer: Recommendation) -> Verdict:
     """The verdict on the recommended plan, or on the closest."""
     question, chosen, risky = answer.question, answer.recommended, answer.try_first
@@ -46,13 +53,13 @@ def verdict_of(answer: Recommendation) -> Verdict:
     tone: Tone = "bad"
     notes: tuple[str, ...] = ()
     if chosen is not None:
-        tone = "good" if chosen.fit.fits and not chosen.fit.assumed_host_bytes else "unsure"
+        tone = tone_of(chosen.fit)
         headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.rung))
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
         notes = (*risk, *answer.doubts)
-        figures = (_batch(question, chosen), _need(question, chosen), *_reference(question, chosen))
-        sentences = (*largest, _speed(question, chosen), *_loss(answer), *notes, *figures, *job)
+        figures = (batch_sentence(question, chosen), need_sentence(question, chosen), *_reference(question, chosen))
+        sentences = (*largest, speed_sentence(question, chosen), *_loss(answer), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
         notes = (phrase("The first that failed: {message}", message=failed),)
@@ -106,7 +113,8 @@ def _first_failure(answer: Recommendation) -> str | None:
     return message if message is None or message.endswith((".", "!", "?")) else f"{message}."
 
 
-def _speed(question: Question, chosen: Candidate) -> Phrase:
+def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
+    """How fast a plan is, with the interval."""
     cluster, between = question.cluster, chosen.time.tokens_per_s_range
     ranks, length = cluster.world_size, question.model.fixed_len
     text = phrase("{figure} {unit}/s", figure=rate(chosen.tokens_per_s), unit=question.model.unit)
@@ -159,7 +167,8 @@ def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
     return (phrase("With the {kind} loss ({switch}); the standard one makes {speed} tokens/s.", speed=speed, **words),)
 
 
-def _batch(question: Question, chosen: Candidate) -> Phrase:
+def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
+    """The batch of a plan, what shares its samples, and checkpointing."""
     plan, cluster = chosen.plan, question.cluster
     steps, device = plan.gradient_accumulation_steps, device_label(cluster)
     text = phrase("Micro batch {size}", size=plan.micro_batch_size)
@@ -182,7 +191,8 @@ def _batch(question: Question, chosen: Candidate) -> Phrase:
     )
 
 
-def _need(question: Question, chosen: Candidate) -> Phrase:
+def need_sentence(question: Question, chosen: Candidate) -> Phrase:
+    """What a plan needs of each resource, and what there is of it."""
     memory, cluster = chosen.memory, question.cluster
     have, host = cluster.host_memory_bytes_per_node, gib(memory.host_bytes_per_node)
     text = phrase(
@@ -191,6 +201,8 @@ def _need(question: Question, chosen: Candidate) -> Phrase:
         have=gib(cluster.gpu.memory_bytes),
         device=device_label(cluster),
     )
+    if chosen.fit.fits and chosen.device_bytes > cluster.gpu.memory_bytes:
+        text = phrase("{needs}, some of which PyTorch's cache gives back,", needs=text)
     if have is None:
         text = phrase("{needs} and {need} GiB of host RAM", needs=text, need=host)
     else:
@@ -287,7 +299,7 @@ def _unusual(workload: Workload) -> Iterator[Phrase]:
     """Documents, loss, kernels and software, as far as they differ from the defaults."""
     if workload.document_len is not None:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
-    if workload.objective != "next-token":
+    if workload.objective != NEXT_TOKEN:
         yield phrase("objective {objective} by TRL", objective=workload.objective)
     if workload.loss != "standard":
         yield phrase("{kind} loss", kind=workload.loss)

@@ -13,6 +13,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.objectives import trained_model
 from ...estimators.phrase import phrase
+from ...estimators.workload import NEXT_TOKEN
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -24,7 +25,6 @@ from ..render.lint import FindingFigures, finding_figures
 from .figures import ImportFigures, figures_of
 from .formats import Format, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
-from .objective import NEXT_TOKEN
 from .rewrite import ChangedFile, changed_files, lint_part
 from .source import Source
 

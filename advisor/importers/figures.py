@@ -42,10 +42,8 @@ _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16":
 class ImportFigures:
     """The needs of a run, and a better plan for it."""
 
-    model: ModelShape
-    cluster: Cluster
-    workload: Workload
-    """Its global batch is that of the run."""
+    question: Question
+    """The same training on the same machines, for any plan."""
     plan: Plan
     """The run's own."""
     as_is: Candidate | None
@@ -88,10 +86,12 @@ def figures_of(
     if as_is is not None and as_is.plan.offload_optimizer != "none":
         remarks += _threads_remark(as_is, predict(model, workload, equal_parts, plan), cluster)
     remarks += _assumed(run, workload, cluster)
-    workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
+    splits_layers = plan.autotp_size > 1  # the script's data loader knows the groups
+    samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
+    workload = replace(workload, global_batch_size=samples)
+    question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
     recommended, lacking, command = None, None, ""
-    if plan.autotp_size == 1:  # the script's data loader knows the groups
-        question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
+    if not splits_layers:
         if run.leaves_batch_to_script:
             kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
             as_in_script = replace(
@@ -113,9 +113,7 @@ def figures_of(
     if advised is not None:
         remarks += _launcher_of_one(run, advised.plan, cluster)
     return ImportFigures(
-        model=model,
-        cluster=cluster,
-        workload=workload,
+        question=question,
         plan=plan,
         as_is=as_is,
         refusal=refusal,

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from ...ds_configs.launch_commands import Launcher
 from ...estimators.plan import Plan, Sharding
-from ...estimators.workload import Framework
-from .objective import NEXT_TOKEN
+from ...estimators.workload import NEXT_TOKEN, Framework
 
 Value = str | int | float | bool | None | Mapping[str, Any]
 """The new value of a key. None takes the key out."""

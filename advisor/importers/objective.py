@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ...estimators.workload import NEXT_TOKEN
 from ..launch.script_arguments import ScriptArguments
-
-NEXT_TOKEN = "next-token"
-"""Fine-tuning on given samples, and pre-training."""
 
 _OPTIONS = ("stage", "rlhf_type", "rl")
 """Options of LLaMA-Factory, ms-swift and axolotl that name it."""

@@ -8,19 +8,21 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.phrase import Phrase, phrase
+from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, subject_of, tone_of
 from ..render.lint import render_diff, render_findings
-from ..search.candidate import LIKELY, Candidate, Fit, chance
-from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
+from ..search.candidate import Candidate, fits_sentence
+from ..text.labels import plan_title
 from ..text.language import translate
 from ..text.lines import blank, capitalised, commands, ended, sentence
 from ..text.output import printable
-from ..text.units import gib, rate, rough_rate, times
+from ..text.units import times
 from .answer import ImportAnswer
 from .figures import ImportFigures
-from .objective import NEXT_TOKEN
 
 _MOST_KEYS = 12
 """Keys of a kind that are listed; JSON has all."""
+
+_STYLES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
 
 def render_import(answer: ImportAnswer, console: Console) -> None:
@@ -50,20 +52,8 @@ def _listed(keys: Sequence[str]) -> str:
 
 
 def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) -> None:
-    workload = figures.workload
-    subject = phrase(
-        "{model} · {method} · {precision} · {optimizer} · sequence {tokens} · {machines}",
-        model=figures.model.name,
-        method=method_title(workload),
-        precision=workload.precision,
-        optimizer=workload.optimizer,
-        tokens=workload.seq_len,
-        machines=cluster_title(figures.cluster),
-    )
-    if workload.objective != NEXT_TOKEN:
-        objective = phrase("objective {objective} by TRL", objective=workload.objective)
-        subject = phrase("{training} · {machines}", training=subject, machines=objective)
-    sentence(console, subject)
+    for line in subject_of(figures.question):
+        sentence(console, line)
     blank(console)
     better = figures.recommended
     if figures.as_is is None:
@@ -79,7 +69,7 @@ def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) ->
     elif better is not None:
         sentence(console, phrase("No plan with the same training and global batch is known to be faster."))
     elif figures.command:
-        batch = workload.global_batch_size
+        batch = figures.question.workload.global_batch_size
         sentence(console, phrase("No plan fits with its global batch of {count} samples.", count=batch))
         if figures.lacking is not None:
             sentence(console, figures.lacking)
@@ -101,45 +91,11 @@ def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
 
 
 def _plan(title: Phrase, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
-    plan, fit, interval = candidate.plan, candidate.fit, candidate.time.tokens_per_s_range
-    batch = phrase("micro batch {size}", size=plan.micro_batch_size)
-    if plan.gradient_accumulation_steps > 1:
-        batch = phrase("{batch} x {steps} accumulation steps", batch=batch, steps=plan.gradient_accumulation_steps)
-    sentence(
-        console,
-        phrase(
-            "{title}: {plan}, {batch}, {checkpointing}: {verdict}.",
-            title=title,
-            plan=plan_title(plan),
-            batch=batch,
-            checkpointing=checkpointing_title(plan),
-            verdict=_verdict(fit),
-        ),
-        style="bold green" if fit.fits else "bold red" if fit.verdict == "does not fit" else "bold yellow",
-    )
-    speed = phrase("{figure} {unit}/s", figure=rate(candidate.tokens_per_s), unit="tokens")
-    if interval is not None:
-        low, high = map(rough_rate, interval)
-        speed = phrase("{speed} ({low} to {high})", speed=speed, low=low, high=high)
-    host, offer = candidate.memory.host_bytes_per_node, figures.cluster.gpu.memory_bytes
-    need, device = gib(candidate.device_bytes), device_label(figures.cluster)
-    needs = phrase("It needs {need} of {have} GiB per {device}", need=need, have=gib(offer), device=device)
-    if fit.fits and candidate.device_bytes > offer:
-        needs = phrase("{needs}, some of which PyTorch's cache gives back,", needs=needs)
-    text = phrase(
-        "{needs} and {host} GiB of host RAM per node; about {speed}.", needs=needs, host=gib(host), speed=speed
-    )
-    sentence(console, f"  {translate(text)}", hang=4)
-
-
-def _verdict(fit: Fit) -> Phrase:
-    """`fits`, `likely fits (66 %)`, `unlikely to fit (3 %)`, `does not fit`."""
-    if fit.fits or fit.verdict == "does not fit":
-        return phrase("fits") if fit.fits else phrase("does not fit")
-    share = chance(fit.probability)
-    if fit.probability >= LIKELY:
-        return phrase("likely fits ({chance})", chance=share)
-    return phrase("unlikely to fit ({chance})", chance=share)
+    verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
+    text = phrase("{title}: {verdict}", title=title, verdict=verdict)
+    sentence(console, text, style=_STYLES[tone_of(candidate.fit)])
+    for figure in (batch_sentence, need_sentence, speed_sentence):
+        sentence(console, f"  {translate(figure(figures.question, candidate))}", hang=4)
 
 
 def _wrong(answer: ImportAnswer, console: Console) -> None:

@@ -102,13 +102,14 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
     if plan.sharding != "zero":
         return None
     own = run.deepspeed.config if run.deepspeed is not None else None
-    written = ds_config(plan, figures.model, figures.workload, figures.cluster, flavor="hf")
+    question = figures.question
+    written = ds_config(plan, question.model, question.workload, question.cluster, flavor="hf")
     config = merge_plan_into_config(own or {}, written, plan)
     for name in ("train_batch_size", "gradient_clipping"):
         if own is not None and name not in own:  # what the run does without it stays as it is
             config.pop(name, None)
     if accelerate:
-        config = _for_accelerate(config, own or {}, plan, figures.workload)
+        config = _for_accelerate(config, own or {}, plan, question.workload)
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
     return _corrected(document, lint_part(document, "hf", figures)) or document.text
@@ -126,9 +127,9 @@ def lint_part(document: Document, framework: Framework, figures: ImportFigures |
         document,
         facts=load_facts(),
         framework=framework,
-        cluster=figures.cluster,
-        model=figures.model,
-        workload=figures.workload,
+        cluster=figures.question.cluster,
+        model=figures.question.model,
+        workload=figures.question.workload,
     )
     return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 

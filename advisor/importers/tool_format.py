@@ -12,13 +12,13 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
-from ...estimators.workload import PRECISION_OF
+from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import keys_of
 from .launch_line import Program
-from .objective import NEXT_TOKEN, objective_of
+from .objective import objective_of
 from .source import Source, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"

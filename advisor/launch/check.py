@@ -11,6 +11,7 @@ from typing import Literal
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes
+from ...estimators.workload import NEXT_TOKEN
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
 from ...validate.checkpoint import read_checkpoint
@@ -100,7 +101,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
         )
     found = [*_disk(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
-    if run.workload.objective != "next-token":
+    if run.workload.objective != NEXT_TOKEN:
         return [*found, *_dry_run(run, say)]  # a probe trains on the next token
     if check == "probe" or (check == "auto" and runs_here):
         return [*found, *_probe(request, say, anew=check == "probe")]

@@ -14,7 +14,7 @@ from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostf
 from ...ds_configs.read import has_auto, precision_in
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.workload import Framework, Workload
+from ...estimators.workload import NEXT_TOKEN, Framework, Workload
 from ...probes.run import Device, Run, check_device
 from ..question.cluster import cluster_here, cluster_of, counts_in, join_nodes
 from ..question.run import configured_run, read_ds_config
@@ -85,7 +85,7 @@ def launch_question(
     adapters, method = _adapters(options, given, arguments, text, source)
     chosen = options | from_script | adapters | {"cluster": cluster, "framework": framework}
     chosen["model"] = options["model"] or arguments.model
-    chosen["objective"] = text.objective or "next-token"
+    chosen["objective"] = text.objective or NEXT_TOKEN
     chosen["precompute_ref_log_probs"] = bool(arguments.flag("precompute_ref_log_probs"))
     del chosen["config_file"]
     run = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
-from ...estimators.workload import Objective
+from ...estimators.workload import NEXT_TOKEN, Objective
 from ...probes.machine import search_path
 from .request import Script
 from .script_arguments import ScriptArguments
@@ -112,12 +112,12 @@ class ScriptSource:
         for objective, spec in OBJECTIVES.items():
             if spec.trainer == trainer and spec.trainer and not spec.arguments:
                 return objective
-        return None if _OTHER_LOSS.fullmatch(trainer) else "next-token"
+        return None if _OTHER_LOSS.fullmatch(trainer) else NEXT_TOKEN
 
     @property
     def is_trl(self) -> bool:
         """Whether its training arguments are TRL's, which have other defaults than transformers'."""
-        others = self.trainer == "SFTTrainer" or self.objective != "next-token"
+        others = self.trainer == "SFTTrainer" or self.objective != NEXT_TOKEN
         return others or any(_is_trl(call) for call in self.calls)
 
     @property

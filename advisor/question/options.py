@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.workload import (
+    NEXT_TOKEN,
     AttentionKernel,
     Framework,
     LayerKernels,
@@ -105,7 +106,7 @@ class MethodOptions(TypedDict, total=False):
         Option(
             "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO), or a reward model. A sample of all "
             "but next-token and kto is a pair of sequences.",
-            "next-token",
+            NEXT_TOKEN,
         ),
     ]
     precompute_ref_log_probs: Annotated[

@@ -19,7 +19,7 @@ from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import undividable, unsupported
-from ...estimators.workload import Workload
+from ...estimators.workload import NEXT_TOKEN, Workload
 from .options import LARGEST_COUNT, CheckpointingChoice, Experts, OptimizerDtype, Risk
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
@@ -206,7 +206,7 @@ class Question:
     def with_own_loss(self) -> Question:
         """The question with the training backend's own loss, where the loss is free."""
         loss = default_loss(self.workload.framework, self.workload.software)
-        if not self.free_loss or self.workload.loss == loss or self.workload.objective != "next-token":
+        if not self.free_loss or self.workload.loss == loss or self.workload.objective != NEXT_TOKEN:
             return self
         return replace(self, workload=replace(self.workload, loss=loss))
 

@@ -147,11 +147,15 @@ def chance(probability: float) -> str:
 
 
 def fits_sentence(plan: str, fit: Fit) -> Phrase:
-    """`ZeRO-3 fits.`, or `ZeRO-3 probably fits (84 %).` for a plan that likely fits; with its condition, if it has one:
-    `ZeRO-3 fits if the host has 353 GiB of RAM.`"""
-    text = phrase("{plan} fits", plan=plan)
-    if not fit.fits:
-        text = phrase("{plan} probably fits ({chance})", plan=plan, chance=chance(fit.probability))
+    """`ZeRO-3 fits.`, `ZeRO-3 probably fits (84 %).`, `ZeRO-3 is unlikely to fit (3 %).` or `ZeRO-3 does not fit.`
+    With its condition, if it has one: `ZeRO-3 fits if the host has 353 GiB of RAM.`"""
+    templates = {
+        "fits": phrase("{plan} fits", plan=plan),
+        "likely fits": phrase("{plan} probably fits ({chance})", plan=plan, chance=chance(fit.probability)),
+        "unlikely": phrase("{plan} is unlikely to fit ({chance})", plan=plan, chance=chance(fit.probability)),
+        "does not fit": phrase("{plan} does not fit", plan=plan),
+    }
+    text = templates[fit.verdict]
     if fit.assumed_host_bytes:
         need = f"{-(-fit.assumed_host_bytes // 2**30):,}"
         return phrase("{fits} if the host has {need} GiB of RAM.", fits=text, need=need)

@@ -94,13 +94,13 @@ def test_trl_commands_are_read_with_its_defaults(tmp_path: Path) -> None:
     text = "trl sft --model_name_or_path Qwen/Qwen2.5-1.5B --output_dir o --accelerate_config zero2 --num_processes 4\n"
     answer = _imported(tmp_path, text, "A100-80GB")
     assert answer.form.name == "trl" and answer.figures is not None
-    plan, workload = answer.figures.plan, answer.figures.workload
+    plan, workload = answer.figures.plan, answer.figures.question.workload
     assert (plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing) == (2, 8, True)
-    assert (answer.figures.cluster.world_size, workload.precision, workload.seq_len) == (4, "bf16", 1024)
+    assert (answer.figures.question.cluster.world_size, workload.precision, workload.seq_len) == (4, "bf16", 1024)
     assert (workload.framework, workload.loss) == ("trl", "chunked-head")
     assert answer.run.objective == "next-token" and answer.run.uncounted == ()
     full = _imported(tmp_path, text.replace("--accelerate_config zero2", "--bf16 false"), "A100-80GB")
-    assert full.figures is not None and full.figures.workload.precision == "fp32"
+    assert full.figures is not None and full.figures.question.workload.precision == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_preferences_of_trl_have_figures(objective: str, name: str, text: str, t
     (tmp_path / "orpo").mkdir()
     (tmp_path / name).write_text(text)
     answer = import_file(tmp_path / name, gpus="2xA100-80GB", offline=True)
-    assert answer.figures is not None and answer.figures.workload.objective == objective
+    assert answer.figures is not None and answer.figures.question.workload.objective == objective
     assert answer.run.uncounted == () or objective == "kto"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def test_a_slurm_script_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixtur
     assert "gradient_clipping" not in config  # the run goes on without it
     code, answer, error = _imported(capsys, "train.slurm")  # findings without figures
     assert (code, answer["as_is"], error.count("\n")) == (2, None, 1) and "--gpus" in error and answer["findings"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_condition_on_host_ram_is_part_of_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in the main answer: a plan whose RAM is larger than the memory of the GPUs fits only if the host has it."""
+    command = ("train.slurm", "--gpus", "2x1xRTX4090", "--micro-batch", "1", "--seq-len", "512")
+    run(["from", *command, "--offline"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"As it is: ZeRO-3 with optimizer in host RAM fits if the host has \d+ GiB of RAM\.", said)
+    run(["from", *command, "--offline", "--ram", "1TB"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "As it is: ZeRO-3 with optimizer in host RAM fits." in said
 
 
 @pytest.mark.usefixtures("folder")
@@ -267,7 +280,7 @@ def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) 
 def test_options_of_from_override_the_file(folder: Path) -> None:
     answer = import_file(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
     assert answer.figures is not None
-    workload, plan = answer.figures.workload, answer.figures.plan
+    workload, plan = answer.figures.question.workload, answer.figures.plan
     assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)
 
 

@@ -104,7 +104,7 @@ def test_an_example_has_the_plan_of_its_manual(name: str) -> None:
     source, form = recognised(EXAMPLES / name)
     run = form.read(source)
     found: ImportFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
-    plan, workload = found.plan, found.workload
+    plan, workload = found.plan, found.question.workload
     batch = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)
     training = (workload.method, workload.lora_rank, workload.precision, workload.optimizer)
     assert (str(plan.rung), *batch, *training) == PLANS[name]
