@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.launch.request import LaunchRequest, Script
+from ds_advise.advisor.launch.request import LaunchRequest
+from ds_advise.advisor.launch.script_source import Script
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.training_script import training_arguments

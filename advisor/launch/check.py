@@ -24,8 +24,7 @@ from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .request import LaunchRequest
-from .script_arguments import ScriptArguments
-from .script_source import ScriptSource, described_arguments, installed_transformers, script_source
+from .script_source import installed_transformers
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
@@ -79,9 +78,8 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
 
     Raises WorkloadError where the model is unknown, DsAdviseError where the check itself fails.
     """
-    run = request.run
-    script, options = request.script, ScriptArguments(request.script.arguments)
-    outdated = ScriptSource(script_source(script)).outdated(script.target, list(options.given))
+    run, script = request.run, request.script
+    outdated = script.source.outdated(script.target, script.options.given)
     if outdated:
         return [
             Objection(
@@ -147,7 +145,7 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, anew: bool) ->
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """The files of the checkpoint that the script is to resume from, where DeepSpeed wrote it."""
-    named = ScriptArguments(request.script.arguments).text("resume_from_checkpoint")
+    named = request.script.options.text("resume_from_checkpoint")
     if named is None or not Path(named, "latest").exists():
         return []
     say(f"checking {named} ...")
@@ -169,7 +167,7 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
 
 def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """Room for all checkpoints that the script keeps at once; for one, where their number is unknown."""
-    run, arguments = request.run, described_arguments(request.script)
+    run, arguments = request.run, request.script.described
     output_dir = arguments.output_dir
     if output_dir is None or run.shape is None:
         return []

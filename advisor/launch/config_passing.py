@@ -13,9 +13,8 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Framework
 from ..question.run import read_ds_config
-from .request import Script
 from .script_arguments import ScriptArguments
-from .script_source import ScriptSource, called
+from .script_source import Script, called
 
 _INITIALIZE_KEYWORDS, _INITIALIZE_POSITION = ("config", "config_params"), 10
 """The configuration's parameters of `deepspeed.initialize` (0.19.8 `deepspeed/__init__.py`)."""
@@ -42,24 +41,22 @@ def config_passing(
     *,
     framework: Framework,
     script: Script,
-    source: str,
 ) -> ConfigPassing:
-    """How to pass the file to a script with this text.
+    """How to pass the file to a script.
 
     requested: the user's choice; None lets the script decide.
 
     Raises ConfigFileError where its arguments or its text name another configuration than the one that is checked.
     """
-    arguments = ScriptArguments(script.arguments)
+    arguments, source = script.options, script.source
     _check_arguments(config_file, config, arguments)
-    text = ScriptSource(source)
-    options = {word for call in text.calls for word in _options(call)}
+    options = {word for call in source.calls for word in _options(call)}
     # argparse takes `--deepspeed` for an abbreviation where the parser has `--deepspeed_config` alone.
     with_flag = "--deepspeed_config" not in options or bool({"--deepspeed", "add_config_arguments"} & options)
     if requested is not None or arguments.passes_a_config:
         return ConfigPassing(passes=requested is not False and not arguments.passes_a_config, with_flag=with_flag)
-    own = next((value for call in text.calls if (value := _given(call, framework)) is not None), None)
-    if own is None or _NAMES[framework] in text.names:
+    own = next((value for call in source.calls if (value := _given(call, framework)) is not None), None)
+    if own is None or _NAMES[framework] in source.names:
         return ConfigPassing(passes=True, with_flag=with_flag)
     where = f"{script.target}, line {own.lineno},"
     if isinstance(own, ast.Constant) and isinstance(own.value, str):

@@ -9,6 +9,7 @@ from typing import Literal
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
 from ...probes.run import Device, Run
+from .script_source import Script
 
 LaunchStatus = Literal["finished", "stopped", "failed"]
 """How a training ended; "stopped": by Ctrl-C or SIGTERM."""
@@ -38,17 +39,6 @@ FAILURE_TITLES: dict[FailureKind, str] = {
     "hang": "The ranks made no progress",
     "crash": "The script failed",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """The script that every rank runs as `__main__`."""
-
-    target: str
-    """The path of a file, or the name of a module."""
-    arguments: tuple[str, ...] = ()
-    """As on the command line, without those that pass the DeepSpeed configuration."""
-    is_module: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

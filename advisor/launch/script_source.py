@@ -7,8 +7,9 @@ import ast
 import importlib.util
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.workload import NEXT_TOKEN, Objective
 from ...probes.machine import search_path
-from .request import Script
 from .script_arguments import ScriptArguments
 
 _SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 
 _TRL_ARGUMENTS = re.compile(r"(SFT|DPO|GRPO|KTO|RLOO|Reward|CPO|ORPO|GKD|OnlineDPO|Distillation)Config")
 _TRAINER = re.compile(r"\w*Trainer")
+_NAMES_TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFTTrainer|SFTConfig|Trainer)\b")
+_NAMES_ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
+_MAKES_ACCELERATOR = re.compile(r"\bAccelerator\s*\(")
 _PARSES_ARGUMENTS = frozenset({"parse_args_into_dataclasses", "parse_args_and_config"})
 _READS_ARGUMENTS = _PARSES_ARGUMENTS | {
     *("HfArgumentParser", "TrlParser", "ArgumentParser", "argv", "Fire", "command", "option", "OmegaConf", "CLI")
@@ -92,6 +95,10 @@ class ScriptSource:
         self._fields = {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
         self._bases = {n.name: [_name(base) for base in n.bases] for n in nodes if isinstance(n, ast.ClassDef)}
         self._assigned = dict(_assignments(nodes))
+        self.names_trainer = _NAMES_TRAINER.search(text) is not None
+        """Whether it names the Trainer's classes. This and the next two do not need this Python's syntax."""
+        self.names_adapters = _NAMES_ADAPTERS.search(text) is not None
+        self.makes_accelerator = _MAKES_ACCELERATOR.search(text) is not None
 
     @property
     def trainer(self) -> str | None:
@@ -168,7 +175,7 @@ class ScriptSource:
                 return None if any(called(call) == "HfDeepSpeedConfig" for call in calls) else (loads[0], makes[0])
         return None
 
-    def outdated(self, target: str, options: Sequence[str]) -> list[Outdated]:
+    def outdated(self, target: str, options: Iterable[str]) -> list[Outdated]:
         """The arguments that the installed transformers does not take: of its calls, and among the options of a script
         that parses TrainingArguments. Empty where transformers is not installed."""
         accepted, of_trainer = _installed_arguments()
@@ -222,22 +229,45 @@ class ScriptSource:
         return next((name for name in written if isinstance(name, str)), None)
 
 
-def script_source(script: Script) -> str:
-    """The text of the script, "" where it cannot be read. Raises ConfigFileError where the script does not exist."""
-    if script.is_module:
-        try:
-            spec = importlib.util.find_spec(script.target)
-        except (ImportError, ValueError):
-            spec = None
-        path = Path(spec.origin) if spec is not None and spec.origin else None
-    else:
-        path = Path(script.target)
-        if not path.is_file() or path.suffix in _SHELL_SUFFIXES:
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """The script that every rank runs as `__main__`."""
+
+    target: str
+    """The path of a file, or the name of a module."""
+    arguments: tuple[str, ...] = ()
+    """As on the command line, without those that pass the DeepSpeed configuration."""
+    is_module: bool = False
+
+    @cached_property
+    def source(self) -> ScriptSource:
+        """Its text, empty where it cannot be read. Raises ConfigFileError where the script does not exist."""
+        path = _module_file(self.target) if self.is_module else Path(self.target)
+        if not self.is_module and (not path.is_file() or path.suffix in _SHELL_SUFFIXES):
             raise _not_a_script(path)
+        try:
+            return ScriptSource(path.read_text(encoding="utf-8", errors="replace") if path.name else "")
+        except OSError:
+            return ScriptSource("")
+
+    @cached_property
+    def options(self) -> ScriptArguments:
+        """Its arguments."""
+        return ScriptArguments(self.arguments)
+
+    @cached_property
+    def described(self) -> ScriptArguments:
+        """Its arguments, and where these leave something open the literal ones in its text."""
+        return ScriptArguments.of_values(self.source.arguments | self.options.given)
+
+
+def _module_file(name: str) -> Path:
+    """The file of a module, without an import; an empty path for none."""
     try:
-        return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    return Path(spec.origin) if spec is not None and spec.origin else Path()
 
 
 def _not_a_script(path: Path) -> ConfigFileError:
@@ -255,13 +285,6 @@ def _not_a_script(path: Path) -> ConfigFileError:
         f"there is no script {target}",
         why="the ranks cannot start without it",
         fix=f"give its path relative to this folder: {example}",
-    )
-
-
-def described_arguments(script: Script) -> ScriptArguments:
-    """The script's arguments, and where these leave something open the literal ones in its text."""
-    return ScriptArguments.of_values(
-        ScriptSource(script_source(script)).arguments | ScriptArguments(script.arguments).given
     )
 
 

@@ -21,12 +21,12 @@ from ...estimators.memory.host_memory import process_terms
 from ...probes.store import record_of, try_store
 from ...validate.checkpoint import checkpoints_in, newest_usable, step_of
 from ..text.labels import plan_title
+from ..text.lines import capitalised, ended
 from ..text.output import Output
 from .check import Check, Objection, objections, plans_that_fit, prediction_of
 from .command import environment_of, kept_settings
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch
-from .script_arguments import ScriptArguments
 
 _LESS = (0.95, 0.75, 0.5)
 """Largest need of the next plan as a share of the failed one's, by the number of plans that failed before. A closer
@@ -131,7 +131,7 @@ def next_launch(
 
     Raises ConfigFileError where the configuration cannot be written.
     """
-    arguments = ScriptArguments(request.script.arguments)
+    arguments = request.script.options
     takes_config = request.passes_config or bool(arguments.configs)
     resumes = request.run.workload.uses_trainer and arguments.are_training_arguments and takes_config
     checkpoint = None
@@ -188,6 +188,17 @@ class Session:
     @property
     def finished(self) -> bool:
         return bool(self.attempts) and self.attempts[-1].outcome.status == "finished"
+
+    @property
+    def following_sentence(self) -> str:
+        """How to go on after the last attempt; it ends in a colon where a command follows."""
+        assert self.following is not None, "memory ran out"
+        description = self.following.description
+        if self.following.request is None:
+            return ended(capitalised(description))
+        if len(self.attempts) == _MAX_ATTEMPTS:
+            return f"Memory ran out under {_MAX_ATTEMPTS} plans, so --fallback ended; the next one is {description}:"
+        return f"--fallback would go on with {description}:"
 
 
 def run_session(

@@ -102,10 +102,8 @@ def render_session(session: Session, console: Console) -> None:
     sentence(console, f"Output of the ranks: {outcome.folder}/rank*.log")
     if following is not None:
         blank(console)
-        if following.command is None:
-            sentence(console, f"To go on: {following.description}.")
-        else:
-            sentence(console, f"--fallback would go on with {following.description}:")
+        sentence(console, session.following_sentence)
+        if following.command is not None:
             copyable(console, [following.command])
 
 

@@ -18,7 +18,7 @@ from ..launch.command import dry_lines
 from ..launch.request import LaunchOutcome
 from ..render.launch import render_failure, render_figures
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
-from ..text.lines import blank, capitalised, copyable, sentence
+from ..text.lines import blank, capitalised, copyable, ended, sentence
 from ..text.units import counted_noun, gib, percent, rate, seconds
 from .folder import TrainingFolder
 from .proposal import Proposal
@@ -224,11 +224,9 @@ def _ended(trained: Trained) -> str:
 
 def _go_on(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_whole(), trained.attempt.outcome.failure
-    logs, following = f"The ranks' output: {trained.attempt.outcome.folder}.", trained.following
-    if following is not None and following.request is None:
-        sentence(console, f"No plan to fall back to: {following.description}.")
-    elif following is not None:
-        sentence(console, f"--fallback goes on with {following.description}.")
+    logs = f"The ranks' output: {trained.attempt.outcome.folder}."
+    if trained.session.following is not None:
+        sentence(console, ended(trained.session.following_sentence.removesuffix(":")))
     if checkpoint is None:
         sentence(console, f"There is no checkpoint yet. {logs}")
         return

@@ -21,8 +21,9 @@ from ...validate.checkpoint import step_of
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..launch.check import free_bytes, prediction_of
-from ..launch.request import Attempt, LaunchOutcome, LaunchRequest, Script
-from ..launch.session import Continuation, make_attempts, with_less_memory
+from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
+from ..launch.script_source import Script
+from ..launch.session import Continuation, Session, make_attempts, with_less_memory
 from ..question.question import Question
 from ..question.run import read_ds_config, run_of
 from ..text.labels import plan_title
@@ -44,15 +45,18 @@ _PROBE_LIMIT_S = 1800.0
 class Trained:
     """A training after its last launch."""
 
-    attempt: Attempt
+    session: Session
     result: TrainingResult | None
     """None where rank 0 left none, because the training failed."""
     job: TrainingJob
     """As the ranks got it first."""
     folder: TrainingFolder
     merged: bool
-    following: Continuation | None
-    """How to go on with less memory; None where memory did not run out."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The last launch."""
+        return self.session.attempts[-1]
 
     @property
     def finished(self) -> bool:
@@ -249,12 +253,11 @@ def _train(
     if merged:
         merge(Path(job.model), folder.path, folder.merged, dtype=job.dtype)
     return Trained(
-        attempt=session.attempts[-1],
+        session=session,
         result=result,
         job=job,
         folder=folder,
         merged=merged,
-        following=session.following,
     )
 
 

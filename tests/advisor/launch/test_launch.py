@@ -17,10 +17,12 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.check import Check, objections, prediction_of
 from ds_advise.advisor.launch.command import costly_variables, environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
-from ds_advise.advisor.launch.question import default_launcher, equal_nodes, first_host, framework_of, static_rendezvous
+from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
+from ds_advise.advisor.launch.question import default_launcher, framework_of
 from ds_advise.advisor.launch.request import Attempt, FailureKind, LaunchOutcome, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.session import next_launch, tensor_bytes, with_less_memory
+from ds_advise.advisor.launch.script_source import ScriptSource
+from ds_advise.advisor.launch.session import Session, next_launch, tensor_bytes, with_less_memory
 from ds_advise.advisor.question.cluster import join_nodes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
@@ -185,7 +187,9 @@ def test_addresses() -> None:
 
 def test_the_script_decides_framework_and_launcher() -> None:
     """`auto` values or the Trainer mean hf; Accelerator alone needs its launcher, a plain script deepspeed's."""
-    trainer, accelerate, plain = "from transformers import Trainer", "Accelerator()", "deepspeed.initialize(model)"
+    trainer, accelerate, plain = map(
+        ScriptSource, ("from transformers import Trainer", "Accelerator()", "deepspeed.initialize(model)")
+    )
     assert framework_of(AUTO, plain) == framework_of({}, trainer) == framework_of({}, accelerate) == "hf"
     assert framework_of({"a": [1]}, plain) == "deepspeed"
     launchers = [default_launcher(*pair)[0] for pair in (("hf", trainer), ("hf", accelerate), ("deepspeed", plain))]
@@ -389,6 +393,10 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     written = json.loads((folder / "next" / "ds_config.json").read_text())
     assert written == request.run.config
     assert written["scheduler"] == SCHEDULER
+    attempt = Attempt(request=request, outcome=outcome)
+    sentences = [Session(attempts=(attempt,) * made, following=following).following_sentence for made in (1, 4)]
+    assert sentences[0].startswith("--fallback would go on with ZeRO")
+    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next one is ZeRO")
 
 
 def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -133,15 +134,20 @@ def test_counts_that_agree_are_taken(request_of: Request, gpus: str) -> None:
     assert (cluster.nodes, cluster.gpus_per_node) == (2, 4)
 
 
-def test_the_configuration_is_read_once(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was judged is what is run, even if the file changes meanwhile."""
-    read = []
+def test_configuration_and_script_are_read_once(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was judged is what is run, even if the files change meanwhile."""
+    read: list[Path] = []
+    parsed: list[str] = []
+    monkeypatch.setattr(
+        "ds_advise.advisor.launch.script_source.ast.parse", lambda text: parsed.append(text) or ast.Module([], [])
+    )
     monkeypatch.setattr(
         "ds_advise.advisor.launch.question.read_ds_config",
         lambda file: read.append(file) or {"zero_optimization": {"stage": 1}},
     )
     request, _ = request_of()
     assert (read, request.run.config) == ([Path("ds_config.json")], {"zero_optimization": {"stage": 1}})
+    assert request.script.described.seq_len is None and parsed == ["from transformers import Trainer\n"]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +347,7 @@ def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: 
 def test_arguments_of_transformers_4_are_named(text: str, words: str, named: str) -> None:
     """Those that the installed TrainingArguments and Trainer do not take, in the text and on the command line; not the
     script's own."""
-    found = ScriptSource(text).outdated("train.py", list(ScriptArguments(words.split()).given))
+    found = ScriptSource(text).outdated("train.py", ScriptArguments(words.split()).given)
     assert [f"{old.where}: {', '.join(old.names)}" for old in found] == [named] * bool(named)
 
 

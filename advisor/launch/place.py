@@ -1,0 +1,157 @@
+"""The nodes of a launch, their ranks, and their rendezvous."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostfile
+from ...estimators.errors import ClusterError, WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...probes.run import Device
+from ..question.cluster import cluster_here, cluster_of, counts_in, join_nodes
+
+_LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
+    "hostfile": ("deepspeed",),
+    "slurm": ("torchrun",),
+    "static": ("torchrun", "accelerate"),
+}
+"""Launchers by the kind of rendezvous that they support."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The options that select the nodes and their ranks."""
+
+    gpus: str
+    device: Device
+    ranks: int | None
+    nodes: int | None
+    node_rank: int
+    master: str | None
+    hostfile: Path | None
+    slurm: bool
+    starts: bool
+    """Whether ranks will be started, not only shown."""
+
+    def resolve(self) -> tuple[Cluster, Rendezvous | None]:
+        """(the ranks, the rendezvous of several nodes). Raises ClusterError for options that contradict each other."""
+        if sum((self.master is not None, self.hostfile is not None, self.slurm)) > 1:
+            raise ClusterError(
+                "--master, --hostfile and --slurm are alternatives",
+                why="each selects the nodes",
+                fix="pass one of them",
+            )
+        options = {"gpus": self.gpus, "device": self.device, "ranks": self.ranks}
+        here = self.starts and self.hostfile is None and not self.slurm  # else this may be a node without GPUs
+        cluster = cluster_here(options) if here else cluster_of(options)
+        rendezvous: Rendezvous | None = None
+        if self.hostfile is not None:
+            nodes, gpus_per_node = equal_nodes(self.hostfile)
+            self._check_counts(f"hostfile {self.hostfile}", nodes, gpus_per_node)
+            cluster = replace(cluster, nodes=nodes, gpus_per_node=gpus_per_node)
+            rendezvous = Rendezvous(kind="hostfile", hostfile=str(self.hostfile.absolute()))
+        elif self.slurm:
+            rendezvous, nodes = slurm_rendezvous(PORT)
+            self._check_counts("this Slurm allocation", nodes, None)
+            cluster = replace(cluster, nodes=nodes)
+        elif self.master is not None:
+            rendezvous = static_rendezvous(self.master, self.node_rank)
+            if self.nodes is not None:
+                self._check_counts("--nodes", self.nodes, None)
+                cluster = replace(cluster, nodes=self.nodes)
+            if self.node_rank >= cluster.nodes:
+                raise WorkloadError(
+                    f"there is no node {self.node_rank} among {cluster.nodes}",
+                    why="nodes count from 0",
+                    fix="pass --nodes N, and --node-rank from 0 to N - 1",
+                )
+        elif (self.nodes or cluster.nodes) > 1:
+            raise ClusterError(
+                f"{self.nodes or cluster.nodes} nodes, but no rendezvous given",
+                why="without one only this node's ranks are started",
+                fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
+            )
+        return join_nodes(cluster), rendezvous if cluster.nodes > 1 else None
+
+    def _check_counts(self, source: str, nodes: int, gpus_per_node: int | None) -> None:
+        """Raises ClusterError where `--gpus` or `--nodes` contradict the counts of the source of the nodes."""
+        given_nodes, given_gpus = counts_in(self.gpus)
+        for option, given, found, unit in (
+            ("--gpus", given_gpus, gpus_per_node, "GPUs a node"),
+            ("--gpus", given_nodes, nodes, "nodes"),
+            ("--nodes", self.nodes, nodes, "nodes"),
+        ):
+            if None not in (given, found) and given != found:
+                raise ClusterError(
+                    f"{option} has {given} {unit}, {source} {found}",
+                    why="the plan must be checked on the GPUs that train",
+                    fix="make them agree, or name only the kind, such as --gpus H100",
+                )
+
+
+def equal_nodes(hostfile: Path) -> tuple[int, int]:
+    """(nodes, GPUs of each) of a hostfile. Raises ConfigFileError, and ClusterError for nodes of different sizes."""
+    slots = read_hostfile(hostfile)
+    gpus, *others = sorted(set(slots.values()))
+    if others or not gpus:
+        raise ClusterError(
+            f"{hostfile} names nodes {'with different numbers of GPUs' if others else 'without GPUs'}",
+            why="a plan assumes equal nodes",
+            fix="give every node the same slots",
+        )
+    return len(slots), gpus
+
+
+def slurm_rendezvous(port: int, environment: Mapping[str, str] = os.environ) -> tuple[Rendezvous, int]:
+    """(the rendezvous of this process's Slurm allocation, its nodes). Raises ClusterError outside of one."""
+    nodes, node_list, job = (environment.get(f"SLURM_JOB_{name}", "") for name in ("NUM_NODES", "NODELIST", "ID"))
+    if not (re.fullmatch(r"\d{1,6}", nodes, flags=re.ASCII) and re.match(r"[^,\[]", node_list) and job):
+        raise ClusterError(
+            "--slurm, but this is no Slurm allocation (SLURM_JOB_ID is not set)",
+            why="srun starts the nodes of an allocation",
+            fix="start it with sbatch or inside salloc",
+        )
+    return Rendezvous(kind="slurm", address=first_host(node_list), port=port, job=job), int(nodes)
+
+
+def first_host(node_list: str) -> str:
+    """The first host of Slurm's compressed list: `gpu[003-007,9],login` is gpu003."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+))?", node_list)
+    assert match is not None, "a node list begins with a name"
+    return match[1] + (match[2] or "")
+
+
+def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
+    """From `--master ADDRESS[:PORT] --node-rank R`. Raises ClusterError for an invalid port."""
+    address, colon, port = master.rpartition(":") if not master.endswith("]") else (master, "", "")
+    if not colon:
+        address = master
+        port = str(PORT)
+    if not (address and re.fullmatch(r"\d{1,5}", port, flags=re.ASCII) and 0 < int(port) < 65536):
+        raise ClusterError(
+            f"--master {master[:60]!r} is no address",
+            why="all nodes meet there",
+            fix="write the first node's name or address, and optionally a port: node-0:29500",
+        )
+    return Rendezvous(kind="static", address=address.strip("[]"), port=int(port), node_rank=str(node_rank))
+
+
+def launcher_for(rendezvous: Rendezvous | None, requested: Launcher | None) -> Launcher | None:
+    """The requested launcher, or the only one that supports the rendezvous, or None where several do.
+
+    Raises ClusterError where the requested one does not support it.
+    """
+    if rendezvous is None:
+        return requested
+    able = _LAUNCHERS[rendezvous.kind]
+    if requested is not None and requested not in able:
+        raise ClusterError(
+            f"--launcher {requested} does not start nodes this way",
+            why=f"of the three, {' and '.join(able)} {'does' if len(able) == 1 else 'do'}",
+            fix=f"pass --launcher {able[0]}",
+        )
+    return requested or (able[0] if len(able) == 1 else None)
