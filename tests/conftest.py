@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import TextIO
 import pytest
 from ds_advise.probes.machine import search_path
 from ds_advise.probes.real_run import extension_lock
-from ds_advise.validate.lint import load_facts
+from ds_advise.validate.lint import read_deepspeed
 from hypothesis import HealthCheck, settings
 
 from tests.helpers import TINY
@@ -91,22 +92,12 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "results.sqlite"
 
 
-@pytest.fixture(scope="session")
-def facts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is known of the installed DeepSpeed, as it lies in a cache."""
-    folder = tmp_path_factory.mktemp("facts")
+@pytest.fixture(autouse=True, scope="session")
+def sources_are_read_once() -> Iterator[None]:
+    """DeepSpeed's, for lint: reading them takes longer than most tests, and each test has a store of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ADVISE_CACHE", str(folder))
-        load_facts()
-    (file,) = folder.iterdir()
-    return file
-
-
-@pytest.fixture
-def kept_facts(own_store: Path, facts_file: Path) -> None:
-    """The test's own store has them from the start; reading DeepSpeed's sources takes longer than most tests."""
-    own_store.parent.mkdir()
-    shutil.copy(facts_file, own_store.parent)
+        patch.setattr(read_deepspeed, "read_facts", functools.cache(read_deepspeed.read_facts))
+        yield
 
 
 @pytest.fixture(scope="session")

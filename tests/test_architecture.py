@@ -85,6 +85,12 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not circle(imports(CHECKOUT, ("benchmarks",)))
 
 
+def test_only_their_own_tests_import_the_benchmarks() -> None:
+    others = [path for path in (CHECKOUT / "tests").rglob("*.py") if path.parent.name != "of_benchmarks"]
+    names = ("import benchmarks", "from benchmarks")
+    assert not [path for path in others if any(line.startswith(names) for line in path.read_text().splitlines())]
+
+
 def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:
     """In every folder, with what lies loose in it as rooms of their own."""
     circles = {}

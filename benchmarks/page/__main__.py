@@ -18,7 +18,7 @@ from typing import Any
 
 from ds_advise.advisor.page.build import build_page
 
-from .browser import FIRST_ANSWER, WHOLE_ANSWER, browser, served
+from tests.advisor.page.browser import FIRST_ANSWER, WHOLE_ANSWER, browser, served
 
 QUESTIONS = (
     "model=Qwen2.5-14B&gpus=2x32GB",

@@ -17,7 +17,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pytest
 from ds_advise.advisor.cli.main import run
 
-from benchmarks.shown_output import DOCUMENTS, DOTS, PICTURE, ROOT, Block, blocks, make_files, picture, refreshed
+from benchmarks.shown_output import (
+    DOCUMENTS,
+    DOTS,
+    PICTURE,
+    ROOT,
+    Block,
+    blocks,
+    make_files,
+    option_table,
+    picture,
+    refreshed,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +172,6 @@ def _proven(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if not (how.slow or how.elsewhere)])
-@pytest.mark.usefixtures("kept_facts")
 def test_a_command_does_what_its_document_says(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those that need a GPU say so in one line, and what to do without one."""
     _proven(command, folder, capsys)
@@ -177,7 +187,6 @@ def test_a_long_command_does_what_its_document_says(
 
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.asked], ids=lambda block: block.document)
-@pytest.mark.usefixtures("kept_facts")
 def test_what_a_document_shows_is_what_is_printed(
     block: Block, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +231,11 @@ def test_python_that_a_document_shows_runs(block: Block, folder: Path) -> None:
     assert folder == Path.cwd() and os.environ["CUDA_VISIBLE_DEVICES"] == ""
     with redirect_stdout(StringIO()):
         exec("\n".join(block.lines), {})
+
+
+def test_the_document_has_the_table_of_options() -> None:
+    """`python -m benchmarks.shown_output --write` brings it up to date."""
+    assert option_table() in (ROOT / "docs" / "asking.md").read_text(encoding="utf-8")
 
 
 def test_the_picture_of_the_readme_is_drawn_by_the_program() -> None:

@@ -24,9 +24,9 @@ def _disagreements(found: list[Comparison]) -> list[str]:
 
 def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     """`deepspeed.initialize` and one step on the simulated GPU."""
-    found = compare(24, 11, facts())
+    found = compare(12, 11, facts())
     assert not _disagreements(found)
-    assert 3 <= sum(bool(case.refused) for case in found) <= 21
+    assert 1 <= sum(bool(case.refused) for case in found) <= 11
 
 
 def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,13 +37,13 @@ def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pyte
     monkeypatch.setattr(reader.dist, "get_rank", lambda *_arguments: 0)
     monkeypatch.setattr(reader.dist, "get_world_size", lambda *_arguments: 2)
     refused = 0
-    for config in with_junk(random_configs(1500, 5, facts()), 9, facts()):
+    for config in with_junk(random_configs(600, 5, facts()), 9, facts()):
         try:
             reader.DeepSpeedConfig(copy.deepcopy(config))
         except Exception as error:
             refused += 1
             assert errors(config, facts()), (config, error)
-    assert refused > 300
+    assert refused > 120
 
 
 NOT_SEEN = {
@@ -74,6 +74,6 @@ def test_the_engine_refuses_what_the_error_rules_show_as_bad(ranks: int) -> None
 
 
 @pytest.mark.slow
-def test_lint_and_the_engine_agree_on_150_random_configurations() -> None:
+def test_lint_and_the_engine_agree_on_60_random_configurations() -> None:
     """The same, at length."""
-    assert not _disagreements(compare(150, 2, facts()))
+    assert not _disagreements(compare(60, 2, facts()))

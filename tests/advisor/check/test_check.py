@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("folder", "kept_facts")
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("options", "failed"),
     [
@@ -58,7 +58,7 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
     assert all((each["value"] == each["limit"]) <= each["met"] for each in answer["requirements"])
 
 
-@pytest.mark.usefixtures("folder", "kept_facts")
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -23,8 +23,6 @@ from ds_advise.estimators.plan import RUNGS
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
 from rich.console import Console
 
-pytestmark = pytest.mark.usefixtures("kept_facts")
-
 WHERE: dict[str, Any] = {"gpus": "4xA100-80GB", "ram": "512GB", "nvme": "/nvme:4TB", "offline": True}
 FILES = {
     "offload": {

@@ -8,8 +8,6 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import ImportAnswer, import_file
 
-pytestmark = pytest.mark.usefixtures("kept_facts")
-
 TRAINER = "--model_name_or_path Qwen/Qwen2.5-1.5B --output_dir o --learning_rate 1e-5 --per_device_train_batch_size 2"
 NOT_READ = {
     "OpenRLHF in a here-document": (

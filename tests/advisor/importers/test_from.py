@@ -14,8 +14,6 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import import_file
 from ds_advise.advisor.importers.formats import NAMES
 
-pytestmark = pytest.mark.usefixtures("kept_facts")
-
 EXAMPLES = Path(__file__).parent / "examples"
 LORA = "examples/train_lora/qwen3_lora_sft_ds3.yaml"
 SCRIPT = """#!/bin/bash

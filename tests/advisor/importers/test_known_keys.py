@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from ds_advise.advisor.importers.formats import recognised
-from ds_advise.advisor.importers.known_keys import FILE, keys_of
-
-from benchmarks.tool_keys import declared, known_keys
+from ds_advise.advisor.importers.known_keys import keys_of
 
 TYPED = {
     "a.yaml": ("base_model: gpt2\nmicro_batch_sise: 2\nlogging_steps: 1\nuse_kernels: true\n", "micro_batch_size"),
@@ -34,15 +31,3 @@ def test_known_keys_without_effect_here_and_unknown_keys_are_apart() -> None:
     """In the order of the file, without what changes no figure."""
     keys = keys_of("ms-swift", ("freeze_vit", "nonsense", "use_galore", "output_dir"))
     assert keys.uncounted == ("freeze_vit", "use_galore") and keys.unknown == ("nonsense",)
-
-
-def test_keys_are_the_annotated_fields_of_classes_and_their_aliases(tmp_path: Path) -> None:
-    fields = '    a: int = 1\n    b = 2\n    c: str = Field(None, alias="d")\n'
-    Path(tmp_path, "args.py").write_text(f"VERSION: int = 1\nclass A:\n{fields}    def e(self): f: int = 1\n")
-    assert list(declared(tmp_path)) == ["a", "c", "d"]
-
-
-@pytest.mark.slow
-def test_the_training_arguments_are_those_of_the_installed_transformers() -> None:
-    """The rest of the file follows from other projects' sources."""
-    assert known_keys({})["training-arguments"] == json.loads(FILE.read_text())["training-arguments"].split()

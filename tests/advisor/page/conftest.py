@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.page.build import build_page
 
-from benchmarks.page.browser import browser, chromium_path, served
+from tests.advisor.page.browser import browser, chromium_path, served
 
 PATIENCE_MS = 300_000
 """A busy machine may stretch everything, a first load of Python most."""

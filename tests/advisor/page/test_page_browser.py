@@ -16,7 +16,7 @@ from ds_advise.advisor.page.answers import answer
 from ds_advise.advisor.page.build import MEMORY
 from ds_advise.advisor.page.options import command_of
 
-from benchmarks.page.browser import FIRST_ANSWER, WHOLE_ANSWER, served
+from tests.advisor.page.browser import FIRST_ANSWER, WHOLE_ANSWER, served
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ TRAININGS: tuple[dict[str, str], ...] = (
     {"seq-len": "512", "software": "transformers=4.45,reentrant"},
 )
 QUESTIONS = [
-    {"model": MODELS[index % 7], **MACHINES[index % 5], **TRAININGS[(index + index // 7) % 7]} for index in range(52)
+    {"model": MODELS[index % 7], **MACHINES[index % 5], **TRAININGS[(index + index // 7) % 7]} for index in range(28)
 ]
 
 

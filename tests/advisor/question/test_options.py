@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,8 +14,6 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
 from ds_advise.advisor.question.options import GROUPS, OPTIONS, RENAMED, names_in, with_defaults
 from ds_advise.estimators.errors import WorkloadError
-
-from benchmarks.shown_output import option_table
 
 ASKED = ["gpt2", "--gpus", "8xH100", "--no-write", "--no-deepspeed-estimate", "--offline", "--json"]
 
@@ -52,11 +49,6 @@ def test_the_functions_show_every_option(function: Any) -> None:
 def test_the_page_has_options_of_the_table() -> None:
     assert all(OPTIONS[name.replace("-", "_")] is option for name, option in PAGE_OPTIONS.items())
     assert len(PAGE_OPTIONS) > 30
-
-
-def test_the_document_has_the_table() -> None:
-    """`python -m benchmarks.shown_output --write` brings it up to date."""
-    assert option_table() in (Path(__file__).parents[3] / "docs" / "asking.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

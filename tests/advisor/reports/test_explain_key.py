@@ -13,8 +13,6 @@ from ds_advise.estimators.errors import ConfigFileError
 
 from tests.validate.lint.lint_cases import facts
 
-pytestmark = pytest.mark.usefixtures("kept_facts")
-
 
 def test_every_key_of_the_engine_has_a_meaning() -> None:
     """Ours, or DeepSpeed's own words; explained without an error, also where its block is a list of keys."""

@@ -14,7 +14,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,7 +185,7 @@ CASES = {
         T.WhisperConfig, WHISPER, depth=("encoder_layers", "decoder_layers"), model=T.WhisperForConditionalGeneration
     ),
 }
-FAST = ("llama", "gpt2", "gemma2", "qwen3_moe", "qwen3_5", "llama4-experts", "bert", "t5")
+FAST = ("llama", "gpt2", "gemma2", "qwen3_moe", "t5")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -380,6 +379,7 @@ def modes() -> list[Any]:
         for name in CASES
         for method in ("full", "lora")
         for checkpointing in (False, True)
+        if name in FAST or checkpointing == (method == "lora")
     ]
 
 
@@ -389,17 +389,6 @@ Llama 4's it counts the end of a recomputed layer, which torch leaves out."""
 
 ROUGH_KEPT = {"clip": 0.08}
 """Of its towers what stands before and behind the layers is counted roughly, and much of so small a model."""
-
-
-@pytest.mark.parametrize(("name", "method", "checkpointing"), modes())
-def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpointing: bool) -> None:
-    """One more layer adds exactly the bytes that the closed form says; the total is within 3 %, the peak within 5 %."""
-    case, how = CASES[name], {"method": method, "checkpointing": checkpointing}
-    two, three = (measure(case, layers, **how) for layers in (2, 3))
-    small, large = (estimate(case, layers, **how) for layers in (2, 3))
-    assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
-    assert kept(large) == pytest.approx(three.saved, rel=ROUGH_KEPT.get(name, 0.03))
-    assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
 
 
 UNRECORDABLE = ("clip", "vit", "whisper")
@@ -421,18 +410,20 @@ ROUGH_RECORDED_PEAK = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "method", "checkpointing"), [mode for mode in modes() if mode.values[0] not in UNRECORDABLE]
-)
-def test_a_recorded_model_saves_what_the_real_model_saves(
-    name: str, method: str, checkpointing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A family with a row, recorded as if it had none: within 1 % of what the real model saves, the peak within 5 %."""
-    monkeypatch.setenv("DS_ADVISE_CACHE", str(tmp_path))
+@pytest.mark.parametrize(("name", "method", "checkpointing"), modes())
+def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpointing: bool) -> None:
+    """One more layer adds exactly the bytes that the closed form says; the total is within 3 %, the peak within 5 %.
+    Recorded as if the family had no row, within 1 %, and the peak within 5 %."""
     case, how = CASES[name], {"method": method, "checkpointing": checkpointing}
-    real, recorded = measure(case, 2, **how), estimate(case, 2, shape_of=recorded_model, **how)
-    assert kept(recorded) == pytest.approx(real.saved, rel=ROUGH_RECORDED.get(name, 0.012))
-    assert recorded.peak_bytes == pytest.approx(real.peak, rel=ROUGH_RECORDED_PEAK.get(name, 0.05))
+    two, three = (measure(case, layers, **how) for layers in (2, 3))
+    small, large = (estimate(case, layers, **how) for layers in (2, 3))
+    assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
+    assert kept(large) == pytest.approx(three.saved, rel=ROUGH_KEPT.get(name, 0.03))
+    assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
+    if name not in UNRECORDABLE:
+        recorded = estimate(case, 2, shape_of=recorded_model, **how)
+        assert kept(recorded) == pytest.approx(two.saved, rel=ROUGH_RECORDED.get(name, 0.012))
+        assert recorded.peak_bytes == pytest.approx(two.peak, rel=ROUGH_RECORDED_PEAK.get(name, 0.05))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -9,18 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from ds_advise.advisor.answer.lint_file import lint_settings
-from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_document
+from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_deepspeed, read_document
 from ds_advise.validate.lint.installed_facts import installed_version, source_folder
-from ds_advise.validate.lint.read_deepspeed import read_facts
 from ds_advise.validate.lint.rule import Rule
 
 
 @functools.cache
 def facts() -> DeepSpeedFacts:
-    """The installed DeepSpeed's, read once."""
+    """The installed DeepSpeed's."""
     folder, version = source_folder("deepspeed"), installed_version("deepspeed")
     assert folder is not None and version is not None
-    return read_facts(folder, version, source_folder("torch"))
+    return read_deepspeed.read_facts(folder, version, source_folder("torch"))
 
 
 def facts_for(rule: Rule) -> DeepSpeedFacts:

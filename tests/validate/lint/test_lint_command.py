@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.cli.main import run
 
-pytestmark = pytest.mark.usefixtures("kept_facts")
-
 GOOD = {
     "train_batch_size": 8,
     "bf16": {"enabled": True},
