@@ -35,6 +35,7 @@ def training_arguments(
         "per_device_train_batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "gradient_checkpointing": plan.gradient_checkpointing,
+        **evaluation_arguments(workload),
     }
     if workload.framework == "trl":
         arguments["max_length"] = workload.seq_len  # by default 1024
@@ -65,6 +66,16 @@ def training_arguments(
     return arguments
 
 
+def evaluation_arguments(workload: Workload) -> dict[str, Any]:
+    """The arguments of an evaluation that the plan was counted with; none without one."""
+    arguments: dict[str, Any] = {
+        "per_device_eval_batch_size": workload.eval_batch,
+        "eval_accumulation_steps": workload.eval_logits,
+        "predict_with_generate": True if workload.eval_new_tokens else None,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def script_makes_optimizer(workload: Workload, plan: Plan) -> bool:
     """Whether an Adam is torch's, from the training script. With its states in host RAM it is DeepSpeed's."""
     is_said = workload.software.optimizer_step != "auto" and optimizer(workload.optimizer).is_adam
@@ -88,7 +99,8 @@ def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict
 def arguments_class(workload: Workload) -> str:
     """The class that the Trainer's arguments are passed to."""
     by_trl = OBJECTIVES[workload.objective].config or "SFTConfig"
-    return by_trl if workload.framework == "trl" else "TrainingArguments"
+    by_trainer = "Seq2SeqTrainingArguments" if workload.eval_new_tokens else "TrainingArguments"
+    return by_trl if workload.framework == "trl" else by_trainer
 
 
 def training_arguments_snippet(arguments: dict[str, Any], name: str = "TrainingArguments") -> str:

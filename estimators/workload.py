@@ -108,6 +108,12 @@ class Workload:
     """Precision of weights and activations."""
     optimizer: str = "adamw"
     """A key of `optimizers.OPTIMIZERS`."""
+    eval_batch: int | None = None
+    """Samples per GPU of an evaluation between two steps; None: no evaluation."""
+    eval_logits: int | None = None
+    """Batches of an evaluation whose logits are on every GPU at once, for metrics; None: none."""
+    eval_new_tokens: int | None = None
+    """Tokens that an evaluation generates for each sample; None: it does not generate."""
     global_batch_size: int | None = None
     """Samples per optimizer step over all GPUs, which the search keeps exactly."""
     attention: AttentionKernel = "sdpa"
@@ -175,6 +181,9 @@ def _of_weights(workload: Workload) -> Workload:
         seq_len=1,
         document_len=None,
         global_batch_size=None,
+        eval_batch=None,
+        eval_logits=None,
+        eval_new_tokens=None,
         sequence_parallel_size=1,
         # TRL's head is gathered by itself at stage 3.
         loss="chunked-head" if workload.loss == "chunked-head" else "standard",

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.losses import LOSSES
+from ...estimators.memory.evaluation import HOST_LOGIT_BYTES
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
@@ -58,7 +60,8 @@ def verdict_of(answer: Recommendation) -> Verdict:
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
         notes = (*risk, *answer.doubts)
-        figures = (batch_sentence(question, chosen), need_sentence(question, chosen), *_reference(question, chosen))
+        further = (*_reference(question, chosen), *_evaluation(question, chosen))
+        figures = (batch_sentence(question, chosen), need_sentence(question, chosen), *further)
         sentences = (*largest, speed_sentence(question, chosen), *_loss(answer), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
@@ -71,7 +74,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
     else:
         headline = short = phrase("Nothing fits.")
         missed = closest(answer.ladder)
-        notes = () if missed is None else (what_lacks(question, missed),)
+        notes = () if missed is None else (what_lacks(question, missed), *_evaluation(question, missed))
         sentences = (*notes, *_loss(answer), *largest)
     return Verdict(
         tone=tone,
@@ -153,6 +156,32 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
         )
         return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
     return (phrase("The reference is the policy without adapters: {share} of the time, no memory.", share=share),)
+
+
+def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
+    """What an evaluation takes of each GPU, with the arguments that it is counted with, and the host's part."""
+    workload, memory = question.workload, plan.memory
+    phase = next((phase for phase in memory.phases if phase.name == "evaluation"), None)
+    if phase is None:
+        return ()
+    settings = evaluation_arguments(workload).items()
+    fields = {
+        "size": gib(phase.allocated_bytes),
+        "arguments": ", ".join(f"{name}={value}" for name, value in settings),
+    }
+    step = max(other.allocated_bytes for other in memory.phases if other is not phase)
+    if phase.allocated_bytes > step:
+        taken = phrase("Evaluation takes {size} GiB, training {step} ({arguments}).", step=gib(step), **fields)
+    else:
+        taken = phrase("Evaluation takes {size} GiB, less than training ({arguments}).", **fields)
+    if not workload.eval_logits:
+        return (taken,)
+    sample = gib(HOST_LOGIT_BYTES * workload.seq_len * question.model.vocab_size)
+    on_host = phrase(
+        "Every rank keeps {size} GiB of logits in RAM per evaluated sample; preprocess_logits_for_metrics avoids both.",
+        size=sample,
+    )
+    return taken, on_host
 
 
 def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
@@ -301,6 +330,8 @@ def _unusual(workload: Workload) -> Iterator[Phrase]:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
     if workload.objective != NEXT_TOKEN:
         yield phrase("objective {objective} by TRL", objective=workload.objective)
+    if workload.eval_new_tokens is not None:
+        yield phrase("evaluation generates {tokens} tokens", tokens=workload.eval_new_tokens)
     if workload.loss != "standard":
         yield phrase("{kind} loss", kind=workload.loss)
     if workload.mlp == "tiled":

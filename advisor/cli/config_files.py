@@ -14,6 +14,7 @@ from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from .options import (
     ACCUMULATION,
+    EVALUATION,
     FORCE,
     LANGUAGE,
     LORA,
@@ -37,7 +38,7 @@ IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "trl", "
 @click.command()
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @question_options(
-    ("gpus", "ram", "seq_len", "framework", "software", "offline"),
+    ("gpus", "ram", "seq_len", *EVALUATION, "framework", "software", "offline"),
     extra=[model_option("Model: check memory and speed too.")],
     gpus={"default": None},
     framework={"default": None, "default_text": 'hf for a file with an "auto"'},
@@ -96,6 +97,7 @@ _compared = question_options(
     (
         *("gpus", "ram", "nvme", "interconnect", *OBJECTIVE, "method", *LORA),
         *("seq_len", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "mlp"),
+        *EVALUATION,
         *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],

@@ -46,6 +46,7 @@ COUNT = _Count()
 _TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
 
 OBJECTIVE = ("objective", "precompute_ref_log_probs")
+EVALUATION = ("eval_batch", "eval_logits", "eval_new_tokens")
 LORA = names_in(MethodOptions, without=("method", "quantization", *OBJECTIVE))
 
 

@@ -15,6 +15,7 @@ from ..text.output import Output
 from .options import (
     ACCUMULATION,
     COUNT,
+    EVALUATION,
     FALLBACK,
     FORCE,
     LORA,
@@ -50,6 +51,7 @@ def _run_options(model: Decorator) -> Decorator:
         "precision",
         "gradient_checkpointing",
         "attention",
+        *EVALUATION,
         "software",
     )
     return question_options(

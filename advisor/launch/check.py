@@ -97,6 +97,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             why="the script's arguments name none",
             fix="pass --model NAME, or FILE.py:FACTORY for a module of your own; --no-check starts without a check",
         )
+    _evaluation(request, say)
     found = [*_disk(request, say), *_resumption(request, say), *_loading(run, request.prediction)]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
     if run.workload.objective != NEXT_TOKEN:
@@ -163,6 +164,39 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     what = f"loading the model takes {gib(need)} GiB of the host's {gib(available)}"
     fix = "use ZeRO-3, under which the model is loaded in shards, or fewer ranks on this node"
     return [Objection(what=what, fix=fix)]
+
+
+def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
+    """Says what an evaluation takes where it takes more than a step: a probe does not evaluate."""
+    run, prediction = request.run, request.prediction
+    if prediction is None or prediction.memory.peak.name != "evaluation":
+        return
+    workload, have = run.workload, run.cluster.gpu.memory_bytes
+    step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
+    text = f"evaluation takes {gib(prediction.memory.allocated_bytes_per_gpu)} GiB of tensors, training {gib(step)}"
+    if workload.eval_logits:
+        text += (
+            "; each GPU keeps the logits of its batches for compute_metrics: reduce them in "
+            "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
+        )
+    if prediction.memory.device_bytes_per_gpu > have:
+        text += f". It is predicted to run out of the {gib(have)} GiB of the {run.cluster.gpu.name}"
+    batch = _evaluation_batch_that_fits(run)
+    if batch:
+        text += f": with per_device_eval_batch_size={batch} it takes no more than the GPU has"
+    say(text)
+
+
+def _evaluation_batch_that_fits(run: Run) -> int | None:
+    """The largest power of two below the evaluation's batch that fits; None where it fits itself or none does."""
+    batch, have = run.workload.eval_batch or 1, run.cluster.gpu.memory_bytes
+
+    def fits(samples: int) -> bool:
+        estimate = replace(run, workload=replace(run.workload, eval_batch=samples)).estimate()
+        return estimate is not None and estimate.memory.device_bytes_per_gpu <= have
+
+    smaller = (2**power for power in reversed(range((batch - 1).bit_length())))
+    return None if fits(batch) else next(filter(fits, smaller), None)
 
 
 def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from ...estimators.memory.evaluation import EVALUATION_BATCH
+
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
 _CONFIG = ("deepspeed", "deepspeed_config", "ds_config")
@@ -34,6 +36,11 @@ _FOUR_BITS = ("use_4bit_quantization", "load_in_4bit", "use_4bit", "q_lora")
 _BITS = ("quantization_bit", "quant_bits", "bits")
 
 _SAVE_STEPS, _EPOCHS = 500, 3
+
+_NEW_TOKENS = 20
+"""transformers 5.23 generation/utils.py: `max_new_tokens` where nothing limits the length."""
+
+_LEAST_KEPT = 2
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
@@ -166,6 +173,23 @@ class ScriptArguments:
         if limit is None:
             return saved
         return limit + 1 if saved is None else min(saved, limit + 1)
+
+    def evaluation(self, *, metrics_get_logits: bool) -> dict[str, int | None]:
+        """What its Trainer's evaluations hold, under the names of the question's options; empty without evaluations.
+
+        Logits of two batches where nothing limits their number: the least of what is kept.
+        """
+        strategy = self.text("eval_strategy", "evaluation_strategy") or "no"
+        if strategy == "no" and not self.flag("do_eval"):
+            return {}
+        generates = self.flag("predict_with_generate")
+        keeps = metrics_get_logits and not self.flag("prediction_loss_only") and not generates
+        tokens = self.number("generation_max_length") or _NEW_TOKENS
+        return {
+            "eval_batch": self.number("per_device_eval_batch_size") or EVALUATION_BATCH,
+            "eval_logits": (self.number("eval_accumulation_steps") or _LEAST_KEPT) if keeps else None,
+            "eval_new_tokens": tokens if generates else None,
+        }
 
     @property
     def _epochs(self) -> int | None:

@@ -112,6 +112,12 @@ class ScriptSource:
         return None
 
     @property
+    def metrics_get_logits(self) -> bool:
+        """Whether its Trainer computes metrics from the logits themselves."""
+        given = {keyword.arg for call in self.calls if _TRAINER.fullmatch(called(call)) for keyword in call.keywords}
+        return "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
+
+    @property
     def objective(self) -> Objective | None:
         """What its Trainer minimizes; None for what is not predicted, such as GRPO, or CPOTrainer, whose arguments
         decide."""

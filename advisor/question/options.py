@@ -162,6 +162,25 @@ class TrainingOptions(TypedDict, total=False):
         int | Literal["max"] | None,
         Option("Samples per GPU and forward pass; max: the most that fit.", default_text="the fastest that fits"),
     ]
+    eval_batch: Annotated[
+        int | None,
+        Option(
+            "Samples per GPU of evaluations, which have to fit too (per_device_eval_batch_size).",
+            default_text="no evaluation",
+        ),
+    ]
+    eval_logits: Annotated[
+        int | None,
+        Option(
+            "Evaluation batches whose logits stay on each GPU for compute_metrics (eval_accumulation_steps; by itself "
+            "the Trainer keeps those of all).",
+            default_text="none",
+        ),
+    ]
+    eval_new_tokens: Annotated[
+        int | None,
+        Option("Tokens that evaluations generate per sample (predict_with_generate).", default_text="none"),
+    ]
     document_len: Annotated[
         int | None,
         Option("Mean length of the documents packed into a sample.", default_text="one document per sample"),

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
+from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.images import check_image_tokens
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, loss_of
@@ -58,6 +59,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "framework": framework,
         "loss": _loss(given, framework, software),
         "global_batch_size": given["global_batch"],
+        "eval_batch": _evaluation_batch(given),
     }
     return Workload(**{name: given[name] for name in _SHARED} | converted)  # type: ignore[literal-required]
 
@@ -190,6 +192,19 @@ def _loss(given: Mapping[str, Any], framework: Framework, software: Software) ->
             fix="leave --loss out",
         )
     return cast(LossKernel, asked)
+
+
+def _evaluation_batch(given: Mapping[str, Any]) -> int | None:
+    """Samples per GPU of an evaluation, the Trainer's default where only what it does is given. Raises WorkloadError
+    for logits of trainers whose metrics have none."""
+    if given["eval_logits"] and OBJECTIVES[given["objective"]].trainer:
+        raise WorkloadError(
+            f"--eval-logits does not go with --objective {given['objective']}",
+            why="its trainer's metrics are computed batch by batch",
+            fix="leave --eval-logits out",
+        )
+    asked = given["eval_logits"] or given["eval_new_tokens"]
+    return given["eval_batch"] or (EVALUATION_BATCH if asked else None)
 
 
 def _document_length(document_len: int | None, seq_len: int) -> int | None:

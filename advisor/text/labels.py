@@ -120,6 +120,7 @@ _MOMENTS = {
     "backward_end": phrase("the end of the backward pass"),
     "reference_forward": phrase("the reference model's forward pass"),
     "step": phrase("the optimizer step"),
+    "evaluation": phrase("evaluation"),
 }
 
 

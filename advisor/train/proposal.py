@@ -298,11 +298,12 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
         report = "tensorboard" if find_spec("tensorboard") is not None else "none"
     evaluation: dict[str, Any] = {}
     if proposal.samples.evaluation is not None:
+        asked = proposal.answer.question.workload.eval_batch
         evaluation = {
             "eval_strategy": "steps",
             "eval_steps": save_steps,
             "prediction_loss_only": True,
-            "per_device_eval_batch_size": plan.micro_batch_size,
+            "per_device_eval_batch_size": asked or plan.micro_batch_size,
         }
     question, config_path = proposal.answer.question, str(proposal.folder.ds_config)
     return {

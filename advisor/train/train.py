@@ -267,7 +267,7 @@ def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingF
     changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))
     changed["output_dir"] = job.arguments["output_dir"]
     if "per_device_eval_batch_size" in job.arguments:
-        changed["per_device_eval_batch_size"] = plan.micro_batch_size
+        changed.setdefault("per_device_eval_batch_size", plan.micro_batch_size)
     return replace(
         job,
         arguments={**job.arguments, **changed},

@@ -6,6 +6,7 @@ A stage's methods give the terms of one GPU in the phases of a step:
     head, head_reduction     the output head's gradient is made; it is reduced, and the logits are gone
     layer, reduction         the last layer runs backward; a full bucket is reduced meanwhile
     end, step                the embedding's gradient is made; the optimizer steps
+    idle                     between two steps
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ class StageZero(GradientMemory):
 
     def forward_terms(self) -> Terms:
         return self._gradients(self._earlier)
+
+    def idle_terms(self) -> Terms:
+        return ()
 
     def tiled_loss_terms(self, tiles: int) -> Terms:
         return self._gradients(self._earlier + (self.head if tiles > 1 else 0))

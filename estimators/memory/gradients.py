@@ -109,6 +109,9 @@ class FlatGradients(GradientMemory):
     def forward_terms(self) -> Terms:
         return self._before_reduction(self.earlier)
 
+    def idle_terms(self) -> Terms:
+        return self._staging(0)
+
     def tiled_loss_terms(self, tiles: int) -> Terms:
         if tiles == 1:
             return self.forward_terms()
@@ -294,6 +297,8 @@ class StageThree(GradientMemory):
 
     def forward_terms(self) -> Terms:
         return self._gradients(0) + self._bucket()
+
+    idle_terms = forward_terms
 
     def tiled_loss_terms(self, tiles: int) -> Terms:
         return self._gradients(self.head if tiles > 1 else 0) + self._bucket()

@@ -16,6 +16,7 @@ A training step passes through a few phases, and any of them may be the peak:
 - backward_end: the embedding's gradient is made, few activations are left.
 - reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
+- evaluation: between two steps, if the workload has one (`evaluation`).
 
 Each phase is a sum of terms of `zero_states` (weights, masters, states), `gathered_parameters`, `gradients` and
 `activations`, exact in bytes of live tensors. `device_overhead` adds what is only observed. Compared with dry runs of
@@ -49,6 +50,7 @@ from .device_overhead import (
     library_workspace,
     outside_allocator,
 )
+from .evaluation import evaluation_terms
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import FlatGradients, gradient_memory
 from .host_memory import (
@@ -302,6 +304,22 @@ class BatchIndependentMemory:
             phases["head_reduction"] = reduced + whole(gathered.head_reduction, kept, at_loss)
         return phases
 
+    @cached_property
+    def in_evaluation(self) -> tuple[Terms, Terms]:
+        """Gradients and gathered weights in the forward passes of an evaluation, and behind them. ZeRO-3 fetches by the
+        trace of a training step, so at most what is whole in its forward pass; what its backward pass would need
+        stays."""
+        gathered, idle = self.gathered, self.gradients.idle_terms()
+        behind = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
+        passes = [
+            behind,
+            self._gathered(gathered.first_layer, gathered.first_layer, gathered.arriving_at_first_layer),
+            self._gathered(gathered.last_layer, gathered.last_layer, gathered.arriving_at_last_layer),
+        ]
+        if reference_passes(self.sharded.tensors.workload):
+            passes.append(self._gathered(gathered.kept + self._reference_gathered, gathered.loss))
+        return idle + max(passes, key=total_bytes), idle + behind
+
     @property
     def _reference_gathered(self) -> int:
         """Elements that the reference's own engine, or the policy without adapters, gathers in its forward pass, at
@@ -392,7 +410,22 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     if "later_gradient_reduction" in phases:
         alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - tensors.head))
     before = memory.resident + output_terms(model, workload, micro_batch_size)
-    return tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
+    found = tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
+    return found if workload.eval_batch is None else (*found, _evaluation(memory, workload))
+
+
+def _evaluation(memory: BatchIndependentMemory, workload: Workload) -> Phase:
+    """The largest moment of an evaluation."""
+    gpu = memory.cluster.gpu
+    terms = evaluation_terms(
+        memory.sharded.tensors.model,
+        workload,
+        world_size=memory.cluster.world_size,
+        compute_capability=gpu.compute_capability,
+    )
+    passing, behind = memory.in_evaluation
+    moments = (passing + terms.layer, behind + terms.loss, behind + terms.gathered, passing + terms.generation)
+    return Phase(name="evaluation", terms=memory.resident + max(moments, key=total_bytes))
 
 
 def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Plan, saved: Terms) -> dict[str, Terms]:

@@ -15,6 +15,7 @@ from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Request, Run
 from . import models, own_module
+from .evaluation import evaluate
 from .trl_step import with_objective
 
 _REPEATABLE = 3
@@ -148,6 +149,10 @@ def run(
         recorder.join_micro_batches(first)
         if recorder.repeats() and until_repeated and iteration >= _REPEATABLE:
             break
+    if trained.workload.eval_batch is not None:
+        recorder.schedule.first_iteration = iteration + 1  # the time is that of the step
+        with recorder.phase(iteration, "evaluation"):
+            evaluate(engine, subject, trained)
     del keep_alive
     return config, parameters, trainable
 

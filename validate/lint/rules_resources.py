@@ -61,7 +61,10 @@ def too_large(config: LintedConfig) -> Iterator[Violation]:
         need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
         probability = situation.fit_probability()
         likely = f": it fits with a probability of {probability:.0%}" if probability >= 1 - SURE else ""
-        yield violation("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}{likely}")
+        when = " at the first evaluation" if situation.memory().peak.name == "evaluation" else ""
+        yield violation(
+            "zero_optimization", f"it needs about {_gb(need)} per GPU{when}, which has {_gb(there)}{likely}"
+        )
 
 
 @RESOURCE_RULES.warning(

@@ -113,10 +113,31 @@ def activation_memory(
     )
 
 
+class ForwardOnly(NamedTuple):
+    """A forward pass without gradients."""
+
+    shared: Terms
+    """Masks, rotary tables: alive through all layers."""
+    layer: Terms
+    """The largest moment of a layer."""
+
+
+def forward_only_terms(
+    model: ModelShape, workload: Workload, samples: int, *, compute_capability: float | None
+) -> ForwardOnly:
+    layout = layout_of(model, workload, True, compute_capability, False)
+    return ForwardOnly(
+        shared=tuple(term for part in layout.shared for term in part.terms(samples)),
+        layer=_linear(_FORWARD, _largest(layout.unsaved, samples), samples),
+    )
+
+
 class Layout(NamedTuple):
     """What does not depend on the micro batch size."""
 
     saved: tuple[LinearTerm, ...]
+    shared: tuple[LinearTerm, ...]
+    """The part of it that lives as long as the layers."""
     head: LinearTerm
     per_layer: Size
     forward: tuple[Size, ...]
@@ -262,8 +283,10 @@ def layout_of(
             stack = "module's" if model.module else block.stack
             terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
         working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
+    shared = tuple(shared_terms(recorder))
     return Layout(
-        saved=(*terms, *shared_terms(recorder)),
+        saved=(*terms, *shared),
+        shared=shared,
         head=last.term,
         per_layer=max(kept),
         forward=frontier(forward),

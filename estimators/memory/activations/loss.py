@@ -229,6 +229,31 @@ def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: in
     )
 
 
+def evaluated_loss_terms(model: ModelShape, workload: Workload, samples: int, *, keeps_logits: bool) -> Terms:
+    """The largest moment of a loss that saves nothing: the last hidden state, logits w, their fp32 copy 4 and its
+    log-softmax 4 per logit (in fp32, and where the class does not upcast, no copy).
+
+    keeps_logits: metrics get them, so a loss that makes none computes them all: Liger's then runs the standard one,
+    TRL's trainers another forward pass without a loss (trl 1.16 sft_trainer.py `compute_loss`). A loss of 16 bits reads
+    them alone.
+    """
+    v, w, tokens = model.vocab_size, workload.weight_bytes, samples * workload.seq_len
+    states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
+    if not v or model.num_labels:
+        return states
+    if workload.loss in _IN_CHUNKS and not keeps_logits:
+        chunks = _IN_CHUNKS[workload.loss](model, workload, samples)
+        size = chunks.logit_bytes * chunks.tokens * chunks.columns
+        formula = _CHUNK._replace(source=chunks.source)
+        return states + formula.term(size, k=chunks.logit_bytes, c=chunks.tokens, v=chunks.columns)
+    upcast = (4 if w < 4 else 0) if upcasts(model) else 0
+    c = _copied_bytes(model, workload) or w + upcast + (4 if upcasts(model) else w)
+    if workload.loss in (*_IN_CHUNKS, *_IN_16_BITS) and workload.loss != "fused":
+        c = w
+    formula = _COPIES._replace(source=LOSS_SOURCE)
+    return states + formula.term(c * tokens * v, c=c, V=v, B=samples, S=workload.seq_len)
+
+
 def hidden_gradient(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     """The gradient of the head's input, which comes before that of its weight: w B S H."""
     w, h = workload.weight_bytes, model.hidden_size

@@ -281,6 +281,24 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert "loading the model" in found(small, "--save_total_limit", "1")[0]
 
 
+def test_an_evaluation_that_does_not_fit_is_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the batch that fits, because a probe does not evaluate."""
+    monkeypatch.setattr("ds_advise.advisor.launch.check._probe", lambda *_, **__: [])
+    run = _run(folder)
+    small = replace(run, workload=replace(run.workload, eval_batch=64)).estimate()
+    assert small is not None
+    gpu = replace(run.cluster.gpu, memory_bytes=small.memory.device_bytes_per_gpu)
+    cluster = replace(run.cluster, gpu=gpu)
+    evaluated = replace(run, cluster=cluster, workload=replace(run.workload, eval_batch=256))
+    printed = list[str]()
+    assert _objections(folder, evaluated, "probe", printed=printed) == []
+    assert "evaluation takes" in printed[0] and "predicted to run out" in printed[0]
+    assert "with per_device_eval_batch_size=64 it takes" in printed[0]
+    printed.clear()
+    _objections(folder, replace(run, cluster=cluster), "probe", printed=printed)
+    assert printed == []
+
+
 @pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])
 def test_what_is_likely_to_fit_is_started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, probability: float, starts: bool

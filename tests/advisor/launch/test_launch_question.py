@@ -303,6 +303,34 @@ def test_literals_of_the_script_are_read(request_of: Request) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "trainer", "words", "expected"),
+    [
+        ("save_steps=1", "", "", (None, None, None)),
+        ("eval_strategy='steps'", "", "", (8, None, None)),  # the Trainer's own batch
+        ("eval_strategy='no'", ", compute_metrics=f", "", (None, None, None)),
+        ("evaluation_strategy='epoch'", ", compute_metrics=f", "--per_device_eval_batch_size 2", (2, 2, None)),
+        ("eval_strategy='steps', eval_accumulation_steps=16", ", compute_metrics=f", "", (8, 16, None)),
+        ("eval_strategy='steps'", ", compute_metrics=f, preprocess_logits_for_metrics=g", "", (8, None, None)),
+        ("do_eval=True, prediction_loss_only=True", ", compute_metrics=f", "", (8, None, None)),
+        (
+            "do_eval=True, predict_with_generate=True, generation_max_length=64",
+            ", compute_metrics=f",
+            "",
+            (8, None, 64),
+        ),
+    ],
+)
+def test_evaluations_of_the_script_are_predicted(
+    request_of: Request, arguments: str, trainer: str, words: str, expected: tuple[int | None, ...]
+) -> None:
+    """Their batch, and what its metrics keep, from its arguments and its Trainer's."""
+    text = LITERALS.replace("save_steps=steps()", arguments).replace("args=args", f"args=args{trainer}")
+    Path("train.py").write_text(text)
+    workload = request_of(*words.split(), model=None)[0].run.workload
+    assert (workload.eval_batch, workload.eval_logits, workload.eval_new_tokens) == expected
+
+
+@pytest.mark.parametrize(
     ("trainer", "checkpointing", "predicted"),
     [("SFTTrainer", True, True), ("DPOTrainer", True, True), ("GRPOTrainer", True, False), ("Trainer", False, True)],
 )

@@ -53,6 +53,7 @@ workloads = st.builds(
     seq_len=st.integers(16, 4096),
     precision=st.sampled_from(["bf16", "fp16", "fp32"]),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+    eval_batch=st.sampled_from([None, None, 8]),
 )
 clusters = st.builds(cluster, nodes=st.integers(1, 4), gpus=st.integers(1, 8))
 plans = st.builds(
@@ -322,3 +323,20 @@ def test_nccl_takes_more_where_the_links_are_fast() -> None:
         return sum(part.size_bytes for part in outside_allocator(cluster) if part.name == "nccl_buffers")
 
     assert nccl("A100-80GB", 8) > nccl("RTX4090", 8) > nccl("RTX4090", 1) == 0
+
+
+@pytest.mark.parametrize(("batches", "copies"), [(None, 0), (1, 9), (2, 2 * 2 * 8), (5, 2 * 5 * 8)])
+def test_evaluations_keep_the_logits_of_all_ranks_for_metrics(batches: int | None, copies: int) -> None:
+    """Of one batch a rank's own beside those of all eight; of k batches two tensors of them while they are put
+    together. A plan whose evaluation does not fit needs more than the GPU has."""
+    model = llama(vocab=128_000)
+    workload = Workload(eval_batch=8, eval_logits=batches)
+    plan = Plan(zero_stage=2, micro_batch_size=1)
+    evaluated = estimate_memory(model, workload, cluster(gpus=8), plan)
+    batch = 2 * 8 * workload.seq_len * model.vocab_size
+    kept = total(term for term in evaluated.peak.terms if term.name == "logits of all ranks")
+    assert evaluated.peak.name == "evaluation"
+    assert kept == copies * batch
+    trained = estimate_memory(model, Workload(), cluster(gpus=8), plan)
+    assert trained.device_bytes_per_gpu < evaluated.device_bytes_per_gpu
+    assert (evaluated.device_bytes_per_gpu > GPU.memory_bytes) == (batches is not None and batches > 1)

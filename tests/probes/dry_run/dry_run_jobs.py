@@ -214,6 +214,12 @@ def train(request, meeting, seconds):
         with RealMode(ledger, schedule, alone=alone):
             train_by_trl(request, recorder)
         return {"phases": [asdict(phase) for phase in recorder.phases]}
+    if request.run.workload.eval_batch is not None:
+        from evaluation_training import train_and_evaluate
+
+        with RealMode(ledger, schedule, alone=alone):
+            train_and_evaluate(request, recorder)
+        return {"phases": [asdict(phase) for phase in recorder.phases]}
     parameters = []
     training.models.from_config = with_finite_weights(training.models.from_config, parameters)
     training.own_module.from_file = with_finite_weights(training.own_module.from_file, parameters)

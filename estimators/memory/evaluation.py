@@ -1,0 +1,135 @@
+"""What an evaluation between two steps holds on each GPU besides weights, states and gradients.
+
+transformers' evaluation loop runs forward passes without gradients, which save nothing: its peak is a layer's forward
+pass or the loss. For metrics it keeps the logits: gathered from all N ranks, N w B S V bytes a batch, in one tensor for
+all batches until `eval_accumulation_steps` of them go to the host. Batch k is put behind the k - 1 before it in a new
+tensor, while both are alive: 2 k N w B S V. Without `eval_accumulation_steps` all batches stay on the GPU.
+
+`predict_with_generate` generates with a cache of keys and values, which transformers 4's evaluations have in any case.
+
+Source: transformers 5.23 trainer.py `evaluation_loop`, `prediction_step`, trainer_pt_utils.py `EvalLoopContainer`,
+trainer_seq2seq.py `prediction_step`; accelerate 1.15 utils/operations.py `_gpu_gather`. Compared with evaluations on
+two ranks in tests/probes/dry_run/test_dry_run_evaluation.py. Not covered: labels and losses of the batches (8 bytes per
+token and less), what `compute_metrics` itself makes, beam search, FSDP.
+Generation is derived and compared with nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..estimate import MEMORY_SYMBOLS, Formula, Terms
+from ..models.model_shape import Block, ModelShape
+from ..objectives import OBJECTIVES
+from ..workload import Workload
+from .activations.activation_memory import forward_only_terms
+from .activations.loss import evaluated_loss_terms
+
+EVALUATION_BATCH = 8
+"""`per_device_eval_batch_size` where nothing sets it (transformers 5.23 training_args.py)."""
+
+HOST_LOGIT_BYTES = 4
+"""Per logit on the host: numpy has no bf16 (transformers 5.23 trainer_pt_utils.py `nested_numpify`)."""
+
+_LOOP = "transformers 5.23 trainer.py evaluation_loop"
+_KEPT = Formula(
+    "logits of earlier batches",
+    "k N w B S V",
+    _LOOP,
+    {**MEMORY_SYMBOLS, "k": "batches whose logits are held, the last one twice where there are several before it"},
+)
+_JOINED = _KEPT._replace(
+    name="logits of all ranks",
+    text="2 k N w B S V",
+    symbols={**MEMORY_SYMBOLS, "k": "batches whose logits are put together, in one tensor beside the earlier one"},
+)
+_GATHERED = _KEPT._replace(
+    name="logits of all ranks", text="(N + 1) w B S V", source="accelerate 1.15 utils/operations.py _gpu_gather"
+)
+_CACHE = Formula(
+    "keys and values",
+    "w B x",
+    "transformers 5.23 cache_utils.py DynamicLayer, DynamicSlidingWindowLayer",
+    {**MEMORY_SYMBOLS, "x": "elements of keys and values of one sample in all layers"},
+)
+_APPENDED = _CACHE._replace(
+    name="keys and values of a layer", symbols={**MEMORY_SYMBOLS, "x": "elements of one sample in the widest layer"}
+)
+
+
+class EvaluationTerms(NamedTuple):
+    """Terms of an evaluation by its moments."""
+
+    layer: Terms
+    """A layer's forward pass."""
+    loss: Terms
+    gathered: Terms
+    """Behind the forward pass, when logits are gathered and put together; () without metrics on logits."""
+    generation: Terms
+    """() without generation."""
+
+
+def evaluation_terms(
+    model: ModelShape, workload: Workload, *, world_size: int, compute_capability: float | None
+) -> EvaluationTerms:
+    """The moments of an evaluation with `workload.eval_batch` samples on each GPU. `workload` is that of a rank."""
+    samples = OBJECTIVES[workload.objective].sequences * (workload.eval_batch or 0)
+    width, tokens, batches = workload.weight_bytes, samples * workload.seq_len, workload.eval_logits or 0
+    batch = width * tokens * model.vocab_size
+    inputs = {"N": world_size, "w": width, "B": samples, "S": workload.seq_len, "V": model.vocab_size}
+    # The loop's name for the last batch holds it until the next one's comes.
+    held = batches if batches > 2 else batches - 1
+    kept = _KEPT.term(held * world_size * batch, k=held, **inputs) if batches > 1 else ()
+    if batches == 1:
+        gathered = _GATHERED.term((world_size + 1) * batch, **inputs)
+    else:
+        gathered = _JOINED.term(2 * batches * world_size * batch, k=batches, **inputs)
+    forward = forward_only_terms(model, workload, samples, compute_capability=compute_capability)
+    cache = () if workload.software.transformers >= (5, 0) else cache_terms(model, workload, samples, workload.seq_len)
+    loss = evaluated_loss_terms(model, workload, samples, keeps_logits=batches > 0)
+    return EvaluationTerms(
+        layer=kept + cache + forward.shared + forward.layer,
+        loss=kept + cache + forward.shared + loss,
+        gathered=gathered,
+        generation=_generation(model, workload, samples) + forward.shared + forward.layer
+        if workload.eval_new_tokens
+        else (),
+    )
+
+
+def _generation(model: ModelShape, workload: Workload, samples: int) -> Terms:
+    """The cache at the end, where appending a token copies one layer's."""
+    tokens = workload.seq_len + (workload.eval_new_tokens or 0)
+    widest = max(_cached_elements(model, workload, tokens))
+    appended = _APPENDED.term(workload.weight_bytes * samples * widest, w=workload.weight_bytes, B=samples, x=widest)
+    return cache_terms(model, workload, samples, tokens) + appended
+
+
+def cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int) -> Terms:
+    """Keys and values of `tokens` tokens in every layer: w B sum(K (D + Dv) tokens), at most a sliding window's."""
+    elements = sum(
+        block.count * size
+        for block, size in zip(_decoders(model), _cached_elements(model, workload, tokens), strict=True)
+    )
+    width = workload.weight_bytes
+    return _CACHE.term(width * samples * elements, w=width, B=samples, x=elements)
+
+
+def _decoders(model: ModelShape) -> list[Block]:
+    return [block for block in model.blocks if block.stack == "decoder" and not block.tokens]
+
+
+def _cached_elements(model: ModelShape, workload: Workload, tokens: int) -> list[int]:
+    """Elements of one sample in a layer of each kind. Linear attention keeps a state whatever the tokens, not counted.
+    Latent attention caches whole heads."""
+    found = []
+    for block in _decoders(model):
+        size = 0
+        for attention in (block.attention, block.cross_attention):
+            if attention is None or attention.chunk:
+                continue
+            heads = attention.heads if attention.kv_lora_rank else attention.kv_heads
+            seen = model.encoder_len(workload.seq_len) if attention.cross else tokens
+            size += heads * (attention.head_dim + attention.v_head_dim) * min(seen, attention.window or seen)
+        found.append(size)
+    return found
