@@ -30,8 +30,9 @@ def lint_settings(
     seq_len: int | None = None,
     software: str | None = None,
     offline: bool = False,
+    **evaluation: int | None,
 ) -> dict[str, Any]:
-    """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
+    """Keyword arguments of `lint`. evaluation: the question's options of evaluations. The workload is None, and memory and speed are not checked, without a model and for
     an unknown optimizer. An `auto` batch is the advice's.
 
     Raises DsAdviseError for invalid GPUs, an unknown model, software or an impossible length.
@@ -40,7 +41,7 @@ def lint_settings(
     shape = load_model(model, offline=offline) if isinstance(model, str) else model
     workload = None
     if shape is not None:
-        options = {"seq_len": seq_len, "framework": framework or "hf", "software": software}
+        options = {"seq_len": seq_len, "framework": framework or "hf", "software": software, **evaluation}
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None

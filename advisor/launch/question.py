@@ -77,8 +77,8 @@ def launch_question(
     chosen["model"] = options["model"] or arguments.model
     chosen["objective"] = source.objective or NEXT_TOKEN
     chosen["precompute_ref_log_probs"] = bool(arguments.flag("precompute_ref_log_probs"))
-    if text.objective is not None and framework != "deepspeed":
-        keeps = text.metrics_get_logits and text.objective == "next-token"
+    if source.objective is not None and framework != "deepspeed":
+        keeps = source.metrics_get_logits and source.objective == NEXT_TOKEN
         evaluation = arguments.evaluation(metrics_get_logits=keeps)
         chosen |= {name: value for name, value in evaluation.items() if name not in given}
     del chosen["config_file"]
