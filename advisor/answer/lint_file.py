@@ -32,8 +32,8 @@ def lint_settings(
     offline: bool = False,
     **evaluation: int | None,
 ) -> dict[str, Any]:
-    """Keyword arguments of `lint`. evaluation: the question's options of evaluations. The workload is None, and memory and speed are not checked, without a model and for
-    an unknown optimizer. An `auto` batch is the advice's.
+    """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
+    an unknown optimizer. An `auto` batch is the advice's. evaluation: the question's options of evaluations.
 
     Raises DsAdviseError for invalid GPUs, an unknown model, software or an impossible length.
     """
