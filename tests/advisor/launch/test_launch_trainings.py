@@ -149,7 +149,6 @@ def _cases(*cases: tuple[str, str, Framework]) -> list[Any]:
     ("launcher", "script", "framework"),
     _cases(
         ("torchrun", "train_with_trainer.py", "hf"),
-        ("accelerate", "train_with_trainer.py", "hf"),
         ("accelerate", "train_with_accelerate.py", "hf"),
         ("deepspeed", "train_with_deepspeed.py", "deepspeed"),
     ),
