@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import psutil
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.launch.request import LaunchRequest
+from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_source import Script
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.ds_configs.emit import ds_config
@@ -90,6 +92,14 @@ def printed(answer: Recommendation, *, width: int = 80, details: bool = False) -
     return page.getvalue()
 
 
+def imports_of(program: str, names: Sequence[str]) -> list[str]:
+    """Those of the modules that a Python of its own has imported when the program has ended."""
+    code = f"{program}\nimport sys\nprint('IMPORTED', *[name for name in {list(names)!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rpartition("IMPORTED")[2].split()
+
+
 def processes_of(folder: Path | str) -> list[psutil.Process]:
     """Processes with a file of the folder among their arguments: ranks, and what they started."""
     return [
@@ -111,8 +121,25 @@ def launch_request(run: Run, folder: Path, *arguments: str, **changes: Any) -> L
     return replace(request, **changes)
 
 
-def ran(step: StepTime, *, world_size: int, device: Any, tokens_per_step: int, **memory: int | None) -> ProbeResult:
-    """A probe with this time for every step; memory: fields of its first rank's report."""
+def outcome_of(folder: Path, kind: FailureKind | None, **changes: Any) -> LaunchOutcome:
+    """A training that failed on rank 0 by this kind, or that finished."""
+    outcome = LaunchOutcome(
+        status="failed" if kind else "finished",
+        failure=None if kind is None else TrainingFailure(kind=kind, rank=0, step=0, message=""),
+        last_step=0,
+        peaks=Peaks(host_bytes=1),
+        seconds=1.0,
+        folder=folder,
+    )
+    return replace(outcome, **changes)
+
+
+def ran(
+    step: StepTime | float, *, world_size: int, device: Any, tokens_per_step: int, **memory: int | None
+) -> ProbeResult:
+    """A probe with this time, or as many seconds, for every step; memory: fields of its first rank's report."""
+    if isinstance(step, float):
+        step = StepTime(total_s=step, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     report: dict[str, Any] = {
         "rank": 0,
         "allocated_bytes": None,

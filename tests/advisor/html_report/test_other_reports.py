@@ -14,20 +14,20 @@ from ds_advise.advisor.html_report.document import html_of
 from ds_advise.advisor.html_report.launch import launch_report_of
 from ds_advise.advisor.html_report.runs import probe_report
 from ds_advise.advisor.launch.check import Objection
-from ds_advise.advisor.launch.request import Attempt, LaunchOutcome, Peaks, TrainingFailure
+from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
 from ds_advise.advisor.launch.session import Session, keep_training
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import launch_report
 from ds_advise.advisor.verification.probe import ProbeAnswer
 from ds_advise.estimators.json_form import to_json
-from ds_advise.probes.real_run.result import RankFailure, StepTime
+from ds_advise.probes.real_run.result import RankFailure
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.helpers import launch_request, ran
+from tests.helpers import launch_request, outcome_of, ran
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -76,8 +76,7 @@ def test_two_files_without_a_model_are_compared_by_their_keys(
 
 
 def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
-    step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    result = ran(step, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
+    result = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
     assert page.data == json.loads(json.dumps(answer.to_json()))
@@ -89,9 +88,8 @@ def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
 
 def test_a_probe_that_failed_says_why(run_of_gpt2: Run) -> None:
     """In the error's own words, whatever they are."""
-    step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     failure = RankFailure(kind="crash", rank=1, phase="step", message=EVIL, details="")
-    result = replace(ran(step, world_size=2, device="cpu", tokens_per_step=64), failure=failure)
+    result = replace(ran(7.0, world_size=2, device="cpu", tokens_per_step=64), failure=failure)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=None, dry_run=None)
     page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
     assert "It failed." in page.text and EVIL in page.text and "img" not in page.names
@@ -101,18 +99,14 @@ def test_a_probe_that_failed_says_why(run_of_gpt2: Run) -> None:
 def _session(run: Run, folder: Path, **outcome: Any) -> Session:
     request = launch_request(run, folder, prediction=run.estimate())
     known: dict[str, Any] = {
-        "status": "finished",
-        "failure": None,
         "last_step": 9,
         "peaks": Peaks(host_bytes=3 * 2**30),
-        "seconds": 9.0,
-        "folder": folder,
         "step_s": 0.5,
         "tokens_per_step": 256.0,
         "tokens_per_s": 512.0,
         "losses": tuple((step, 10.0 / step) for step in range(1, 3000)),
     }
-    return Session(attempts=(Attempt(request=request, outcome=LaunchOutcome(**known | outcome)),))
+    return Session(attempts=(Attempt(request=request, outcome=outcome_of(folder, None, **known | outcome)),))
 
 
 def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ds_advise.advisor.launch.command import costly_variables, environment_of, k
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
 from ds_advise.advisor.launch.question import default_launcher, framework_of
-from ds_advise.advisor.launch.request import Attempt, FailureKind, LaunchOutcome, Peaks, TrainingFailure
+from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.script_source import ScriptSource
 from ds_advise.advisor.launch.session import Session, next_launch, tensor_bytes, with_less_memory
@@ -37,11 +37,11 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
-from ds_advise.probes.real_run.result import ProbeResult, StepTime
+from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import TINY, failed_probe, launch_request, ran, write_checkpoint
+from tests.helpers import TINY, failed_probe, launch_request, outcome_of, ran, write_checkpoint
 
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -320,8 +320,7 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     run = _run(folder)
     closed_form = prediction_of(run)
     assert closed_form is not None and closed_form.evidence == "analytic"
-    step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    success = ran(step, world_size=2, device="cpu", tokens_per_step=1, host_peak_bytes=10**8)
+    success = ran(2 * closed_form.time.step_s, world_size=2, device="cpu", tokens_per_step=1, host_peak_bytes=10**8)
 
     def keep(result: ProbeResult, micro_batch_size: int = 2) -> None:
         keep_probe(result, replace(run, micro_batch_size=micro_batch_size), memory_limit_bytes=None)
@@ -340,8 +339,7 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
 def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers for a run of the same plan, also that its memory ran out, unless another one is requested."""
     run = _run(folder)
-    step = StepTime(total_s=1.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    success = ran(step, world_size=2, device="cpu", tokens_per_step=1)
+    success = ran(1.0, world_size=2, device="cpu", tokens_per_step=1)
     probed, printed = list[Run](), list[str]()
 
     def probe_and_keep(question: Run, **_: object) -> ProbeResult:
@@ -385,15 +383,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     run = _run(folder, seq_len=512)
     prediction = prediction_of(run)
     assert prediction is not None
-    outcome = LaunchOutcome(
-        status="failed",
-        failure=TrainingFailure(kind="gpu_out_of_memory", rank=0, step=5, message=""),
-        last_step=5,
-        peaks=Peaks(),
-        seconds=1.0,
-        folder=folder / "log",
-        checkpoint=newest,
-    )
+    outcome = outcome_of(folder / "log", "gpu_out_of_memory", last_step=5, checkpoint=newest)
     request = launch_request(run, folder, *arguments.split(), device="cpu", prediction=prediction)
     following = next_launch(request, outcome, folder / "next")
     assert expected in f"{following.description} {following.command}"
@@ -438,14 +428,7 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
     run = read_run(
         *(folder / "ds_config.json", str(folder / "model"), cpu_cluster(2)), seq_len=256, micro_batch=16, offline=True
     )
-    outcome = LaunchOutcome(
-        status="failed",
-        failure=TrainingFailure(kind=kind, rank=0, step=0, message=""),
-        last_step=0,
-        peaks=Peaks(),
-        seconds=1.0,
-        folder=folder / "log",
-    )
+    outcome = outcome_of(folder / "log", kind)
     request = launch_request(run, folder, device="cpu", prediction=prediction_of(run))
     sizes, batches = list[int](), list[int]()
     while request is not None:
@@ -487,17 +470,8 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
     prediction = run.estimate()
     assert prediction is not None
     tokens, step_s = prediction.time.tokens_per_step * share, prediction.time.step_s * share
-    outcome = LaunchOutcome(
-        status="finished",
-        failure=None,
-        last_step=9,
-        peaks=Peaks(host_bytes=1),
-        seconds=9.0,
-        folder=folder,
-        step_s=step_s,
-        tokens_per_step=tokens,
-        tokens_per_s=tokens / step_s,
-    )
+    speed = {"step_s": step_s, "tokens_per_step": tokens, "tokens_per_s": tokens / step_s}
+    outcome = outcome_of(folder, None, last_step=9, **speed)
     page = io.StringIO()
     request = launch_request(run, folder, prediction=prediction)
     render_figures(Attempt(request=request, outcome=outcome), Console(file=page, width=80))
@@ -511,8 +485,7 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
 def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its measured speed is shown at the end, not the closed form's."""
     answer = advise("gpt2", gpus=cpu_cluster(2), seq_len=32, deepspeed_estimate=False, offline=True)
-    step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    probed = ran(step, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**8)
+    probed = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**8)
     monkeypatch.setattr("ds_advise.advisor.train.train.probe_and_keep", lambda *_, **__: probed)
     settings = TrainingSettings(model="gpt2", data=tmp_path, device="cpu", offline=True)
     proven = prove(answer, settings, memory_limit_bytes=None, output=Output("quiet")).recommended

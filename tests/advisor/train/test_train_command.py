@@ -16,7 +16,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.data.prepare import DataFile
-from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
+from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, TrainingFailure
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.train.folder import TrainingFolder, TrainingJob, read_job
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
@@ -31,7 +31,7 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.validate.checkpoint import WHOLE
 
 from tests.advisor.schemas.validator import wrong
-from tests.helpers import TINY, write_checkpoint
+from tests.helpers import TINY, outcome_of, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -320,14 +320,8 @@ def test_fallback_goes_on_with_less_memory(
         if not checkpoint.exists():
             (write_checkpoint(checkpoint, ranks=2) / WHOLE).touch()
         (tmp_path / "out" / "checkpoint-4").mkdir()
-        return LaunchOutcome(
-            status="failed",
-            last_step=3,
-            peaks=Peaks(),
-            seconds=1.0,
-            folder=request.folder,
-            failure=TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"),
-        )
+        failure = TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory")
+        return outcome_of(request.folder, "gpu_out_of_memory", last_step=3, failure=failure)
 
     monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: None)

@@ -18,7 +18,7 @@ from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.verification.past_results import PastProbes, keep_probe
 from ds_advise.advisor.verification.verify import run_series, runnable
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
-from ds_advise.probes.real_run.result import ProbeResult, StepTime
+from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
@@ -64,8 +64,9 @@ def ask(model: str, *, limit: int = LIMIT, ranks: int = 2, **changes: Any) -> Re
 def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
     """The candidate's probe on a machine slower than predicted by a factor."""
     time = candidate.estimate.time
-    step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    return helpers.ran(step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8)
+    return helpers.ran(
+        time.step_s * slower, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8
+    )
 
 
 def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:

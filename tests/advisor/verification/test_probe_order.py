@@ -124,10 +124,10 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * 4 * 2048
     if outcome.tokens_per_s is None:
         return failed_probe("out_of_memory", world_size=4, device="cuda")
-    step = StepTime(total_s=tokens / outcome.tokens_per_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    step_s = tokens / outcome.tokens_per_s
     memory = candidate.estimate.memory
     allocated = round(memory.allocated_bytes_per_gpu * (outcome.need_bytes or 0) / candidate.device_bytes)
-    result = ran(step, world_size=4, device="cuda", tokens_per_step=tokens, allocated_bytes=allocated)
+    result = ran(step_s, world_size=4, device="cuda", tokens_per_step=tokens, allocated_bytes=allocated)
     return replace(result, seconds=0.01)
 
 

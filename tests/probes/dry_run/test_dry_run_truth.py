@@ -177,7 +177,8 @@ LAYERS_SPLIT = [  # AutoTP; a tied head stays whole
 ]
 SECOND_COPIES = [  # hpZ
     Case("zero3", world_size=4, rank=3, zero_hpz_partition_size=2),
-    Case("zero3", method="lora", checkpointing=False, accumulation=2, world_size=4, zero_hpz_partition_size=2),
+    Case("zero3", model="llama", checkpointing=False, accumulation=2, world_size=4, rank=1, zero_hpz_partition_size=2),
+    Case("zero3", method="lora", world_size=4, zero_hpz_partition_size=2),
     Case("zero3-offload-param", zero_hpz_partition_size=2),
     Case("zero3", model="gpt2", world_size=16, rank=9, zero_hpz_partition_size=8, real="alone"),
 ]

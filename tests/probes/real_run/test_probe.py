@@ -146,7 +146,7 @@ def test_two_ranks_train_and_report() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung, ranks", [("ddp", 2), ("zero3", 3), ("zero3-offload", 2), ("zero3-nvme", 2)])
+@pytest.mark.parametrize("rung, ranks", [("ddp", 2), ("zero3", 4), ("zero3-offload", 2), ("zero3-nvme", 2)])
 def test_every_kind_of_plan_runs(rung: Rung, ranks: int, tmp_path: Path, extensions: Callable[..., None]) -> None:
     """Stages, offloads and NVMe; the swappers' files are counted and gone afterwards."""
     extensions(
