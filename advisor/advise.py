@@ -23,10 +23,12 @@ from .question.model_source import load_model
 from .question.options import OPTIONS, JobOptions, QuestionOptions, documented, names_in, with_defaults
 from .question.own_module import is_own_module, options_of_module
 from .question.question import Question
+from .question.rollouts import free_settings, rollout_assumptions
 from .question.workload import settings_of, workload_of
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
+from .search.rollouts import with_fastest_rollout
 from .search.search import candidates_of, of_any_loss, predict_all
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
@@ -90,6 +92,7 @@ def ask(
             cluster=cluster,
             micro_batch_size=micro_batch,
             free_loss=given["loss"] == "auto",
+            free_rollouts=free_settings(given),
             **{name: chosen[name] for name in _SHARED},
             **job,
         )
@@ -177,6 +180,7 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     if rung not in PLANS:
         raise WorkloadError(f"unknown rung {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
     named = cast("Rung | PlainPyTorch", rung)
+    question, _ = with_fastest_rollout(question)
     chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
     if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
         question = replace(question, sequence_parallel_size=question.sequence_parallel_size or 1)
@@ -245,6 +249,10 @@ def predicted(question: Question) -> Recommendation:
     It has the loss that one argument turns on (`Question.with_offered_loss`) where nothing fits without, or where the
     plan is then faster by `LEAST_GAIN`.
     """
+    if question.free_rollouts:
+        decided, others = with_fastest_rollout(question)
+        found = predicted(decided)
+        return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
     offered = question.with_offered_loss

@@ -37,7 +37,8 @@ def training_arguments(
         "gradient_checkpointing": plan.gradient_checkpointing,
         **evaluation_arguments(workload),
     }
-    if workload.framework == "trl":
+    arguments |= _rollout_arguments(workload)
+    if workload.framework == "trl" and workload.rollouts is None:
         arguments["max_length"] = workload.seq_len  # by default 1024
     objective = OBJECTIVES[workload.objective]
     if objective.trainer:
@@ -74,6 +75,41 @@ def evaluation_arguments(workload: Workload) -> dict[str, Any]:
         "predict_with_generate": True if workload.eval_new_tokens else None,
     }
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _rollout_arguments(workload: Workload) -> dict[str, Any]:
+    """What differs from the defaults of GRPOConfig or RLOOConfig; lengths and groups always."""
+    rollouts, default = workload.rollouts, OBJECTIVES[workload.objective].rollouts
+    if rollouts is None or default is None:
+        return {}
+    always = ("num_generations", "max_completion_length")
+    changing = ("beta", "num_iterations", "steps_per_generation", "ds3_gather_for_generation")
+    names = [*always, *(name for name in changing if getattr(rollouts, name) != getattr(default, name))]
+    arguments: dict[str, Any] = {name: getattr(rollouts, name) for name in names}
+    if rollouts.rollout == "generate":
+        return arguments
+    arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}
+    if rollouts.rollout == "vllm-server":
+        return arguments
+    named = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+    arguments |= {name: getattr(rollouts, name) for name in named if getattr(rollouts, name) != getattr(default, name)}
+    return arguments | {"vllm_max_model_length": workload.seq_len}  # by default the model's, for which there is no room
+
+
+def server_commands(workload: Workload, cluster: Cluster, model: str) -> list[str]:
+    """The command that starts the vLLM server on the GPUs behind the training's; none without a server. On several
+    nodes it runs on one of its own."""
+    rollouts = workload.rollouts
+    if rollouts is None or rollouts.rollout != "vllm-server":
+        return []
+    ranks, first = rollouts.vllm_tensor_parallel_size, 0 if cluster.nodes > 1 else cluster.gpus_per_node
+    gpus = min(rollouts.server_gpus, cluster.gpus_per_node) if cluster.nodes > 1 else rollouts.server_gpus
+    devices = ",".join(str(first + number) for number in range(gpus))
+    split = f" --tensor-parallel-size {ranks}" if ranks > 1 else ""
+    split += f" --data-parallel-size {gpus // ranks}" if gpus > ranks else ""
+    return [
+        f"CUDA_VISIBLE_DEVICES={devices} trl vllm-serve --model {model}{split} --max-model-len {workload.seq_len} &"
+    ]
 
 
 def script_makes_optimizer(workload: Workload, plan: Plan) -> bool:
@@ -171,9 +207,13 @@ def _trainer_of_objective(workload: Workload) -> list[str]:
     if not spec.trainer:
         return []
     adapters = "" if workload.method == "full" else ", peft_config=LoraConfig(...)"
+    rewards = ""
+    if workload.rollouts is not None:
+        reward = workload.rollouts.reward_model
+        rewards = f", reward_funcs={'...' if reward is None else json.dumps(reward.name)}"
     return [
         f"from {spec.module} import {spec.config}, {spec.trainer}",
-        f"trainer = {spec.trainer}(model=..., args=..., train_dataset=..., processing_class=...{adapters})",
+        f"trainer = {spec.trainer}(model=...{rewards}, args=..., train_dataset=..., processing_class=...{adapters})",
     ]
 
 

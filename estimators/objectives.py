@@ -1,4 +1,6 @@
-"""What a training minimizes: next-token loss, preferences, rewards; each a row that memory, time and scripts look up.
+"""What a training minimizes: next-token loss, preferences, rewards, returns of completions.
+
+Each is a row that memory, time and scripts look up.
 
 A row follows a trainer of TRL. With B samples in a micro batch, a forward pass computes `sequences` B sequences, so
 activations and products are those of a micro batch of that size (`in_sequences`). A reference model is a second
@@ -22,6 +24,7 @@ from .errors import WorkloadError
 from .losses import LOSSES, default_loss
 from .models.model_shape import ModelShape, Tensor
 from .plan import Plan
+from .rollouts import Rollouts
 from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Workload
 
 
@@ -47,6 +50,9 @@ class ObjectiveSpec(NamedTuple):
     """The trainer's class; "" for the framework's own."""
     arguments: Mapping[str, Any] = MappingProxyType({})
     """Arguments of its configuration that select the objective."""
+    rollouts: Rollouts | None = None
+    """Of a training on completions that it generates: its defaults. The passes without gradients then come before the
+    training (`Rollouts`)."""
 
     @property
     def losses(self) -> tuple[LossKernel, ...]:
@@ -54,6 +60,8 @@ class ObjectiveSpec(NamedTuple):
         logits in fp32, as LLaMA-Factory's trainers have it)."""
         if not self.trainer:
             return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio"))
+        if self.rollouts:
+            return ("chunked-head", "log-probs")
         return ("standard",) if self.labels else ("standard", "chunked-head", "log-probs", "odds-ratio")
 
     @property
@@ -78,6 +86,12 @@ OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
             arguments=MappingProxyType({"loss_type": "simpo", "cpo_alpha": 0.0}),
         ),
         "reward": _PAIR._replace(labels=1, loss="standard", trainer="RewardTrainer"),
+        "grpo": ObjectiveSpec(sample="completion", trainer="GRPOTrainer", rollouts=Rollouts()),
+        "rloo": ObjectiveSpec(
+            sample="completion",
+            trainer="RLOOTrainer",
+            rollouts=Rollouts(num_generations=2, beta=0.05, scores_policy=True),
+        ),
     }
 )
 """The objectives by the values of `Workload.objective`."""
@@ -100,7 +114,10 @@ def in_sequences(plan: Plan, workload: Workload) -> Plan:
 
 
 def reference_passes(workload: Workload) -> int:
-    """Forward passes of the reference in a micro batch, by a model of its own or the policy without adapters."""
+    """Forward passes of the reference in a micro batch, by a model of its own or the policy without adapters; of a
+    completion, once in a generation."""
+    if workload.rollouts:
+        return 1 if workload.rollouts.beta > 0 else 0
     return 0 if workload.precompute_ref_log_probs else OBJECTIVES[workload.objective].reference_passes
 
 
@@ -114,10 +131,12 @@ def has_reference_model(workload: Workload) -> bool:
     return workload.method == "full" and reference_passes(workload) > 0
 
 
-def breaks_traces(workload: Workload) -> bool:
+def breaks_traces(workload: Workload, plan: Plan) -> bool:
     """Whether the policy also runs forward without gradients. Each forward pass begins a
     new trace of modules at stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`): a
     backward pass is never in one, prefetches nothing, and nothing is kept for it."""
+    if workload.rollouts:
+        return workload.rollouts.breaks_traces(workload.method, plan.gradient_accumulation_steps)
     return policy_passes(workload) > 0 or (reference_passes(workload) > 0 and workload.method != "full")
 
 
@@ -129,6 +148,19 @@ def reference_plan(plan: Plan) -> Plan:
     if plan.zero_stage == 3:
         return replace(plan, offload_optimizer="none", offload_optimizer_ratio=1.0, gradient_checkpointing=False)
     return replace(plan, zero_stage=0, offload_optimizer="none", gradient_checkpointing=False)
+
+
+@lru_cache(maxsize=64)
+def reward_workload(workload: Workload) -> Workload:
+    """How a reward model runs beside a policy: whole, frozen, on all completions of a generation."""
+    return Workload(
+        objective="reward",
+        framework="trl",
+        seq_len=workload.seq_len,
+        precision=workload.precision,
+        attention=workload.attention,
+        software=workload.software,
+    )
 
 
 @lru_cache(maxsize=64)

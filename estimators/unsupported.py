@@ -9,6 +9,7 @@ from .memory.activations.kernels import with_offered_attention
 from .memory.activations.loss import untileable
 from .memory.host_memory import states_per_master
 from .memory.partition import shard_numel
+from .memory.rollout_memory import cached_sequences
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.families import supports
 from .models.model_shape import ModelShape
@@ -37,6 +38,10 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_param == "nvme" and has_reference_model(workload):
         # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
         return phrase("the engine of the reference model would lose its weights on NVMe to the policy's")
+    if workload.rollouts is not None:
+        obstacle = _ungenerated(model, workload, plan, cluster)
+        if obstacle is not None:
+            return obstacle
     if plan.sharding != "zero":
         return None if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
     if plan.sequence_parallel_size > 1:
@@ -191,6 +196,25 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
         return phrase("AutoEP with other losses or kernels, or with tiles, is not known to run")
     return unspreadable(model, ranks)
+
+
+def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+    """Why no completions can be generated."""
+    rollouts = workload.rollouts
+    assert rollouts is not None
+    if plan.sharding != "zero":
+        return phrase("completions are predicted with DeepSpeed only")
+    if not model.vocab_size or any(not block.attention.causal or block.cross_attention for block in model.blocks):
+        return phrase("completions need a decoder alone with a head over the vocabulary")
+    if cluster is None or rollouts.rollout == "generate":
+        return None
+    if cluster.gpu.is_cpu:
+        return phrase("vLLM beside a training on the CPU is not predicted")
+    if rollouts.rollout == "vllm-server" and not rollouts.server_gpus:
+        return phrase("no GPUs are left to the vLLM server")
+    if cached_sequences(model, workload, cluster.gpu.memory_bytes) < 1:
+        return phrase("vLLM's part of the GPU does not hold the model (--vllm-gpu-memory-utilization)")
+    return None
 
 
 def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> str | None:

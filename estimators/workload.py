@@ -8,6 +8,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
+from .rollouts import Rollouts
+
 OptimizerStep = Literal["auto", "foreach", "fused", "loop"]
 
 FUSED_BY_DEFAULT = (4, 54)
@@ -74,7 +76,7 @@ Mlp = Literal["whole", "tiled"]
 Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "trl", "deepspeed"]
-Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward"]
+Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward", "grpo", "rloo"]
 NEXT_TOKEN: Objective = "next-token"
 """Fine-tuning on given samples, and pre-training."""
 
@@ -90,6 +92,8 @@ class Workload:
     """A key of `objectives.OBJECTIVES`."""
     precompute_ref_log_probs: bool = False
     """The reference model's log-probabilities are computed before the training, by the policy."""
+    rollouts: Rollouts | None = None
+    """Of "grpo" and "rloo"; None for other objectives."""
     method: Method = "full"
     quantization: Quantization = "nf4"
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing
@@ -144,9 +148,23 @@ class Workload:
             global_batch_size=None,
         )
 
+    def of_length(self, seq_len: int) -> Workload:
+        """The same with sequences of another length."""
+        return replace(self, seq_len=seq_len)
+
+    def of_passes(self) -> Workload:
+        """The fields that decide what a forward and a backward pass compute and keep, for caches."""
+        return self if self.rollouts is None else _of_passes(self)
+
     def of_weights(self) -> Workload:
         """The fields that decide weights, states and launches, for caches: nothing of samples, batch or tiles."""
         return _of_weights(self)
+
+    @property
+    def scored_len(self) -> int:
+        """Tokens of a sequence that the output layer sees: TRL's chunked head leaves prompts out (trl 1.16
+        trainer/utils.py `add_fused_lm_head`)."""
+        return self.seq_len if self.rollouts is None else min(self.seq_len, self.rollouts.max_completion_length)
 
     @property
     def uses_trainer(self) -> bool:
@@ -175,6 +193,11 @@ class Workload:
 
 
 @lru_cache(maxsize=256)
+def _of_passes(workload: Workload) -> Workload:
+    return replace(workload, rollouts=Rollouts(max_completion_length=workload.scored_len))
+
+
+@lru_cache(maxsize=256)
 def _of_weights(workload: Workload) -> Workload:
     return replace(
         workload,
@@ -188,4 +211,5 @@ def _of_weights(workload: Workload) -> Workload:
         # TRL's head is gathered by itself at stage 3.
         loss="chunked-head" if workload.loss == "chunked-head" else "standard",
         mlp="whole",
+        rollouts=workload.rollouts and workload.rollouts.of_weights(),
     )

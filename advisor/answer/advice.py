@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import threads_setting
@@ -13,11 +13,21 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.flops import model_flops_utilization
 from ...estimators.time.job import JobDuration, Price
-from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
+from ...estimators.workload import (
+    AttentionKernel,
+    Framework,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Precision,
+    Quantization,
+    Workload,
+)
 from ..question.options import Risk
 from ..question.question import Largest, Question
 from ..search.candidate import Candidate, LadderStep, Verdict, duration_of
 from ..text.labels import component_key
+from .phases import PhaseFigures, phases_of
 from .recommendation import Change, Recommendation
 from .start import slower_without_threads
 
@@ -86,6 +96,8 @@ class PlanFigures(PlanSettings):
     tokens_per_second_low: float | None
     """The interval to tokens_per_second_high holds four of five true speeds."""
     tokens_per_second_high: float | None
+    phases: tuple[PhaseFigures, ...]
+    """Rollout, scoring and training of a step; empty for an objective without completions."""
     model_flops_utilization: float | None
     """The model's own FLOPs over the peak of the GPUs (MFU); null where no peak is published or it is not computed."""
     job: JobFigures | None
@@ -129,6 +141,8 @@ class WorkloadFigures:
     document_len: int | None
     """Null: a sample is one document."""
     framework: Framework
+    rollouts: dict[str, Any] | None
+    """Settings of GRPO and RLOO by the names of their options, as the search decided on them; null for others."""
     software: dict[str, Any]
 
 
@@ -251,6 +265,7 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
             WorkloadFigures,
             workload,
             quantization=workload.quantization if workload.method == "qlora" else None,
+            rollouts=rollout_figures(workload),
             software=_keys(asdict(workload.software)),
         ),
         cluster=from_attributes(
@@ -267,6 +282,16 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),
         earlier_probes=tuple(map(_probe, answer.past_probes)),
     )
+
+
+def rollout_figures(workload: Workload) -> dict[str, Any] | None:
+    """The settings of rollouts; a reward model by its name."""
+    rollouts = workload.rollouts
+    if rollouts is None:
+        return None
+    values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
+    reward = rollouts.reward_model
+    return {**values, "reward_model": None if reward is None else reward.name}
 
 
 def _step(step: LadderStep) -> StepFigures:
@@ -327,6 +352,7 @@ def plan_figures(
         components=_keys(memory.components),
         step_seconds=time.step_s,
         time_components=_keys(time.components),
+        phases=phases_of(candidate),
         tokens_per_second=time.tokens_per_s,
         tokens_per_second_low=low,
         tokens_per_second_high=high,

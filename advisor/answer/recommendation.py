@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...probes.dry_run import DryRunResult
     from ...probes.real_run.result import ProbeResult
     from ...probes.run import Run
+    from ..search.rollouts import RolloutOutcome
 
 STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")
 """What stays on the GPU for the whole training, among the categories of a dry run's memory."""
@@ -188,6 +189,8 @@ class Recommendation:
     """Assumptions of the figures, a phrase each."""
     without_loss: Candidate | None = None
     """The best plan, or the closest, with the training backend's own loss, where the search turned another on."""
+    other_rollouts: tuple[RolloutOutcome, ...] = ()
+    """What else could generate the completions, where the search chose."""
     changes: tuple[Change, ...] = ()
     """What would change the answer."""
     pytorch_baseline: Candidate | None = None

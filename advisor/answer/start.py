@@ -26,13 +26,14 @@ from ...ds_configs.training_script import (
     script_arguments,
     script_lines,
     script_makes_optimizer,
+    server_commands,
     trainer_lines,
 )
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.objectives import loss_of
 from ...estimators.phrase import named, phrase
 from ...estimators.time.step_time import estimate_time
-from ...estimators.workload import NEXT_TOKEN
+from ...estimators.workload import NEXT_TOKEN, Workload
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
@@ -42,6 +43,7 @@ from .recommendation import Recommendation, try_first_path
 _LEAST_RATIO = 1.05
 """Host threads that change the step's time by less are not mentioned: it is below the prediction's error."""
 
+_SERVER = phrase("Start the server that generates, before the training:")
 _LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
 
 
@@ -190,10 +192,18 @@ def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> s
     loss = f" --loss {workload.loss}" if switched else ""
     if workload.objective != NEXT_TOKEN:
         precomputed = " --precompute-ref-log-probs" * workload.precompute_ref_log_probs
-        loss = f" --objective {workload.objective}{precomputed}{loss}"
+        loss = f" --objective {workload.objective}{precomputed}{_rollout_flags(workload)}{loss}"
     module = answer.question.model.module
     own = f" --model {shlex.quote(os.path.relpath(module.factory))}" if module is not None and module.factory else ""
     return f"ds-advise launch {shlex.quote(config_path)}{own}{place}{loss}{software} -- train.py"
+
+
+def _rollout_flags(workload: Workload) -> str:
+    """The options of `launch` that a script's GRPOConfig does not tell."""
+    rollouts = workload.rollouts
+    if rollouts is None or rollouts.rollout != "vllm-server":
+        return ""
+    return f" --rollout vllm-server --server-gpus {rollouts.server_gpus}"
 
 
 def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
@@ -222,6 +232,8 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
     else:
         yield from _script_blocks(answer, chosen, config_path)
     exports = (f"export {setting}" for setting, _ in start_settings(answer, chosen))
+    if server := server_commands(workload, question.cluster, question.model.name):
+        yield Block(text=_SERVER, code=tuple(server), is_shell=True)
     commands = start_commands(answer, chosen, config_path)["deepspeed"]
     text = phrase("Start it (--details has all launchers and arguments):")
     yield Block(text=text, code=(*exports, *commands), is_shell=True)
@@ -231,6 +243,8 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     """Everything that the script needs, and every launcher's command."""
     cluster = answer.question.cluster
     yield from _script_blocks(answer, chosen, config_path)
+    if server := server_commands(answer.question.workload, cluster, answer.question.model.name):
+        yield Block(text=_SERVER, code=tuple(server), is_shell=True)
     for setting, why in start_settings(answer, chosen):
         yield Block(text=why, code=(f"export {setting}",), is_shell=True)
     if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):

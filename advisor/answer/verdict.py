@@ -18,6 +18,7 @@ from ..search.candidate import LEAST, MOST_HOST_BYTES, Candidate, Fit, chance, d
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
+from .phases import split_sentences
 from .recommendation import Recommendation, closest
 
 Tone = Literal["good", "unsure", "bad"]
@@ -60,8 +61,9 @@ def verdict_of(answer: Recommendation) -> Verdict:
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
         notes = (*risk, *answer.doubts)
+        split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
-        figures = (batch_sentence(question, chosen), need_sentence(question, chosen), *further)
+        figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
         sentences = (*largest, speed_sentence(question, chosen), *_loss(answer), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
@@ -118,8 +120,8 @@ def _first_failure(answer: Recommendation) -> str | None:
 
 def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
     """How fast a plan is, with the interval."""
-    cluster, between = question.cluster, chosen.time.tokens_per_s_range
-    ranks, length = cluster.world_size, question.model.fixed_len
+    cluster, between, rollouts = question.cluster, chosen.time.tokens_per_s_range, question.workload.rollouts
+    ranks, length = cluster.world_size + (rollouts.server_gpus if rollouts else 0), question.model.fixed_len
     text = phrase("{figure} {unit}/s", figure=rate(chosen.tokens_per_s), unit=question.model.unit)
     if chosen.estimate.evidence != "probe":
         text = phrase("About {speed}", speed=text)
@@ -145,7 +147,7 @@ def speed_sentence(question: Question, chosen: Candidate) -> Phrase:
 
 def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
     """What a preference's reference model takes."""
-    if not reference_passes(question.workload):
+    if not reference_passes(question.workload) or question.workload.rollouts:
         return ()
     time = chosen.time
     share = percent(time.components.get("reference model", 0.0) / time.step_s)
@@ -212,6 +214,9 @@ def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
     samples: int | Phrase = plan.samples_per_step(cluster.world_size)
     if OBJECTIVES[question.workload.objective].sequences > 1:
         samples = phrase("{count} pairs", count=samples)
+    elif (rollouts := question.workload.rollouts) is not None:
+        prompts = samples // rollouts.num_generations if isinstance(samples, int) else 0
+        samples = phrase("{count} completions of {prompts} prompts", count=samples, prompts=prompts)
     return phrase(
         "{batch}, global batch {samples}; {checkpointing}.",
         batch=listed([text, *(words for ranks, words in groups if ranks > 1)]),

@@ -19,6 +19,7 @@ from ..text.job import hours, money, parts_sentences
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
 from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probe_row, probes_of
+from .phases import phase_sentences
 from .reasons import time_shares
 from .recommendation import Change, Recommendation, closest
 from .start import Block, next_steps, recommended_config
@@ -79,6 +80,8 @@ class AnswerView:
     """Title of `memory_parts`."""
     memory_parts: Mapping[str, int]
     """Bytes by component of the recommended plan, or of the closest."""
+    phases: tuple[str, ...]
+    """Rollout, scoring and training, where completions are generated."""
     time: str
     """Where the time of a step goes."""
     job: tuple[str, ...]
@@ -137,6 +140,7 @@ def view_of(
         ladder_notes=tuple(_ladder_notes(question, [row.candidate for row in ladder if row.candidate])),
         memory="" if shown is None else _memory_title(shown, device_label(question.cluster)),
         memory_parts={} if shown is None else shown.memory.components,
+        phases=() if chosen is None else tuple(phase_sentences(question, chosen)),
         time="" if chosen is None else step_time(chosen, least_share),
         job=() if chosen is None else tuple(_job_parts(question, chosen)),
         utilization="" if chosen is None else _utilization(question, chosen),

@@ -35,6 +35,7 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
             doc.Section("ladder", "The ladder", _ladder(view)),
             doc.Section("figures", "Where the figures come from", _terms(answer)),
             *([changes] if fits else []),
+            doc.Section("phases", "Phases of a step", doc.bullets(view.phases)),
             doc.Section("job", "The whole job", doc.bullets(view.job)),
             doc.configuration(view.config, config_path),
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),

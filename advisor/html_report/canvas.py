@@ -30,6 +30,7 @@ INKS: Final[Mapping[str, Ink]] = {
     "optimizer": Ink(MEMORY_FAMILIES["optimizer"], "#d98c3a", "#e0a45e"),
     "activations": Ink(MEMORY_FAMILIES["activations"], "#8a6fb0", "#ab93d0"),
     "loss": Ink(MEMORY_FAMILIES["loss"], "#c4607f", "#dd87a2"),
+    "generation": Ink(MEMORY_FAMILIES["generation"], "#a08a2f", "#c9b45a"),
     "buffers": Ink(MEMORY_FAMILIES["buffers"], "#3f9c9c", "#63bcbc"),
     "runtime": Ink(MEMORY_FAMILIES["runtime"], "#8b929c", "#858d99"),
     "compute": Ink(TIME_FAMILIES["compute"], "#3f74b5", "#6ea3e0"),

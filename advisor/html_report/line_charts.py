@@ -303,7 +303,7 @@ def _spans(spans: Sequence[SpanOfTime], x_of: Scale, top: float, bottom: float) 
     return drawn
 
 
-_FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "buffers")
+_FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
 
 
 def layers_of(rows: Sequence[Mapping[str, float]], ink_of: Callable[[str], str]) -> tuple[Layer, ...]:

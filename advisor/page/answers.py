@@ -113,7 +113,7 @@ def _shown(answer: Recommendation) -> dict[str, Any]:
             {"cells": [getattr(row, name) for name in COLUMNS], "chosen": row.is_chosen, "fits": row.fits}
             for row in view.ladder
         ],
-        "why": [text for text in (view.time, *view.reasons, *assumed) if text],
+        "why": [text for text in (view.time, *view.phases, *view.reasons, *assumed) if text],
         "start": _start(answer),
     }
 

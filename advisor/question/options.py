@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from ...estimators.errors import WorkloadError
+from ...estimators.rollouts import Rollout
 from ...estimators.workload import (
     NEXT_TOKEN,
     AttentionKernel,
@@ -34,6 +35,9 @@ LossChoice = Literal["auto", LossKernel]
 Experts = Literal["zero", "autoep"]
 OptimizerDtype = Literal["fp32", "bf16"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "fp32"]
+RolloutChoice = Literal["auto", Rollout]
+OnOff = Literal["on", "off"]
+OnOffChoice = Literal["auto", "on", "off"]
 Risk = Literal["safe", "balanced", "bold"]
 
 LARGEST_COUNT = 10**9
@@ -104,8 +108,8 @@ class MethodOptions(TypedDict, total=False):
     objective: Annotated[
         Objective,
         Option(
-            "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO), or a reward model. A sample of all "
-            "but next-token and kto is a pair of sequences.",
+            "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO: a sample is a pair of sequences, "
+            "with kto one), a reward model (pairs), or by reinforcement learning (GRPO, RLOO: completions).",
             NEXT_TOKEN,
         ),
     ]
@@ -131,6 +135,50 @@ class MethodOptions(TypedDict, total=False):
     ]
 
 
+class RolloutOptions(TypedDict, total=False):
+    """Completions of grpo and rloo; the names are those of TRL's GRPOConfig."""
+
+    rollout: Annotated[
+        RolloutChoice,
+        Option(
+            "What generates: transformers' generate, vLLM on the GPUs that train, or a vLLM server on others of "
+            "--gpus; auto: the fastest that fits.",
+            "auto",
+        ),
+    ]
+    server_gpus: Annotated[
+        int | None, Option("GPUs of --gpus that the vLLM server takes.", default_text="the fastest split")
+    ]
+    num_generations: Annotated[int | None, Option("Completions of each prompt.", default_text="8; rloo 2")]
+    max_completion_length: Annotated[
+        int | None, Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512")
+    ]
+    beta: Annotated[
+        float | None,
+        Option("Weight of the divergence from a reference model; 0: none.", metavar="X", default_text="0; rloo 0.05"),
+    ]
+    steps_per_generation: Annotated[
+        int | None, Option("Micro batches of a generation.", default_text="the accumulation steps")
+    ]
+    num_iterations: Annotated[int | None, Option("Times that a generation is trained on.", default_text="1")]
+    reward_model: Annotated[
+        str | None, Option("Model that gives the rewards.", metavar="MODEL", default_text="a function")
+    ]
+    vllm_gpu_memory_utilization: Annotated[
+        float | None,
+        Option("Part of a GPU that vLLM takes where it trains too.", metavar="SHARE", default_text="0.3"),
+    ]
+    vllm_tensor_parallel_size: Annotated[
+        int | None, Option("GPUs of a vLLM engine.", default_text="the fewest that hold the model")
+    ]
+    vllm_enable_sleep_mode: Annotated[
+        OnOffChoice, Option("vLLM gives its memory back while the same GPUs train; auto: if it is faster.", "auto")
+    ]
+    ds3_gather_for_generation: Annotated[
+        OnOff, Option("At stage 3 generate has all weights gathered; off: a layer at a time.", "on")
+    ]
+
+
 class ModuleOptions(TypedDict, total=False):
     """What a module of the user's gets."""
 
@@ -153,7 +201,10 @@ class TrainingOptions(TypedDict, total=False):
 
     seq_len: Annotated[
         int | Literal["max"] | None,
-        Option("Tokens per sample; max: the longest that fits.", default_text="2048, or the model's limit if shorter"),
+        Option(
+            "Tokens per sample; max: the longest that fits.",
+            default_text="2048, or the model's limit if shorter; of grpo and rloo 512 and the completion",
+        ),
     ]
     global_batch: Annotated[
         int | None, Option("Samples per optimizer step, kept exactly.", default_text="the fastest that fits")
@@ -290,6 +341,7 @@ class QuestionOptions(
     MachineOptions,
     CpuOptions,
     MethodOptions,
+    RolloutOptions,
     ModuleOptions,
     TrainingOptions,
     SoftwareOptions,
@@ -329,6 +381,7 @@ GROUPS: Mapping[str, type] = {
     "Machine": MachineOptions,
     "Training on the CPU": CpuOptions,
     "Method": MethodOptions,
+    "Reinforcement learning": RolloutOptions,
     "Module of one's own": ModuleOptions,
     "Training": TrainingOptions,
     "Software": SoftwareOptions,

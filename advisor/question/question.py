@@ -17,6 +17,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
+from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import undividable, unsupported
 from ...estimators.workload import NEXT_TOKEN, Workload
@@ -85,6 +86,8 @@ class Question:
     """Whether the search may turn on the loss that one argument of the training backend turns on."""
     zeropp: bool = False
     """Whether ZeRO-3 with quantized collectives is tried too."""
+    free_rollouts: tuple[str, ...] = ()
+    """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
     risk: Risk = "safe"
     largest: Largest | None = None
     """The result of an option that was "max"; None if none was."""
@@ -120,6 +123,8 @@ class Question:
             )
         if workload.global_batch_size is not None and not self.sequence_parallel_sizes():
             raise self._indivisible(workload.global_batch_size)
+        if workload.rollouts is not None and not self.free_rollouts and not self.batch_shapes():
+            raise self._incomplete_groups(workload.rollouts)
         if workload.document_len is not None and workload.attention not in ("flash", "triton"):
             raise WorkloadError(
                 "--document-len needs --attention flash",
@@ -177,6 +182,14 @@ class Question:
             f"which micro batches of {self.micro_batch_size or 1} do not divide",
             why="global batch = micro batch x accumulation steps x GPUs",
             fix=f"pass a --micro-batch that divides {global_batch // ranks}, or another --global-batch",
+        )
+
+    def _incomplete_groups(self, rollouts: Rollouts) -> WorkloadError:
+        ranks, group = self.cluster.world_size, rollouts.group_of(self.cluster.world_size)
+        return WorkloadError(
+            f"the completions of {ranks} GPUs make no whole groups of {rollouts.num_generations}",
+            why="micro batch x steps per generation x GPUs must be a multiple of --num-generations",
+            fix=f"pass a --global-batch that is a multiple of {ranks * group}, or another --num-generations",
         )
 
     @property
@@ -243,15 +256,23 @@ class Question:
         if global_batch is not None:
             per_gpu = global_batch // ranks
             if fixed is not None:
-                return ((fixed, per_gpu // fixed),)
+                return self._in_groups(((fixed, per_gpu // fixed),))
             micros = [micro for micro in _divisors(per_gpu) if spec.least_samples <= micro <= MAX_MICRO_BATCH]
-            return tuple((micro, per_gpu // micro) for micro in micros)
+            return self._in_groups(tuple((micro, per_gpu // micro) for micro in micros))
         if fixed is not None:
-            return ((fixed, 1),)
+            return self._in_groups(((fixed, 1),))
         tokens = spec.sequences * self.workload.seq_len * ranks
         largest = max(spec.least_samples, min(MAX_MICRO_BATCH, int(self._most_tokens_per_step() // tokens)))
         doubled = [2**power for power in range(largest.bit_length()) if 2**power >= spec.least_samples]
-        return tuple((micro, 1) for micro in dict.fromkeys([*doubled, largest]))
+        return self._in_groups(tuple((micro, 1) for micro in dict.fromkeys([*doubled, largest])))
+
+    def _in_groups(self, shapes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """The shapes whose generations are whole groups of completions; without completions all."""
+        rollouts = self.workload.rollouts
+        if rollouts is None:
+            return shapes
+        group = rollouts.group_of(self.cluster.world_size)
+        return tuple((micro, steps) for micro, steps in shapes if micro * rollouts.micro_batches(steps) % group == 0)
 
     def _most_tokens_per_step(self) -> float:
         if self.job is None:

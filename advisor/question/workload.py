@@ -16,8 +16,10 @@ from ...estimators.models.images import check_image_tokens
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, loss_of
 from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import DEFAULT_SEQ_LEN, Framework, LossKernel, Precision, Software, Workload
 from .options import OPTIONS, with_defaults
+from .rollouts import rollouts_of
 
 _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequence_parallel_size"}
 """Options that are fields of a workload; the sequence-parallel size is the plan's."""
@@ -36,7 +38,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     Raises WorkloadError for unknown, impossible or contradictory options.
     """
     given = with_defaults(options)
-    seq_len = sequence_length(model, given["seq_len"])  # type: ignore[arg-type]  # "max" has been resolved
+    rollouts = rollouts_of(given)
+    seq_len = sequence_length(model, _total_length(given["seq_len"], rollouts))
     if model is not None:
         check_image_tokens(model, seq_len)
     dropout = _dropout(given["lora_dropout"])
@@ -52,6 +55,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "lora_targets": _names("--lora-targets", given["lora_targets"], "leave it out for all linear layers"),
         "modules_to_save": saved or (),
         "seq_len": seq_len,
+        "rollouts": rollouts and _within(rollouts, seq_len),
         "document_len": _document_length(given["document_len"], seq_len),
         "precision": resolve_precision(given["precision"], gpu),
         "optimizer": _optimizer(given["optimizer"]),
@@ -113,6 +117,22 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
             fix=f"pass --seq-len {longest} or less",
         )
     return seq_len
+
+
+def _total_length(seq_len: Any, rollouts: Rollouts | None) -> Any:
+    """--seq-len, by default that of a prompt and a completion where there are any."""
+    return PROMPT_LEN + rollouts.max_completion_length if rollouts is not None and seq_len is None else seq_len
+
+
+def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
+    """Raises WorkloadError where a completion leaves no token to the prompt."""
+    if rollouts.max_completion_length < seq_len:
+        return rollouts
+    raise WorkloadError(
+        f"a completion of {rollouts.max_completion_length} tokens leaves none of {seq_len} to the prompt",
+        why="--seq-len is that of prompt and completion",
+        fix="pass a longer --seq-len or a shorter --max-completion-length",
+    )
 
 
 def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:

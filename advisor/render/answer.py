@@ -61,6 +61,8 @@ def print_answer(
     if view.memory:
         _paragraph(console, view.memory)
         bar(view.memory_parts, console)
+    for line in view.phases:
+        sentence(console, line)
     reasons = view.reasons if details or not view.figures else ()
     if view.time:
         sentence(console, view.time)

@@ -14,6 +14,7 @@ MEMORY_FAMILIES: Final[Mapping[str, Phrase]] = {
     "optimizer": phrase("optimizer states"),
     "loss": phrase("logits and loss"),
     "activations": phrase("activations"),
+    "generation": phrase("generation"),
     "buffers": phrase("buffers"),
     "runtime": phrase("CUDA, NCCL, allocator"),
     "other": phrase("other"),
@@ -37,11 +38,12 @@ def _by_name(**families: str) -> dict[str, str]:
 
 
 _MEMORY: Final[Mapping[str, str]] = _by_name(
-    weights="parameters reference_model gathered_parameters persistent_parameters updated_weights",
+    weights="parameters reference_model reward_model gathered_parameters persistent_parameters updated_weights",
     gradients="gradients gradient_of_the_head's_weight",
     optimizer="optimizer_states master_weights step_temporaries",
     loss="logits_and_loss logits log_softmax gradient_of_log_softmax gradient_of_logits soft_cap_of_logits "
     "logits_of_one_chunk",
+    generation="kv_cache logits_of_the_next_token vllm",
     buffers="temporaries reduce_buckets offload_staging communication_buffers",
     runtime="cuda_context nccl_buffers allocator_overhead library_workspace",
     other="other",
@@ -49,9 +51,9 @@ _MEMORY: Final[Mapping[str, str]] = _by_name(
 """Family of a component of memory; every other component is an activation."""
 
 _TIME: Final[Mapping[str, str]] = _by_name(
-    compute="matrix_products attention recomputation reference_model passes_without_gradients",
-    links="gradient_reduction weight_gathering updated_weights_gathered all_reduces_of_a_number all_to_all_of_heads "
-    "all_reduce all_gather reduce_scatter all_to_all reduce broadcast",
+    compute="matrix_products attention recomputation reference_model reward_model passes_without_gradients",
+    links="gradient_reduction weight_gathering weight_synchronization updated_weights_gathered "
+    "all_reduces_of_a_number all_to_all_of_heads all_reduce all_gather reduce_scatter all_to_all reduce broadcast",
     pcie="gradients_to_host weights_from_host updated_weights_to_host updated_weights_to_gpu copies_to_host "
     "copies_to_device",
     host="optimizer_on_the_host tensor_operations_on_the_host",

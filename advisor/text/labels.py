@@ -121,6 +121,11 @@ _MOMENTS = {
     "reference_forward": phrase("the reference model's forward pass"),
     "step": phrase("the optimizer step"),
     "evaluation": phrase("evaluation"),
+    "rollout_prefill": phrase("the prompts' forward pass"),
+    "rollout": phrase("the rollout"),
+    "weight_synchronization": phrase("weight synchronization"),
+    "scoring": phrase("scoring"),
+    "rewards": phrase("the reward model's forward pass"),
 }
 
 

@@ -175,6 +175,7 @@ _INKS = {
     "loss": ("▒", "magenta"),
     "activations": ("▚", "cyan"),
     "buffers": ("▄", "red"),
+    "generation": ("░", "magenta"),
     "runtime": ("═", ""),
     "other": ("·", ""),
 }

@@ -93,7 +93,7 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
         experts_rest=tensors.spread_numel > 0 and world_size == plan.autoep_size,
     )
     found = _gathered(tensors, limits)
-    if not breaks_traces(tensors.workload):
+    if not breaks_traces(tensors.workload, plan):
         return found
     alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
     if tensors.workload.method != "full":

@@ -15,6 +15,7 @@ A training step passes through a few phases, and any of them may be the peak:
   bucket is reduced. later_gradient_reduction: the second one, where ranks keep experts of their own.
 - backward_end: the embedding's gradient is made, few activations are left.
 - reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
+- rollout, scoring, rewards: of completions that are generated (`rollout_memory`).
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 - evaluation: between two steps, if the workload has one (`evaluation`).
 
@@ -62,6 +63,7 @@ from .host_memory import (
     swap_buffers,
     with_ranks_on_cpu,
 )
+from .rollout_memory import BesidePasses, held_beside, rollout_phases
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, reference_model, second_copy
@@ -110,9 +112,13 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
+    if workload.rollouts is not None:
+        phases += rollout_phases(memory.beside_passes, workload, plan)
+    if beside := held_beside(workload, cluster, memory.plan):
+        phases = tuple(Phase(name=phase.name, terms=phase.terms + beside) for phase in phases)
     peak = max(phase.allocated_bytes for phase in phases)
     phases = memory.load + phases
-    kept = total_bytes(memory.resident)
+    kept = total_bytes(memory.resident + beside)
     transient, expandable = max(0, peak - kept), workload.software.expandable_segments
     if cluster.gpu.is_cpu:
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
@@ -176,7 +182,10 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
     runs = _runs(workload, plan)
     if cluster.gpu.is_cpu:  # a page of a buffer takes memory once it is written
         plan = replace(plan, reduce_bucket_size=min(plan.reduce_bucket_size, tensors.trainable_numel))
-    return _memory_of(sharded, _without_batch(plan, cluster), runs, cluster)
+    most, rollouts = 2, workload.rollouts
+    if rollouts is not None:  # as `Rollouts.breaks_traces` tells them apart
+        most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
+    return _memory_of(sharded, _without_batch(plan, cluster, most), runs, cluster)
 
 
 def _runs(workload: Workload, plan: Plan) -> OptimizerSpec:
@@ -184,12 +193,12 @@ def _runs(workload: Workload, plan: Plan) -> OptimizerSpec:
     return optimizer(workload.optimizer, bf16_states=states_in_bf16, step=workload.software.optimizer_step)
 
 
-def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
+def _without_batch(plan: Plan, cluster: Cluster, most_micro_batches: int = 2) -> Plan:
     """The plan with the fields that decide nothing but activations set to one value."""
     return replace(
         plan,
         micro_batch_size=1,
-        gradient_accumulation_steps=min(2, plan.gradient_accumulation_steps),
+        gradient_accumulation_steps=min(most_micro_batches, plan.gradient_accumulation_steps),
         sequence_parallel_size=min(2, plan.sequence_parallel_size),
         cpu_checkpointing=False,
         # On one node DeepSpeed reduces them as they are.
@@ -295,7 +304,7 @@ class BatchIndependentMemory:
         if gathered.first_layer > gathered.last_layer:
             arriving = gathered.arriving_at_first_layer
             phases["first_layer_forward"] = forward + whole(gathered.first_layer, tensors.trainable_numel, arriving)
-        if reference_passes(tensors.workload):
+        if reference_passes(tensors.workload) and not tensors.workload.rollouts:
             phases["reference_forward"] = forward + whole(gathered.kept + self._reference_gathered, kept, at_loss)
         if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
             phases["head_backward"] = gradients.head_terms() + whole(gathered.head, kept, at_loss)
@@ -328,6 +337,19 @@ class BatchIndependentMemory:
             return max(0, self.gathered.reference - self.gathered.kept)
         own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
         return max(own.first_layer, own.last_layer)
+
+    @cached_property
+    def gathered_in_scoring(self) -> Terms:
+        """Weights that the policy or the reference model gathers in a forward pass before the training."""
+        own, policy = self._reference_gathered, self.gathered
+        passed = max(policy.first_layer, policy.last_layer, policy.layer if policy.loss else 0)
+        return self._gathered(max(own, passed), 0)
+
+    @cached_property
+    def beside_passes(self) -> BesidePasses:
+        """What is held while completions are generated or scored."""
+        in_scoring = self.gathered_in_scoring
+        return BesidePasses(self.sharded, self.resident, self.gathered.persistent, in_scoring, self.cluster)
 
     @cached_property
     def weights_in_pass(self) -> WeightsInPass:
@@ -372,7 +394,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     micro_batch_size, width = plan.micro_batch_size, workload.weight_bytes
     activations = activation_memory(
         model,
-        workload,
+        workload.of_passes(),
         micro_batch_size=micro_batch_size,
         gradient_checkpointing=plan.gradient_checkpointing,
         compute_capability=memory.cluster.gpu.compute_capability,

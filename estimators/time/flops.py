@@ -234,7 +234,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
     columns = next((tensor.shape[0] for tensor in model.outside if tensor.name == "lm_head.weight"), model.vocab_size)
     return Product(
         name="head",
-        rows=micro_batch * workload.seq_len,
+        rows=micro_batch * workload.scored_len,
         inner=model.hidden_size,
         columns=columns,
         backward=(2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].head_again,

@@ -108,7 +108,7 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     """Forward and backward bytes of the loss over the vocabulary; (0, 0) for a classification head."""
     if model.vocab_size == 0 or model.num_labels:
         return 0.0, 0.0
-    logits = micro_batch * workload.seq_len * model.vocab_size
+    logits = micro_batch * workload.scored_len * model.vocab_size
     forward, backward = LOSSES[workload.loss].logit_bytes
     uncast = model.model_type == "gpt2" and workload.software.transformers < (4, 48) and workload.weight_bytes == 2
     if uncast and workload.loss == "standard":

@@ -57,6 +57,16 @@ SYMBOLS: Mapping[str, str] = {
     "host": "bytes per second that the optimizer's step on the host moves, with the threads that each rank has",
     "hosted": "share of an offloaded optimizer that is stepped on the host",
     "kept": "parameters of one rank that an offloaded optimizer steps on the GPU",
+    "rollouts": "generations of completions in a step",
+    "prefill": "seconds of the prompts of b completions",
+    "C": "tokens of a completion",
+    "token": "seconds of one token of b completions",
+    "completions": "completions of a generation",
+    "engines": "engines that generate",
+    "b": "completions that an engine generates at a time",
+    "gathers": "times that all weights are gathered for a generation",
+    "handed": "seconds in which an engine gets the weights",
+    "scored": "seconds in which a reward model computes all completions of a generation",
     "bucket": "gradients that are reduced at a time",
     "G": "ranks of a node",
     "all": "elements of all weights",
@@ -73,6 +83,7 @@ _NOT_COVERED = {
     "all-to-all of tokens": "routers that are not balanced: the rank with the most tokens sets the pace",
     "gradient reduction": "links shared with other jobs",
     "optimizer on the host": "cores taken by data loading",
+    "rollout": "completions that end early, prefixes that prompts share, rewards by a function",
 }
 
 
@@ -113,6 +124,9 @@ _SOURCES = {
     "recomputation": "estimators/time/compute_time.py",
     "reference model": "estimators/objectives.py",
     "passes without gradients": "estimators/objectives.py",
+    "rollout": "estimators/time/rollout_time.py",
+    "weight synchronization": "estimators/time/rollout_time.py",
+    "reward model": "estimators/time/rollout_time.py",
 }
 """The module of a term's formula, by the term's name or else by its resource."""
 

@@ -35,6 +35,7 @@ from .memory_bound import (
     OPTIMIZER_PASSES_BYTES,
     STEPPED_BYTES,
 )
+from .rollout_time import rollout_terms
 from .roofline import KERNEL_S
 from .step import Step
 from .transfers import (
@@ -88,8 +89,11 @@ def _forward_s(passes: Passes, links: Iterable[TimeTerm]) -> float:
 
 
 def _without_gradients(step: Step, passes: Passes, links: Iterable[TimeTerm]) -> list[TimeTerm]:
-    """Forward passes of reference and policy that nothing is derived from. At stage 3 each gathers the weights anew."""
+    """Forward passes of reference and policy that nothing is derived from, and generation. At stage 3 each pass gathers
+    the weights anew."""
     workload, forward_s = step.workload, 0.0
+    if workload.rollouts is not None:
+        return rollout_terms(step, _forward_s(passes, links))
     counts = {"reference model": reference_passes(workload), "passes without gradients": policy_passes(workload)}
     if any(counts.values()):
         forward_s = _forward_s(passes, links)

@@ -159,12 +159,12 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     v, w = model.vocab_size, workload.weight_bytes
     if not v:
         return ()
-    tokens = micro_batch_size * workload.seq_len
+    tokens = micro_batch_size * workload.scored_len
     copies = _copied_bytes(model, workload)
     if copies:
         states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
-        return states + _COPIES.term(copies * tokens * v, c=copies, V=v, B=micro_batch_size, S=workload.seq_len)
-    inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "w": w}
+        return states + _COPIES.term(copies * tokens * v, c=copies, V=v, B=micro_batch_size, S=workload.scored_len)
+    inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "w": w}
     if workload.loss in _IN_CHUNKS:
         return _terms_of_chunks(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
@@ -204,7 +204,7 @@ def _tiles(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chu
 
 
 def _head_chunks(_: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
-    tokens, w = min(HEAD_TOKENS, micro_batch_size * workload.seq_len), workload.weight_bytes
+    tokens, w = min(HEAD_TOKENS, micro_batch_size * workload.scored_len), workload.weight_bytes
     summed = 4 + (w if w < 4 else 0)
     source = "trl 1.16 kernels/chunked_logprob.py ChunkedLogProbFunction"
     return _Chunks(tokens, HEAD_COLUMNS, w, summed, summed, source)
@@ -215,8 +215,8 @@ _IN_CHUNKS = {"fused": _liger_chunks, "tiled": _tiles, "chunked-head": _head_chu
 
 def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     chunks, h = _IN_CHUNKS[workload.loss](model, workload, micro_batch_size), model.hidden_size
-    tokens, v = micro_batch_size * workload.seq_len, model.vocab_size
-    inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "H": h}
+    tokens, v = micro_batch_size * workload.scored_len, model.vocab_size
+    inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "H": h}
     logits = _CHUNK._replace(source=chunks.source).term(
         chunks.logit_bytes * chunks.tokens * chunks.columns, k=chunks.logit_bytes, c=chunks.tokens, v=chunks.columns
     )
@@ -269,7 +269,7 @@ def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int)
     if workload.loss in ("fused", "chunked-head"):
         return 0
     tiles = loss_tiles(model, workload, micro_batch_size) if workload.loss == "tiled" else 1
-    return micro_batch_size * -(-workload.seq_len // tiles)
+    return micro_batch_size * -(-workload.scored_len // tiles)
 
 
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
@@ -302,7 +302,7 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
     stays = _KEEPS_LOGITS <= version < _PADDED_LABELS
     if workload.loss != "standard" or w == 4 or stays or model.num_labels or not upcasts(model):
         return 0
-    return w * micro_batch_size * workload.seq_len * model.vocab_size
+    return w * micro_batch_size * workload.scored_len * model.vocab_size
 
 
 def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:

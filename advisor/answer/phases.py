@@ -1,0 +1,170 @@
+"""The phases of a step of reinforcement learning: rollout, scoring and training, each with its time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ...estimators.phrase import Phrase, listed, phrase
+from ...estimators.rollouts import Rollouts
+from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, engine_of
+from ...estimators.workload import Workload
+from ..question.question import Question
+from ..search.candidate import Candidate
+from ..search.rollouts import RolloutOutcome
+from ..text.labels import device_label
+from ..text.units import gib, percent, rate, seconds
+
+StepPhase = Literal["rollout", "scoring", "training"]
+
+_MEMORY = {
+    "rollout": ("rollout_prefill", "rollout", "weight_synchronization"),
+    "scoring": ("scoring", "rewards"),
+}
+"""Names of `MemoryEstimate.phases`; all others are the training's."""
+
+_TIME = {"rollout": ROLLOUT_TERMS, "scoring": SCORING_TERMS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseFigures:
+    """A phase of a step that generates completions, scores them and trains on them."""
+
+    name: StepPhase
+    seconds: float
+    """In an optimizer step; the phases add up to step_seconds."""
+    allocated_bytes_per_gpu: int
+    """Peak of live tensors in the phase, a colocated vLLM's part among them."""
+    device_bytes_per_gpu: int
+    """With what the allocator and libraries hold; compared with the GPU's memory."""
+
+
+def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
+    """The phases of a plan's step; none for an objective without completions. A rollout by a server takes memory of its
+    GPUs, which is not counted here."""
+    memory, time = candidate.memory, candidate.time
+    if "rollout" not in time.components:
+        return ()
+    beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
+    names: tuple[StepPhase, ...] = ("rollout", "scoring", "training")
+    found = []
+    for name in names:
+        others = [each for key, each in _MEMORY.items() if key != name]
+        own = _MEMORY.get(name)
+        peaks = [
+            phase.allocated_bytes
+            for phase in memory.phases
+            if (phase.name in own if own else not any(phase.name in each for each in others))
+        ]
+        terms = _TIME.get(name)
+        taken = sum(
+            part
+            for term, part in time.components.items()
+            if (term in terms if terms else term not in (*ROLLOUT_TERMS, *SCORING_TERMS))
+        )
+        if taken:
+            peak = max(peaks, default=0)
+            found.append(
+                PhaseFigures(name=name, seconds=taken, allocated_bytes_per_gpu=peak, device_bytes_per_gpu=peak + beyond)
+            )
+    return tuple(found)
+
+
+def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase]:
+    """A line for each phase."""
+    workload, plan = question.workload, candidate.plan
+    rollouts = workload.rollouts
+    if rollouts is None:
+        return
+    per_gpu = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
+    engine = engine_of(question.model, workload, question.cluster, per_gpu)
+    what = {
+        "rollout": _generating(question, rollouts, engine, per_gpu),
+        "scoring": _scoring(workload, rollouts, plan.gradient_accumulation_steps),
+        "training": phrase(
+            "{steps} micro batches of {size} completions",
+            steps=plan.gradient_accumulation_steps,
+            size=plan.micro_batch_size,
+        ),
+    }
+    titles = {"rollout": phrase("rollout"), "scoring": phrase("scoring"), "training": phrase("training")}
+    for phase in phases_of(candidate):
+        yield phrase(
+            "{phase}: {time} ({share}), {need} GiB per {device}; {what}",
+            phase=titles[phase.name],
+            time=seconds(phase.seconds),
+            share=percent(phase.seconds / candidate.time.step_s),
+            need=gib(phase.device_bytes_per_gpu),
+            device=device_label(question.cluster),
+            what=what[phase.name],
+        )
+
+
+def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu: int) -> Phrase:
+    speed = rate(
+        engine.engines
+        * engine.sequences
+        * rollouts.max_completion_length
+        / engine.rollout_s(round(engine.engines * engine.sequences), rollouts.max_completion_length)
+    )
+    at_once = round(engine.sequences)
+    total = per_gpu * question.cluster.world_size
+    if rollouts.rollout == "generate":
+        return phrase(
+            "generate, {count} completions per GPU at once, {speed} tokens/s in all", count=at_once, speed=speed
+        )
+    return phrase(
+        "{engines} vLLM engines, {count} of {total} completions at a time, {speed} tokens/s in all",
+        engines=engine.engines,
+        count=at_once * engine.engines,
+        total=total,
+        speed=speed,
+    )
+
+
+def _scoring(workload: Workload, rollouts: Rollouts, steps: int) -> Phrase:
+    scored: list[Phrase] = []
+    if rollouts.policy_passes(steps):
+        scored.append(phrase("the policy's log-probabilities"))
+    if rollouts.beta > 0:
+        reference = phrase("the reference model's") if workload.method == "full" else phrase("those without adapters")
+        scored.append(reference)
+    if rollouts.reward_model is not None:
+        scored.append(phrase("rewards by {model}", model=rollouts.reward_model.name))
+    return listed(scored)
+
+
+def rollout_title(question: Question) -> Phrase:
+    """What generates: `a vLLM server on 2 of 8 GPUs`."""
+    rollouts, training = question.workload.rollouts, question.cluster.world_size
+    assert rollouts is not None
+    if rollouts.rollout == "generate":
+        return phrase("transformers' generate")
+    if rollouts.rollout == "vllm-server":
+        gpus = rollouts.server_gpus
+        return phrase("a vLLM server on {gpus} of {all} GPUs", gpus=gpus, all=training + gpus)
+    if rollouts.vllm_enable_sleep_mode:
+        return phrase("vLLM on the GPUs that train, asleep meanwhile")
+    return phrase("vLLM on the GPUs that train")
+
+
+def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[Phrase, ...]:
+    """What generates, on how many GPUs, and how fast the other choices are."""
+    rollouts, training = question.workload.rollouts, question.cluster.world_size
+    if rollouts is None:
+        return ()
+    gpus = rollouts.server_gpus
+    text = (
+        phrase("{training} GPUs train, {gpus} generate (vLLM server).", training=training, gpus=gpus)
+        if gpus
+        else phrase("All {gpus} GPUs train and generate: {what}.", gpus=training, what=rollout_title(question))
+    )
+    slower = [
+        phrase("{what} {speed}", what=rollout_title(other.question), speed=rate(other.tokens_per_s))
+        for other in sorted(others, key=lambda other: -other.tokens_per_s)
+        if other.best is not None
+    ]
+    if not slower:
+        return (text,)
+    return (text, phrase("The other ways: {choices} tokens/s.", choices=listed(slower)))

@@ -1,0 +1,175 @@
+"""Completions of a question about reinforcement learning: their settings, and the choices that a search tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from ...estimators.errors import WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.rollout_memory import cached_sequences
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.objectives import OBJECTIVES, trained_model
+from ...estimators.phrase import phrase
+from ...estimators.rollouts import BATCH_SIZE, Rollouts
+from ...estimators.workload import Workload
+from .options import RolloutOptions, names_in
+
+if TYPE_CHECKING:
+    from .question import Question
+
+EVEN = 16
+"""Completions of a GPU in the assumed batch are a multiple of this, so that many micro batches divide them."""
+
+
+def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
+    """The settings of the options; None for an objective without completions. What is left to the search has TRL's
+    default.
+
+    Raises DsAdviseError for options that another objective has not, for impossible values, and for a reward model that
+    cannot be read.
+    """
+    defaults = OBJECTIVES[given["objective"]].rollouts
+    named = [name for name in names_in(RolloutOptions) if given[name] not in (None, "auto", "on")]
+    if defaults is None:
+        if named:
+            raise WorkloadError(
+                f"--{named[0].replace('_', '-')} has no effect with --objective {given['objective']}",
+                why="it generates no completions",
+                fix="pass --objective grpo, or leave it out",
+            )
+        return None
+    known = {field.name for field in fields(Rollouts)}
+    chosen: dict[str, Any] = {name: given[name] for name in named if name in known}
+    for name in ("vllm_enable_sleep_mode", "ds3_gather_for_generation"):
+        chosen[name] = given[name] == "on"
+    if isinstance(chosen.get("reward_model"), str):
+        from .model_source import load_model  # imported here: it reads files
+
+        shape = load_model(chosen["reward_model"], offline=given["offline"])
+        chosen["reward_model"] = trained_model(shape, "reward")
+    rollouts = replace(defaults, **chosen)
+    if not 0 < rollouts.vllm_gpu_memory_utilization <= 1:
+        raise WorkloadError("vllm_gpu_memory_utilization is a part of 1", fix="pass a number such as 0.3")
+    if rollouts.beta < 0 or rollouts.num_generations < 2:
+        raise WorkloadError(
+            f"beta {rollouts.beta:g} with {rollouts.num_generations} generations",
+            why="beta is at least 0, and advantages compare at least two completions of a prompt",
+            fix="pass other numbers",
+        )
+    return rollouts
+
+
+def free_settings(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings of rollouts that are left to the search."""
+    if OBJECTIVES[given["objective"]].rollouts is None:
+        return ()
+    names = ("rollout", "server_gpus", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+    return tuple(name for name in names if given[name] in (None, "auto"))
+
+
+def rollout_choices(question: Question) -> list[Question]:
+    """The questions with every setting of the rollouts decided: what generates, the GPUs of a server, the GPUs of an
+    engine, sleep mode. A server's GPUs are not among the cluster's."""
+    rollouts, free = question.workload.rollouts, question.free_rollouts
+    if rollouts is None or not free:
+        return [question]
+    found = []
+    for cluster, settings in _settings(question, rollouts, free):
+        workload = replace(question.workload, rollouts=settings)
+        try:
+            batch = workload.global_batch_size or _assumed_batch(question, settings, cluster)
+            workload = replace(workload, global_batch_size=batch)
+            found.append(replace(question, workload=workload, cluster=cluster, free_rollouts=()))
+        except WorkloadError:  # a batch that this many GPUs do not divide
+            if cluster is question.cluster:
+                raise
+    if not found:
+        raise WorkloadError(
+            f"no split of {question.cluster.world_size} GPUs leaves some to train and some to generate",
+            why="the batch does not divide, or a vLLM engine does not hold the model",
+            fix="pass another --global-batch, --server-gpus or --vllm-tensor-parallel-size, or --rollout generate",
+        )
+    return found
+
+
+def rollout_assumptions(question: Question) -> tuple[str, ...]:
+    """What is assumed of completions, a phrase each."""
+    batch = phrase("a batch of about {size} completions, DeepSeekMath's", size=BATCH_SIZE)
+    of_all = (phrase("completions as long as --max-completion-length"), phrase("rewards by a function at once"))
+    assumed = (batch,) if question.is_batch_free else ()
+    return assumed + (
+        of_all if question.workload.rollouts and not question.workload.rollouts.reward_model else of_all[:1]
+    )
+
+
+def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> Iterator[tuple[Cluster, Rollouts]]:
+    cluster, kind = question.cluster, rollouts.rollout
+    tries = {kind} if "rollout" not in free else {"generate", "vllm-colocate", "vllm-server"}
+    if "rollout" in free and rollouts.server_gpus:
+        tries = {"vllm-server"}
+    if cluster.gpu.is_cpu:
+        tries = {"generate"} if "rollout" in free else tries
+    if "generate" in tries:
+        yield cluster, replace(rollouts, rollout="generate", server_gpus=0)
+    if "vllm-colocate" in tries:
+        asleep = (False, True) if "vllm_enable_sleep_mode" in free else (rollouts.vllm_enable_sleep_mode,)
+        engine = replace(rollouts, rollout="vllm-colocate", server_gpus=0)
+        for settings in _engines(question, engine, cluster.gpus_per_node, only="rollout" not in free):
+            yield from ((cluster, replace(settings, vllm_enable_sleep_mode=sleeps)) for sleeps in asleep)
+    if "vllm-server" in tries:
+        for training, gpus in _splits(cluster, rollouts.server_gpus):
+            local = min(gpus, cluster.gpus_per_node)
+            engine = replace(rollouts, rollout="vllm-server", server_gpus=gpus)
+            yield from ((training, settings) for settings in _engines(question, engine, local, only=False))
+
+
+def _splits(cluster: Cluster, server_gpus: int) -> Iterator[tuple[Cluster, int]]:
+    """The GPUs that train, and how many generate: of one node any number, of several nodes whole ones."""
+    if cluster.nodes > 1:
+        for nodes in range(1, cluster.nodes):
+            gpus = nodes * cluster.gpus_per_node
+            if server_gpus in (0, gpus):
+                yield replace(cluster, nodes=cluster.nodes - nodes), gpus
+        return
+    for gpus in range(1, cluster.gpus_per_node):
+        if server_gpus in (0, gpus):
+            yield replace(cluster, gpus_per_node=cluster.gpus_per_node - gpus), gpus
+
+
+def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -> Iterator[Rollouts]:
+    """The settings with the fewest GPUs of an engine that hold the model, or with the user's; none where `gpus` do not
+    suffice, unless there is no other choice, which then says so (`unsupported`)."""
+    if "vllm_tensor_parallel_size" not in question.free_rollouts:
+        if gpus % rollouts.vllm_tensor_parallel_size == 0:
+            yield rollouts
+        return
+    for ranks in (1, 2, 4, 8, 16):
+        settings = replace(rollouts, vllm_tensor_parallel_size=ranks)
+        workload, model = replace(question.workload, rollouts=settings), question.model
+        if gpus % ranks == 0 and divides_heads(model, ranks) and _holds(model, workload, question.cluster):
+            yield settings
+            return
+    if only:
+        yield rollouts
+
+
+def _holds(model: ModelShape, workload: Workload, cluster: Cluster) -> bool:
+    return cached_sequences(model, workload, cluster.gpu.memory_bytes) >= 1
+
+
+def divides_heads(model: ModelShape, ranks: int) -> bool:
+    """Whether vLLM can split every layer's heads among that many GPUs."""
+    return all(block.attention.heads % ranks == 0 for block in model.blocks)
+
+
+def _assumed_batch(question: Question, rollouts: Rollouts, cluster: Cluster) -> int | None:
+    """A batch of about `BATCH_SIZE` completions in whole groups; None where the micro batch is given."""
+    if question.micro_batch_size is not None:
+        return None
+    ranks = cluster.world_size
+    each = -(-BATCH_SIZE // ranks)
+    multiple = lcm(rollouts.group_of(ranks), EVEN if each >= EVEN else 1)
+    return ranks * (-(-each // multiple) * multiple)

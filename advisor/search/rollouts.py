@@ -1,0 +1,76 @@
+"""The search for what generates the completions: the GPUs that train, or how many others.
+
+A server's GPUs generate while the others wait, and wait while the others train. With R GPU seconds of generation and T
+of the rest in a step, k of N GPUs generate best where R / k + T / (N - k) is least: k / (N - k) = sqrt(R / T). The
+search begins there and goes on to the neighbours while they are faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from ..question.question import Question
+from ..question.rollouts import rollout_choices
+from .candidate import Candidate
+from .search import fastest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOutcome:
+    """The fastest plan with one choice of what generates."""
+
+    question: Question
+    best: Candidate | None
+    """None where nothing fits."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 0.0 if self.best is None else self.best.tokens_per_s
+
+
+def with_fastest_rollout(question: Question) -> tuple[Question, tuple[RolloutOutcome, ...]]:
+    """(the question with the settings of rollouts that are fastest, the best of the other choices); where nothing fits
+    the first."""
+    choices = rollout_choices(question)
+    if len(choices) == 1:
+        return choices[0], ()
+    outcomes = [_outcome(choice) for choice in choices if not _server_gpus(choice)]
+    servers = {_server_gpus(choice): choice for choice in choices if _server_gpus(choice)}
+    if servers:
+        outcomes.append(_best_split(servers, max(outcomes, key=_speed, default=None)))
+    taken = max(outcomes, key=_speed)
+    return taken.question, tuple(outcome for outcome in outcomes if outcome is not taken)
+
+
+def _outcome(question: Question) -> RolloutOutcome:
+    return RolloutOutcome(question=question, best=fastest(question))
+
+
+def _server_gpus(question: Question) -> int:
+    rollouts = question.workload.rollouts
+    return 0 if rollouts is None else rollouts.server_gpus
+
+
+def _speed(outcome: RolloutOutcome) -> float:
+    return outcome.tokens_per_s
+
+
+def _best_split(servers: dict[int, Question], other: RolloutOutcome | None) -> RolloutOutcome:
+    """The fastest split between training and server. other: the best plan without a server."""
+    sizes, found = sorted(servers), dict[int, RolloutOutcome]()
+    gpus = sizes[0] + servers[sizes[0]].cluster.world_size
+    ratio = 1 / 3  # a quarter of the GPUs generates
+    if other is not None and other.best is not None:
+        time = other.best.time
+        ratio = sqrt(time.components["rollout"] / (time.step_s - time.components["rollout"]))
+    position = min(range(len(sizes)), key=lambda index: abs(sizes[index] - gpus * ratio / (1 + ratio)))
+    while True:
+        near = range(max(0, position - 1), min(len(sizes), position + 2))
+        for index in near:
+            if index not in found:
+                found[index] = _outcome(servers[sizes[index]])
+        best = max(near, key=lambda index: found[index].tokens_per_s)
+        if found[best].tokens_per_s <= found[position].tokens_per_s:
+            return found[position]
+        position = best

@@ -1,0 +1,200 @@
+"""Memory of reinforcement learning beside the training: generation, scoring, a reward model, vLLM on the same GPU.
+
+Each is a phase of the step, and a plan fits if all of them do. With b = B n completions of P prompt and C completion
+tokens in a generation on each GPU:
+
+- rollout_prefill, rollout (`generate`): at stage 3 the whole model is gathered (`ds3_gather_for_generation`); keys and
+  values of b sequences; for all prompts at once the largest moment of a layer, then the logits of the next token.
+- rollout (vLLM on the same GPU): its part of the card, `vllm_gpu_memory_utilization`, and one gathered tensor while
+  weights are handed over, with adapters all of them. Without sleep mode that part is held in every phase.
+- weight_synchronization (vLLM on other GPUs): the gathered tensor alone.
+- scoring: a forward pass of a micro batch that saves nothing, by the policy or the reference model.
+- rewards: a reward model computes all b completions at once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms
+from ..hardware.cluster import Cluster
+from ..models.kv_cache import cached_elements
+from ..models.model_shape import ModelShape
+from ..objectives import reference_passes, reference_plan, reward_workload
+from ..plan import Plan
+from ..rollouts import SERVER_MEMORY_UTILIZATION, Rollouts
+from ..workload import Workload
+from .activations.activation_memory import activation_memory
+from .activations.loss import HEAD_COLUMNS, HEAD_TOKENS
+from .gathered_parameters import gathered_parameters
+from .trainable import ShardedTensors, shard_tensors, tensor_set
+from .zero_states import parameters
+
+LOGIT_BYTES = 14
+"""Bytes per logit of the next token: 16-bit logits, an fp32 copy, probabilities, and torch.multinomial's random numbers
+(transformers 5.23 generation/utils.py `_sample`)."""
+
+VLLM_BESIDE_BYTES = 3 << 30
+"""What a vLLM engine needs of its part besides weights and keys and values: a profiled pass of 4096 tokens
+(`max_num_batched_tokens` in TRL), CUDA graphs and the context. Rounded up: graphs of a 7B model take 0.5 to 1 GiB,
+activations of 4096 tokens about 1 GiB (vLLM's log). Not measured here."""
+
+VLLM_ASLEEP_BYTES = 2 << 30
+"""What stays of it in sleep mode: CUDA graphs, workspaces and the context, 1 to 3 GiB in vLLM's log line "Sleep mode
+freed ... memory is still in use". Not measured here."""
+
+_ROLLOUT = {
+    **MEMORY_SYMBOLS,
+    "b": "completions that a GPU generates at once",
+    "kv": "elements of keys and values of a sequence",
+    "u": "vllm_gpu_memory_utilization",
+    "card": "bytes of the GPU's memory",
+    "whole": "elements that are gathered from all ranks",
+}
+_CACHE = Formula("kv_cache", "w b kv", "transformers 5.23 cache_utils.py DynamicCache", _ROLLOUT)
+_NEXT_LOGITS = Formula(
+    "logits of the next token",
+    "k b V",
+    "transformers 5.23 generation/utils.py _sample",
+    {**_ROLLOUT, "k": "bytes per logit"},
+)
+_GATHERED = Formula("gathered_parameters", "w whole", "trl 1.16 models/utils.py _unwrap_model_for_generation", _ROLLOUT)
+_HANDED = _GATHERED._replace(source="trl 1.16 generation/vllm_generation.py _iter_named_params")
+_VLLM = Formula("vllm", "u card", "vLLM gpu_memory_utilization; trl 1.16 generation/vllm_generation.py", _ROLLOUT)
+_ASLEEP = Formula("vllm", "asleep", "vLLM sleep mode, level 2", {"asleep": "bytes that stay in sleep mode"})
+_SCORED = Formula(
+    "logits of one chunk", "w c v", "trl 1.16 kernels/chunked_logprob.py", {**_ROLLOUT, "c": "tokens", "v": "columns"}
+)
+_REWARD = "trl 1.16 trainer/grpo_trainer.py _calculate_rewards, models/utils.py prepare_deepspeed"
+
+
+class BesidePasses(NamedTuple):
+    """What the training holds while completions are generated or scored."""
+
+    sharded: ShardedTensors
+    resident: Terms
+    persistent: int
+    """Elements that stage 3 keeps whole."""
+    in_scoring: Terms
+    """Weights gathered in a forward pass."""
+    cluster: Cluster
+
+
+def held_beside(workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
+    """What is held in every phase: a reward model, and a vLLM engine on the same GPU."""
+    rollouts = workload.rollouts
+    if rollouts is None:
+        return ()
+    reward = _reward_model(workload, plan, cluster.world_size)
+    if rollouts.rollout != "vllm-colocate":
+        return reward
+    if rollouts.vllm_enable_sleep_mode:
+        return reward + _ASLEEP.term(VLLM_ASLEEP_BYTES, asleep=VLLM_ASLEEP_BYTES)
+    return reward + _vllm(rollouts, cluster)
+
+
+def _vllm(rollouts: Rollouts, cluster: Cluster) -> Terms:
+    u, card = rollouts.vllm_gpu_memory_utilization, cluster.gpu.memory_bytes
+    return _VLLM.term(u * card, u=u, card=card)
+
+
+@lru_cache(maxsize=64)
+def _reward_model(workload: Workload, plan: Plan, ranks: int) -> Terms:
+    reward = workload.rollouts and workload.rollouts.reward_model
+    if reward is None:
+        return ()
+    plan = reference_plan(plan)
+    tensors = tensor_set(reward, reward_workload(workload))
+    terms = parameters(shard_tensors(tensors, ranks), plan, gathered_parameters(tensors, plan, ranks))
+    return tuple(part._replace(declared=part.declared._replace(name="reward_model", source=_REWARD)) for part in terms)
+
+
+def rollout_phases(held: BesidePasses, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
+    """The phases beside the training, none for an objective without completions. Without `held_beside`."""
+    rollouts = workload.rollouts
+    if rollouts is None:
+        return ()
+    model, cluster, width = held.sharded.tensors.model, held.cluster, workload.weight_bytes
+    completions = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
+    prompt = max(1, workload.seq_len - rollouts.max_completion_length)
+    resident = held.resident
+
+    def unsaved(shape: ModelShape, work: Workload, sequences: int) -> Terms:
+        capability = cluster.gpu.compute_capability
+        return activation_memory(shape, work.of_passes(), sequences, False, compute_capability=capability).unsaved_terms
+
+    phases: list[Phase] = []
+    if rollouts.rollout == "generate":
+        whole = resident + _whole(held, plan, gathers=rollouts.ds3_gather_for_generation)
+
+        def cache(tokens: int) -> Terms:
+            kept = cached_elements(model, tokens, latent=False)
+            return _CACHE.term(width * completions * kept, w=width, b=completions, kv=kept)
+
+        first = unsaved(model, workload.of_length(prompt), completions)
+        logits = _NEXT_LOGITS.term(
+            LOGIT_BYTES * completions * model.vocab_size, k=LOGIT_BYTES, b=completions, V=model.vocab_size
+        )
+        phases += [
+            Phase(name="rollout_prefill", terms=whole + cache(prompt) + first),
+            Phase(name="rollout", terms=whole + cache(workload.seq_len) + logits),
+        ]
+    else:
+        handed = _handed_over(held, plan)
+        colocated = rollouts.rollout == "vllm-colocate"
+        awake = _vllm(rollouts, cluster) if colocated and rollouts.vllm_enable_sleep_mode else ()
+        name = "rollout" if colocated else "weight_synchronization"
+        phases.append(Phase(name=name, terms=resident + handed + awake))
+    if reference_passes(workload) or rollouts.policy_passes(plan.gradient_accumulation_steps):
+        tokens = min(HEAD_TOKENS, plan.micro_batch_size * workload.scored_len)
+        chunk = _SCORED.term(width * tokens * HEAD_COLUMNS, w=width, c=tokens, v=HEAD_COLUMNS)
+        forward = max(unsaved(model, workload, plan.micro_batch_size), chunk, key=_bytes)
+        phases.append(Phase(name="scoring", terms=resident + held.in_scoring + forward))
+    if rollouts.reward_model is not None:
+        reward = rollouts.reward_model
+        at_once = unsaved(reward, reward_workload(workload), completions)
+        phases.append(Phase(name="rewards", terms=resident + at_once))
+    return tuple(phases)
+
+
+def _bytes(terms: Terms) -> int:
+    return sum(term.size_bytes for term in terms)
+
+
+def _whole(held: BesidePasses, plan: Plan, *, gathers: bool) -> Terms:
+    """The model as `generate` needs it at stage 3: whole, from shards that an offloading engine brings first, or a
+    layer at a time."""
+    tensors, width = held.sharded.tensors, held.sharded.tensors.workload.weight_bytes
+    if plan.zero_stage < 3 or (held.sharded.world_size == 1 and plan.offload_param == "none"):
+        return ()
+    if not gathers:
+        return held.in_scoring
+    numel = tensors.numel - held.persistent
+    if plan.offload_param != "none":
+        numel += numel // held.sharded.world_size
+    return _GATHERED.term(width * numel, w=width, whole=numel)
+
+
+def _handed_over(held: BesidePasses, plan: Plan) -> Terms:
+    """Weights that stage 3 gathers for vLLM: tensor by tensor, with adapters all, which are merged."""
+    tensors, width = held.sharded.tensors, held.sharded.tensors.workload.weight_bytes
+    if plan.zero_stage < 3 or held.sharded.world_size == 1:
+        return ()
+    if tensors.workload.method != "full":
+        return _whole(held, plan, gathers=True)
+    numel = tensors.largest_trainable
+    return _HANDED.term(width * numel, w=width, whole=numel)
+
+
+def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -> float:
+    """Sequences of full length whose keys and values a vLLM engine has room for; 0 or less where its part of
+    `memory_bytes` does not hold the weights."""
+    rollouts = workload.rollouts
+    assert rollouts is not None
+    colocated = rollouts.rollout == "vllm-colocate"
+    share = rollouts.vllm_gpu_memory_utilization if colocated else SERVER_MEMORY_UTILIZATION
+    ranks = rollouts.vllm_tensor_parallel_size
+    weights = workload.weight_bytes * model.parameters / ranks
+    kept = workload.weight_bytes * cached_elements(model, workload.seq_len, latent=True)
+    return ranks * (share * memory_bytes - VLLM_BESIDE_BYTES - weights) / max(1, kept)

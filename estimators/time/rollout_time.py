@@ -1,0 +1,233 @@
+"""Seconds of generating and scoring completions, the parts of a step of reinforcement learning beside the training.
+
+An engine of t GPUs generates b sequences at a time, of P prompt and C completion tokens:
+
+    prefill   the forward pass of b P tokens without the output layer, / t
+    decode    C times: max(products, weights read once / W) + keys and values read / W, / t, or what the host launches
+    rollout   (prefill + decode) x completions / (b engines)
+
+The products of a decoded token are those of a forward pass of b tokens (`compute_time`), which reads every weight once:
+bound by memory for few sequences, by products for many. Keys and values of a sequence have P + C / 2 tokens on average.
+Every completion is counted as long as `max_completion_length`.
+
+`generate` is one engine per rank for all its completions. It also copies keys and values as it appends to them, copies
+them for every query head that shares them, since a padded batch has a mask, and its kernels are launched one by one.
+vLLM reads them in place and replays CUDA graphs; it runs as many sequences at a time as its memory has room for.
+
+Sources: transformers 5.23 generation/utils.py `_sample`, cache_utils.py `DynamicLayer.update`,
+integrations/sdpa_attention.py `use_gqa_in_sdpa`; TRL 1.16 generation/vllm_generation.py `sync_weights`. Compared with
+published decoding speeds in docs/objectives.md.
+
+Not covered: completions that end early, prefixes that prompts share, rewards by a function, speculative decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..estimate import TimeTerm
+from ..hardware.cluster import Cluster
+from ..memory.rollout_memory import cached_sequences
+from ..models.kv_cache import cached_elements, grouped_heads
+from ..models.model_shape import ModelShape
+from ..objectives import reward_workload
+from ..rollouts import Rollouts
+from ..workload import Workload
+from .collective_time import ring
+from .compute_time import compute_time
+from .host_costs import host_costs
+from .host_time import host_work
+from .roofline import KERNEL_S, memory_rate
+from .step import Step
+
+TOKEN_OPERATIONS, LAYER_OPERATIONS = 35, 2
+"""Operations that `generate` launches for each token beside those of a forward pass, and for each layer: of the loop
+and the mask; the copies that append keys and values. Counted under a dispatch mode (transformers 5.23, Qwen2, padded
+batch)."""
+
+GRAPH_LAYER_OPERATIONS = 6
+"""Kernels of a layer in vLLM's graph beside the products, whose start `compute_time` counts: two fused norms, the
+activation, rotary embedding, the cache's write, attention."""
+
+ROLLOUT_TERMS = ("rollout", "weight synchronization")
+SCORING_TERMS = ("passes without gradients", "reference model", "reward model")
+"""Terms of the time by phase; all others are the training's."""
+
+
+class Engine(NamedTuple):
+    """One of the engines that generate."""
+
+    engines: int
+    sequences: float
+    """Sequences at a time."""
+    token_s: float
+    """Seconds of one token of all of them."""
+    prefill_s: float
+    cache_s: float
+    """The part of token_s that reads keys and values."""
+    host_s: float
+    """Seconds that the host launches one token's kernels; 0 with CUDA graphs."""
+
+    def rollout_s(self, completions: int, length: int) -> float:
+        """Seconds for all completions of a generation."""
+        return (self.prefill_s + length * self.token_s) * completions / (self.engines * self.sequences)
+
+
+def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
+    """Terms of rollout and scoring in an optimizer step; none for an objective without completions.
+
+    forward_s: seconds of the step's forward passes.
+    """
+    workload, plan = step.workload, step.plan
+    rollouts = workload.rollouts
+    if rollouts is None:
+        return []
+    per_step = rollouts.per_step(step.micro_batches)
+    per_gpu = plan.micro_batch_size * rollouts.micro_batches(step.micro_batches)
+    completions, length = per_gpu * step.replicas, rollouts.max_completion_length
+    engine = engine_of(step.model, workload, step.cluster, per_gpu)
+    seconds = per_step * engine.rollout_s(completions, length)
+    terms = [
+        step.term(
+            "rollout",
+            "launch" if engine.host_s >= engine.token_s else "gpu memory",
+            seconds,
+            "rollouts (prefill + C token) completions / (engines b)",
+            "rollouts prefill C token completions engines b",
+            rollouts=per_step,
+            prefill=engine.prefill_s,
+            C=length,
+            token=engine.token_s,
+            completions=completions,
+            engines=engine.engines,
+            b=engine.sequences,
+        ),
+        *_handed_over(step, rollouts, per_step),
+    ]
+    if rollouts.reward_model is not None:
+        scored_s = _reward_s(step, rollouts.reward_model, per_gpu)
+        values = {"rollouts": per_step, "scored": scored_s}
+        terms.append(
+            step.term(
+                "reward model", "gpu compute", per_step * scored_s, "rollouts scored", "rollouts scored", **values
+            )
+        )
+    more = {
+        "passes without gradients": rollouts.policy_passes(step.micro_batches),
+        "reference model": 1 if rollouts.beta > 0 else 0,
+    }
+    for name, count in more.items():
+        if count:
+            passes = count / rollouts.num_iterations
+            values = {"more": passes, "forward": forward_s}
+            term = step.term(name, "gpu compute", passes * forward_s, "more forward", "more forward", **values)
+            terms.append(term)
+    return terms
+
+
+def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTerm]:
+    """Weights on their way to the engine: stage 3's gathers, all at once for `generate`, tensor by tensor for vLLM;
+    then written once on the same GPU, or sent by one rank to the server."""
+    size = step.tensors.numel * step.element
+    gathers, calls, handed_s = 0, len(step.tensors.trainable) + len(step.tensors.frozen), 0.0
+    if step.zero3:  # without all weights together, `generate` gathers each layer for each token
+        once = rollouts.rollout != "generate" or rollouts.ds3_gather_for_generation
+        gathers = 1 if once else rollouts.max_completion_length
+    if rollouts.rollout == "vllm-colocate":
+        handed_s = 2 * size / step.values["W"]
+    elif rollouts.rollout == "vllm-server":
+        across = step.cluster.nodes > 1
+        pair = replace(step.cluster, nodes=2 if across else 1, gpus_per_node=1 if across else 2)
+        handed_s = size / ring(pair).bytes_per_s
+    seconds = gathers * step.ring.gather_s(size, calls) + handed_s
+    if not seconds:
+        return []
+    return [
+        step.term(
+            "weight synchronization",
+            step.ring.resource if step.ring.ranks > 1 else "gpu memory",
+            per_step * seconds,
+            "rollouts (gathers (w all (N - 1) / N / link + calls t) + handed)",
+            "rollouts gathers w all N link calls t handed",
+            rollouts=per_step,
+            gathers=gathers,
+            all=step.tensors.numel,
+            link=step.ring.bytes_per_s,
+            calls=calls,
+            handed=handed_s,
+        )
+    ]
+
+
+def _reward_s(step: Step, reward: ModelShape, completions: int) -> float:
+    work = reward_workload(step.workload)
+    computed = compute_time(reward, work, step.cluster.gpu, completions, False).forward_s
+    if not step.zero3:
+        return computed
+    return computed + step.ring.gather_s(reward.parameters * step.element, sum(block.count for block in reward.blocks))
+
+
+@lru_cache(maxsize=256)
+def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: int) -> Engine:
+    """The engine that generates the completions of a plan. cluster: of the training. per_gpu: completions of each
+    training GPU in a generation."""
+    rollouts, gpu = workload.rollouts, cluster.gpu
+    assert rollouts is not None
+    length, ranks = rollouts.max_completion_length, rollouts.vllm_tensor_parallel_size
+    prompt = max(1, workload.seq_len - length)
+    by_vllm = rollouts.rollout != "generate"
+    engines, sequences = cluster.world_size, float(per_gpu)
+    if by_vllm:
+        gpus = rollouts.server_gpus if rollouts.rollout == "vllm-server" else cluster.world_size
+        engines = max(1, gpus // ranks)
+        room = cached_sequences(model, workload, gpu.memory_bytes)
+        sequences = max(1.0, min(per_gpu * cluster.world_size / engines, room))
+    one_token, prompts = _passes(workload, 1), _passes(workload, prompt)
+    at_once = max(1, round(sequences))
+    bandwidth, element = memory_rate(gpu), workload.weight_bytes
+    decoded = compute_time(model, one_token, gpu, at_once, False).forward
+    prefilled = compute_time(model, prompts, gpu, at_once, False)
+    kept = sequences * element * cached_elements(model, prompt + length // 2, latent=by_vllm)
+    copies = 1.0 if by_vllm else 3 + (2 * grouped_heads(model) if grouped_heads(model) > 1 else 0)
+    cache_s = copies * kept / bandwidth / ranks
+    computed_s = decoded.total_s / ranks + cache_s
+    layers, host_s = sum(block.count for block in model.blocks), 0.0
+    if by_vllm:
+        token_s = computed_s + _split_s(model, workload, cluster, at_once)
+    else:
+        costs = host_costs(cluster)
+        work = host_work(model, workload, 0)
+        launched = TOKEN_OPERATIONS + LAYER_OPERATIONS * layers
+        host_s = work.forward_s(costs, 0) + launched * costs.launched_s
+        token_s = computed_s if gpu.is_cpu else max(computed_s, host_s)
+    prefill_s = (prefilled.forward_s - prefilled.after_layers_s) / ranks
+    return Engine(
+        engines=engines, sequences=sequences, token_s=token_s, prefill_s=prefill_s, cache_s=cache_s, host_s=host_s
+    )
+
+
+def _split_s(model: ModelShape, workload: Workload, cluster: Cluster, sequences: int) -> float:
+    """Seconds of a token's kernels in a graph, and of two all-reduces a layer where GPUs split the layers."""
+    rollouts, layers = workload.rollouts, sum(block.count for block in model.blocks)
+    assert rollouts is not None
+    seconds = layers * GRAPH_LAYER_OPERATIONS * KERNEL_S
+    if rollouts.vllm_tensor_parallel_size > 1:
+        group = ring(replace(cluster, nodes=1, gpus_per_node=rollouts.vllm_tensor_parallel_size))
+        seconds += 2 * layers * group.all_reduce_s(sequences * model.hidden_size * workload.weight_bytes, 1)
+    return seconds
+
+
+def _passes(workload: Workload, tokens: int) -> Workload:
+    """Forward passes of `tokens` tokens of each sequence; vLLM has adapters merged."""
+    return Workload(
+        seq_len=tokens,
+        precision=workload.precision,
+        attention=workload.attention,
+        method="full" if workload.rollouts and workload.rollouts.rollout != "generate" else workload.method,
+        lora_rank=workload.lora_rank,
+        lora_targets=workload.lora_targets,
+        quantization=workload.quantization,
+        software=workload.software,
+    )

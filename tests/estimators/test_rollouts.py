@@ -1,0 +1,161 @@
+"""Reinforcement learning: the phases of a step, what generates, and how the search chooses it."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from ds_advise.advisor.advise import answer, ask
+from ds_advise.advisor.answer.phases import phases_of
+from ds_advise.advisor.question.rollouts import rollout_choices
+from ds_advise.advisor.search.search import fastest
+from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
+from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.memory.plan_memory import estimate_memory
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.kv_cache import cached_elements
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.rollouts import Rollouts
+from ds_advise.estimators.time.rollout_time import engine_of
+from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
+from ds_advise.estimators.workload import Workload
+
+from tests.helpers import h100s
+
+MODEL, CLUSTER = find("Qwen2.5-1.5B"), h100s(8)
+PLAN = Plan(zero_stage=3, micro_batch_size=4, gradient_accumulation_steps=8, gradient_checkpointing=True)
+
+
+def grpo(**settings: Any) -> Workload:
+    rollouts = Rollouts(**settings)
+    return Workload(objective="grpo", framework="trl", loss="chunked-head", seq_len=1024, rollouts=rollouts)
+
+
+def allocated(workload: Workload, plan: Plan = PLAN) -> dict[str, int]:
+    return {phase.name: phase.allocated_bytes for phase in estimate_memory(MODEL, workload, CLUSTER, plan).phases}
+
+
+def test_a_token_of_a_cache_is_a_key_and_a_value_of_each_head_and_layer() -> None:
+    assert cached_elements(find("Qwen2.5-7B"), 1, latent=True) == 28 * 4 * (128 + 128)
+    deepseek = find("DeepSeek-V2-Lite")
+    assert cached_elements(deepseek, 1, latent=True) == 27 * (512 + 64)
+
+
+def test_stage_3_generates_with_the_whole_model_unless_told_otherwise() -> None:
+    whole, layers = allocated(grpo()), allocated(grpo(ds3_gather_for_generation=False))
+    server = allocated(grpo(rollout="vllm-server", server_gpus=8))
+    assert whole["rollout"] - server["weight_synchronization"] > 0.7 * 2 * MODEL.parameters
+    assert whole["rollout"] > layers["rollout"]
+    below = allocated(grpo(), replace(PLAN, zero_stage=2))
+    cache = 2 * 32 * cached_elements(MODEL, 1024, latent=False)
+    assert below["rollout"] - below["step"] < cache + 14 * 32 * MODEL.vocab_size
+
+
+def test_vllm_on_the_same_gpu_takes_its_part_in_every_phase_or_asleep_in_the_rollout_alone() -> None:
+    alone, awake, asleep = (
+        allocated(grpo(rollout="vllm-server", server_gpus=8)),
+        allocated(grpo(rollout="vllm-colocate")),
+        allocated(grpo(rollout="vllm-colocate", vllm_enable_sleep_mode=True)),
+    )
+    part = int(0.3 * CLUSTER.gpu.memory_bytes)
+    assert {awake[name] - alone[name] for name in ("forward_backward_top", "step", "scoring")} == {part}
+    assert 0 < asleep["step"] - alone["step"] < part < asleep["rollout"] - alone["weight_synchronization"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({}, {}),
+        ({"beta": 0.1}, {"reference model": 1}),
+        ({"rollout": "vllm-colocate"}, {"passes without gradients": 1}),
+        ({"num_iterations": 2, "beta": 0.1}, {"passes without gradients": 0.5, "reference model": 0.5}),
+        ({"steps_per_generation": 16}, {"passes without gradients": 1}),
+    ],
+)
+def test_completions_are_scored_once_in_a_generation(settings: dict[str, Any], passes: dict[str, float]) -> None:
+    """By the policy where vLLM made them, or where they outlive a step (TRL's `_generate_and_score_completions`)."""
+    workload = grpo(**settings)
+    found, forward_s = (
+        estimate_time(MODEL, workload, CLUSTER, PLAN).components,
+        estimate_forward_s(MODEL, workload, CLUSTER, PLAN),
+    )
+    scored = {
+        name: found[name] / forward_s for name in ("passes without gradients", "reference model") if name in found
+    }
+    assert scored == pytest.approx(passes)
+
+
+def test_decoding_is_bound_by_memory_for_few_sequences_and_by_products_for_many() -> None:
+    server = grpo(rollout="vllm-server", server_gpus=8, max_completion_length=512)
+    few, more, many = (engine_of(MODEL, server, CLUSTER, count).token_s for count in (1, 8, 2048))
+    weights_s = 2 * MODEL.parameters / CLUSTER.gpu.memory_bytes_per_s
+    assert weights_s < few < 5 * weights_s and more < 1.3 * few and many > 5 * few
+    eager = engine_of(MODEL, grpo(), CLUSTER, 1)
+    assert eager.token_s == eager.host_s > few
+
+
+def test_traces_of_stage_3_outlive_a_generation_by_vllm_alone() -> None:
+    def broken(steps: int, **settings: Any) -> bool:
+        return Rollouts(**settings).breaks_traces("full", steps)
+
+    assert broken(1) and not broken(2)
+    assert broken(2, scores_policy=True) and not broken(3, scores_policy=True)
+    assert broken(1, rollout="vllm-colocate") and not broken(2, rollout="vllm-colocate")
+
+
+def test_the_search_finds_the_split_that_is_fastest_of_all() -> None:
+    question = ask(MODEL, gpus="8xH100", objective="grpo", rollout="vllm-server", max_completion_length=2048)
+    speeds = [best.tokens_per_s for choice in rollout_choices(question) if (best := fastest(choice)) is not None]
+    found = answer(question)
+    rollouts, chosen = found.question.workload.rollouts, found.recommended
+    assert rollouts is not None and chosen is not None
+    assert rollouts.server_gpus + found.question.cluster.world_size == 8
+    assert chosen.tokens_per_s == pytest.approx(max(speeds), rel=0.02)
+
+
+def test_an_answer_fits_in_every_phase_and_its_phases_add_up() -> None:
+    found = answer(ask("Qwen2.5-7B", gpus="8xH100", objective="grpo"))
+    chosen = found.recommended
+    assert chosen is not None
+    phases = {phase.name: phase for phase in phases_of(chosen)}
+    assert list(phases) == ["rollout", "scoring", "training"]
+    assert sum(phase.seconds for phase in phases.values()) == pytest.approx(chosen.time.step_s)
+    assert max(phase.device_bytes_per_gpu for phase in phases.values()) == chosen.device_bytes
+    assert {other.question.workload.rollouts.rollout for other in found.other_rollouts} >= {"generate", "vllm-server"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("objective", ["grpo", "rloo"])
+def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
+    """Its class has every argument, and the server's command names the GPUs that do not train."""
+    trl = pytest.importorskip("trl")
+    question = ask(MODEL, gpus="8xH100", objective=objective, rollout="vllm-server", server_gpus=2)
+    (decided,) = rollout_choices(question)
+    workload, cluster = decided.workload, decided.cluster
+    assert cluster.world_size == 6
+    config = {"grpo": "GRPOConfig", "rloo": "RLOOConfig"}[objective]
+    arguments = training_arguments(PLAN, workload, cluster)
+    assert arguments.keys() <= {field.name for field in fields(getattr(trl, config))}
+    assert (arguments["use_vllm"], arguments["vllm_mode"]) == (True, "server")
+    assert "reward_funcs=..." in script_lines(MODEL, workload, PLAN, cluster, "ds_config.json")[-1]
+    (command,) = server_commands(workload, cluster, MODEL.name)
+    assert command.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve") and "--data-parallel-size 2" in command
+
+
+def test_a_generation_consists_of_whole_groups() -> None:
+    question = ask(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=48)
+    assert all(micro * steps * 6 % 8 == 0 for micro, steps in rollout_choices(question)[0].batch_shapes())
+    with pytest.raises(WorkloadError, match="make no whole groups of 8"):
+        answer(ask(MODEL, gpus="6xH100", objective="grpo", rollout="generate", global_batch=12))
+
+
+def test_options_of_completions_belong_to_objectives_with_completions() -> None:
+    with pytest.raises(WorkloadError, match="--num-generations has no effect with --objective dpo"):
+        ask(MODEL, gpus="8xH100", objective="dpo", num_generations=4)
+    with pytest.raises(WorkloadError, match="leaves none of 512 to the prompt"):
+        ask(MODEL, gpus="8xH100", objective="grpo", seq_len=512)
+
+
+def test_a_reward_model_is_held_and_computes_all_completions_at_once() -> None:
+    reward = allocated(grpo(reward_model=MODEL, rollout="generate"), replace(PLAN, zero_stage=2))
+    function = allocated(grpo(), replace(PLAN, zero_stage=2))
+    assert reward["step"] - function["step"] == pytest.approx(2 * MODEL.parameters, rel=0.01)
+    assert reward["rewards"] > reward["step"]
