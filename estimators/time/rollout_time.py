@@ -16,7 +16,7 @@ vLLM reads them in place and replays CUDA graphs; it runs as many sequences at a
 
 Sources: transformers 5.23 generation/utils.py `_sample`, cache_utils.py `DynamicLayer.update`,
 integrations/sdpa_attention.py `use_gqa_in_sdpa`; TRL 1.16 generation/vllm_generation.py `sync_weights`. Compared with
-published decoding speeds in docs/objectives.md.
+published decoding speeds in `benchmarks/rollout_speed.py`.
 
 Not covered: completions that end early, prefixes that prompts share, rewards by a function, speculative decoding.
 """

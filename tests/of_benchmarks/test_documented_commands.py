@@ -58,6 +58,7 @@ COMMANDS = {
     "ds-advise explain overlap_comm": How(says="overlap_comm"),
     "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How(says="overlap_comm"),
     "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How(says="pairs/s"),
+    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How(says="GPUs train"),
     "ds-advise from examples/train_lora/qwen3_lora_sft_ds3.yaml --gpus 4xA100-80GB": How(
         elsewhere="docs/from.md shows its output, which is compared below"
     ),
