@@ -79,9 +79,10 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase
         return
     per_gpu = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
     engine = engine_of(question.model, workload, question.cluster, per_gpu)
+    scored = _scored(workload, rollouts, plan.gradient_accumulation_steps)
     what = {
         "rollout": _generating(question, rollouts, engine, per_gpu),
-        "scoring": _scoring(workload, rollouts, plan.gradient_accumulation_steps),
+        "scoring": listed(scored) if scored else "",
         "training": phrase(
             "{steps} micro batches of {size} completions",
             steps=plan.gradient_accumulation_steps,
@@ -123,7 +124,7 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
     )
 
 
-def _scoring(workload: Workload, rollouts: Rollouts, steps: int) -> Phrase:
+def _scored(workload: Workload, rollouts: Rollouts, steps: int) -> list[Phrase]:
     scored: list[Phrase] = []
     if rollouts.policy_passes(steps):
         scored.append(phrase("the policy's log-probabilities"))
@@ -132,7 +133,7 @@ def _scoring(workload: Workload, rollouts: Rollouts, steps: int) -> Phrase:
         scored.append(reference)
     if rollouts.reward_model is not None:
         scored.append(phrase("rewards by {model}", model=rollouts.reward_model.name))
-    return listed(scored)
+    return scored
 
 
 def rollout_title(question: Question) -> Phrase:

@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Terms
-from ..models.model_shape import Block, ModelShape
+from ..models.kv_cache import cached_elements, cached_per_layer
+from ..models.model_shape import ModelShape
 from ..objectives import OBJECTIVES
 from ..workload import Workload
 from .activations.activation_memory import forward_only_terms
@@ -91,45 +92,22 @@ def evaluation_terms(
         layer=kept + cache + forward.shared + forward.layer,
         loss=kept + cache + forward.shared + loss,
         gathered=gathered,
-        generation=_generation(model, workload, samples) + forward.shared + forward.layer
+        generation=generation_cache_terms(model, workload, samples, workload.seq_len + workload.eval_new_tokens)
+        + forward.shared
+        + forward.layer
         if workload.eval_new_tokens
         else (),
     )
 
 
-def _generation(model: ModelShape, workload: Workload, samples: int) -> Terms:
-    """The cache at the end, where appending a token copies one layer's."""
-    tokens = workload.seq_len + (workload.eval_new_tokens or 0)
-    widest = max(_cached_elements(model, workload, tokens))
+def generation_cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int) -> Terms:
+    """The cache of `tokens` tokens, where appending one copies one layer's."""
+    widest = max(cached_per_layer(model, workload.seq_len, tokens))
     appended = _APPENDED.term(workload.weight_bytes * samples * widest, w=workload.weight_bytes, B=samples, x=widest)
     return cache_terms(model, workload, samples, tokens) + appended
 
 
 def cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int) -> Terms:
     """Keys and values of `tokens` tokens in every layer: w B sum(K (D + Dv) tokens), at most a sliding window's."""
-    elements = sum(
-        block.count * size
-        for block, size in zip(_decoders(model), _cached_elements(model, workload, tokens), strict=True)
-    )
-    width = workload.weight_bytes
+    elements, width = cached_elements(model, tokens, prompt=workload.seq_len), workload.weight_bytes
     return _CACHE.term(width * samples * elements, w=width, B=samples, x=elements)
-
-
-def _decoders(model: ModelShape) -> list[Block]:
-    return [block for block in model.blocks if block.stack == "decoder" and not block.tokens]
-
-
-def _cached_elements(model: ModelShape, workload: Workload, tokens: int) -> list[int]:
-    """Elements of one sample in a layer of each kind. Linear attention keeps a state whatever the tokens, not counted.
-    Latent attention caches whole heads."""
-    found = []
-    for block in _decoders(model):
-        size = 0
-        for attention in (block.attention, block.cross_attention):
-            if attention is None or attention.chunk:
-                continue
-            heads = attention.heads if attention.kv_lora_rank else attention.kv_heads
-            seen = model.encoder_len(workload.seq_len) if attention.cross else tokens
-            size += heads * (attention.head_dim + attention.v_head_dim) * min(seen, attention.window or seen)
-        found.append(size)
-    return found

@@ -27,6 +27,7 @@ from ..rollouts import SERVER_MEMORY_UTILIZATION, Rollouts
 from ..workload import Workload
 from .activations.activation_memory import activation_memory
 from .activations.loss import HEAD_COLUMNS, HEAD_TOKENS
+from .evaluation import cache_terms, generation_cache_terms
 from .gathered_parameters import gathered_parameters
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import parameters
@@ -47,12 +48,10 @@ freed ... memory is still in use". Not measured here."""
 _ROLLOUT = {
     **MEMORY_SYMBOLS,
     "b": "completions that a GPU generates at once",
-    "kv": "elements of keys and values of a sequence",
     "u": "vllm_gpu_memory_utilization",
     "card": "bytes of the GPU's memory",
     "whole": "elements that are gathered from all ranks",
 }
-_CACHE = Formula("kv_cache", "w b kv", "transformers 5.23 cache_utils.py DynamicCache", _ROLLOUT)
 _NEXT_LOGITS = Formula(
     "logits of the next token",
     "k b V",
@@ -128,17 +127,14 @@ def rollout_phases(held: BesidePasses, workload: Workload, plan: Plan) -> tuple[
     if rollouts.rollout == "generate":
         whole = resident + _whole(held, plan, gathers=rollouts.ds3_gather_for_generation)
 
-        def cache(tokens: int) -> Terms:
-            kept = cached_elements(model, tokens, latent=False)
-            return _CACHE.term(width * completions * kept, w=width, b=completions, kv=kept)
-
         first = unsaved(model, workload.of_length(prompt), completions)
         logits = _NEXT_LOGITS.term(
             LOGIT_BYTES * completions * model.vocab_size, k=LOGIT_BYTES, b=completions, V=model.vocab_size
         )
+        cache = generation_cache_terms(model, workload, completions, workload.seq_len)
         phases += [
-            Phase(name="rollout_prefill", terms=whole + cache(prompt) + first),
-            Phase(name="rollout", terms=whole + cache(workload.seq_len) + logits),
+            Phase(name="rollout_prefill", terms=whole + cache_terms(model, workload, completions, prompt) + first),
+            Phase(name="rollout", terms=whole + cache + logits),
         ]
     else:
         handed = _handed_over(held, plan)

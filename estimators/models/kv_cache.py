@@ -5,33 +5,40 @@ from __future__ import annotations
 from .model_shape import Block, ModelShape
 
 
-def cached_elements(model: ModelShape, tokens: int, *, latent: bool) -> int:
-    """Elements of keys and values of one sequence of `tokens` tokens in all decoder layers: A layer's K heads times the
-    widths of a key and a value.
+def decoders(model: ModelShape) -> list[Block]:
+    """The kinds of layers that generate."""
+    return [block for block in model.blocks if block.stack == "decoder" and not block.tokens]
 
-    A sliding window keeps its last keys (transformers 5.23 cache_utils.py `DynamicSlidingWindowLayer`). latent: a
-    latent attention keeps what its heads are computed from, as vLLM does; transformers keeps the heads.
 
-    Not covered: states of linear attention, which do not grow with the sequence.
+def cached_per_layer(model: ModelShape, prompt: int, tokens: int, *, latent: bool = False) -> list[int]:
+    """Elements of one sequence of `tokens` tokens in a layer of each kind of `decoders`: K heads times the widths of a
+    key and a value, for at most a sliding window's tokens; of cross attention those of the prompt.
+
+    latent: a latent attention keeps what its heads are computed from, as vLLM does; transformers keeps whole heads.
+    Linear attention keeps a state whatever the tokens, not counted.
     """
-    return sum(block.count * _of_layer(block, tokens, latent=latent) for block in model.blocks)
+    found = []
+    for block in decoders(model):
+        size = 0
+        for attention in (block.attention, block.cross_attention):
+            if attention is None or attention.chunk:
+                continue
+            seen = model.encoder_len(prompt) if attention.cross else tokens
+            heads = attention.heads if attention.kv_lora_rank else attention.kv_heads
+            width = heads * (attention.head_dim + attention.v_head_dim)
+            if latent and attention.kv_lora_rank:
+                width = attention.kv_lora_rank + attention.rope_head_dim
+            size += width * min(seen, attention.window or seen)
+        found.append(size)
+    return found
+
+
+def cached_elements(model: ModelShape, tokens: int, *, prompt: int = 0, latent: bool = False) -> int:
+    """`cached_per_layer` in all layers."""
+    sizes = cached_per_layer(model, prompt or tokens, tokens, latent=latent)
+    return sum(block.count * size for block, size in zip(decoders(model), sizes, strict=True))
 
 
 def grouped_heads(model: ModelShape) -> float:
-    """Query heads for each head of keys and values, in the decoder layer with the most."""
-    groups = [block.attention.heads / block.attention.kv_heads for block in model.blocks if _caches(block)]
-    return max(groups, default=1.0)
-
-
-def _caches(block: Block) -> bool:
-    return block.attention.causal and not block.attention.chunk and not block.tokens
-
-
-def _of_layer(block: Block, tokens: int, *, latent: bool) -> int:
-    attention = block.attention
-    if not _caches(block):
-        return 0
-    if attention.kv_lora_rank and latent:
-        return tokens * (attention.kv_lora_rank + attention.rope_head_dim)
-    kept = min(tokens, attention.window or tokens)
-    return kept * attention.kv_heads * (attention.head_dim + attention.v_head_dim)
+    """Query heads for each head of keys and values, in the layer with the most."""
+    return max((block.attention.heads / block.attention.kv_heads for block in decoders(model)), default=1.0)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.advise import answer, ask
 from ds_advise.advisor.answer.phases import phases_of
+from ds_advise.advisor.answer.view import view_of
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
@@ -138,6 +139,12 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     assert "reward_funcs=..." in script_lines(MODEL, workload, PLAN, cluster, "ds_config.json")[-1]
     (command,) = server_commands(workload, cluster, MODEL.name)
     assert command.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve") and "--data-parallel-size 2" in command
+
+
+def test_without_vllm_or_a_reference_nothing_is_scored() -> None:
+    question = ask(MODEL, gpus="8xH100", objective="grpo", rollout="generate")
+    view = view_of(answer(question))
+    assert [line.split(":")[0] for line in view.phases] == ["rollout", "training"]
 
 
 def test_a_generation_consists_of_whole_groups() -> None:
