@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_advise.advisor.answer.lint_file import LintAnswer, lint_settings
-from ds_advise.advisor.launch.question import slurm_rendezvous, static_rendezvous
+from ds_advise.advisor.launch.place import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.job import parse_duration
 from ds_advise.advisor.question.model_source import load_model
@@ -275,7 +275,7 @@ def _parse(name: str, text: str, folder: Path) -> None:
     elif name == "master":
         static_rendezvous(text, 0)
     elif name == "slurm":
-        slurm_rendezvous(29500, {"SLURM_JOB_NUM_NODES": text[:2], "SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": "1"})
+        slurm_rendezvous({"SLURM_JOB_NUM_NODES": text[:2], "SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": "1"})
     elif name == "hostfile":
         file = folder / "hostfile"
         file.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -55,6 +55,7 @@ LAUNCHER_MODULES: Mapping[Launcher, str] = {
 """The launchers' modules, for `python -m` in the same environment."""
 
 _NODE_RANK, _MASTER_ADDR = "$NODE_RANK", "$MASTER_ADDR"
+_SLURM_JOB, _SLURM_HEAD = "$SLURM_JOB_ID", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
 class Rendezvous(NamedTuple):
@@ -63,14 +64,25 @@ class Rendezvous(NamedTuple):
     "hostfile": the deepspeed launcher is started once and reaches the nodes of `hostfile` by ssh.
     "static":   a launcher is started on every node, with its number `node_rank` and the first node's `address`.
     "slurm":    `srun` starts torchrun once on every node of the allocation `job`; `address` is the rendezvous endpoint.
+
+    The defaults of `node_rank`, `address` and `job` are expressions of the shell that starts the launcher.
     """
 
     kind: Literal["hostfile", "static", "slurm"]
     hostfile: str = "hostfile"
     address: str = _MASTER_ADDR
-    port: int = PORT
+    port: int | str = PORT
     node_rank: str = _NODE_RANK
     job: str = ""
+
+
+def slurm_port(job: str) -> int:
+    """A port for the rendezvous of a job, so that two jobs on one node do not meet; below Linux's ephemeral ports."""
+    return 10_000 + int(job) % 20_000
+
+
+IN_ALLOCATION = Rendezvous("slurm", address=_SLURM_HEAD, port="$((10000 + SLURM_JOB_ID % 20000))", job=_SLURM_JOB)
+"""The rendezvous of any allocation, with `slurm_port`, by the shell of its first node."""
 
 
 def config_arguments(framework: Framework, config_path: str, *, flag: bool = True) -> list[str]:
@@ -79,6 +91,12 @@ def config_arguments(framework: Framework, config_path: str, *, flag: bool = Tru
     if framework != "deepspeed":
         return ["--deepspeed", config_path]
     return [*(["--deepspeed"] if flag else []), "--deepspeed_config", config_path]
+
+
+def accelerate_variables(config_path: str) -> dict[str, str]:
+    """The variables by which accelerate's launcher passes the configuration to a script (accelerate 1.15
+    utils/launch.py `prepare_deepspeed_cmd_env`), for any other launcher."""
+    return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": config_path}
 
 
 def launcher_words(
@@ -118,7 +136,7 @@ def launcher_words(
     elif rendezvous.kind == "hostfile":
         place = _options(hostfile=rendezvous.hostfile)
     elif rendezvous.kind == "slurm":
-        call = ["srun", "--nodes", str(nodes), "--ntasks-per-node", "1", *call]
+        call = ["srun", "--nodes", str(nodes), "--ntasks-per-node", "1", "--kill-on-bad-exit", *call]
         endpoint = f"{rendezvous.address}:{rendezvous.port}"
         place = _options(nnodes=nodes, nproc_per_node=gpus, rdzv_backend="c10d")
         place += _options(rdzv_id=rendezvous.job, rdzv_endpoint=endpoint)
@@ -135,8 +153,9 @@ def _options(**values: str | int) -> list[str]:
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """The words as a line to paste, with the two variables of every node unquoted."""
-    return " ".join(word if word in (_NODE_RANK, _MASTER_ADDR) else shlex.quote(word) for word in words)
+    """The words as a line to paste, with the expressions of `Rendezvous` unquoted."""
+    kept = (_NODE_RANK, _MASTER_ADDR, _SLURM_JOB)
+    return " ".join(word if word in kept or word.startswith(_SLURM_HEAD) else shlex.quote(word) for word in words)
 
 
 def launch_commands(
@@ -148,11 +167,12 @@ def launch_commands(
     sets_threads: bool = False,
     bind_cores: bool = False,
 ) -> dict[str, list[str]]:
-    """Shell lines by launcher: `deepspeed`, `torchrun` and `accelerate`; each list is run from top to bottom.
+    """Shell lines by launcher: `deepspeed`, `torchrun`, `accelerate` and, for several nodes, `srun`; each list is run
+    from top to bottom.
 
-    On several nodes `deepspeed` is started once, with a comment line about its hostfile. The others are started on
-    every node, with MASTER_ADDR set to the first node's address and NODE_RANK to the node's number from 0.
-    accelerate is for "hf" only.
+    On several nodes `deepspeed` is started once, with a comment line about its hostfile, and `srun` once in a Slurm
+    allocation. The others are started on every node, with MASTER_ADDR set to the first node's address and NODE_RANK to
+    the node's number from 0. accelerate is for "hf" only.
 
     sets_threads: nodes that ssh reaches get `threads_setting`; elsewhere it is expected in the environment.
     bind_cores:   see `launcher_words`; on one node only.
@@ -176,6 +196,8 @@ def launch_commands(
     if framework != "deepspeed":
         words = launcher_words("accelerate", cluster, [script], config_path=config_path, rendezvous=by_hand)
         commands["accelerate"] = [shell_line(words)]
+    if cluster.nodes > 1:
+        commands["srun"] = [shell_line(launcher_words("torchrun", cluster, target, rendezvous=IN_ALLOCATION))]
     return commands
 
 

@@ -15,6 +15,7 @@ from ..question.question import Question
 from ..search.candidate import Candidate, Fit, LadderStep, Verdict, dry_run_fit
 
 if TYPE_CHECKING:
+    from ...ds_configs.jobs.files import JobFile
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
     from ...estimators.schedule.simulate import SimulatedStep
     from ...probes.dry_run import DryRunResult
@@ -207,6 +208,8 @@ class Recommendation:
     """The probes that settled the recommendation; None where none were asked for."""
     files: tuple[str, ...] = ()
     """The files that were written for it."""
+    job_files: tuple[JobFile, ...] = ()
+    """Those among them that start it."""
 
 
 def try_first_path(destination: Path) -> Path:

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import ds_config
+from ...ds_configs.jobs.files import JobFile, JobKind, job_files
+from ...ds_configs.jobs.job import Job
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     PROGRAMS,
     Launcher,
+    config_arguments,
     launch_commands,
     threads_setting,
     unset_threads,
@@ -70,18 +73,46 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
     return None if answer.recommended is None else plan_config(answer, answer.recommended)
 
 
+def _variables(answer: Recommendation) -> dict[str, str]:
+    """The variables that every rank needs, whatever the plan."""
+    gpu = answer.question.cluster.gpu
+    if gpu.is_cpu:
+        return {"DS_ACCELERATOR": "cpu"}
+    if gpu.vendor == "NVIDIA" and answer.question.workload.software.expandable_segments:
+        return dict([ALLOCATOR_SETTING.split("=")])
+    return {}
+
+
+def jobs_of(
+    answer: Recommendation, chosen: Candidate, kinds: tuple[JobKind, ...], config_path: str
+) -> tuple[JobFile, ...]:
+    """The job files of a plan, in the folder of its configuration. Raises ClusterError as `job_files` does."""
+    workload, cluster = answer.question.workload, answer.question.cluster
+    job = Job(
+        cluster=cluster,
+        config=plan_config(answer, chosen),
+        config_path=config_path,
+        config_words=tuple(config_arguments(workload.framework, config_path)),
+        variables=_variables(answer),
+        host_bytes_per_node=chosen.memory.host_bytes_per_node,
+        output_dir="output" if workload.uses_trainer else None,
+    )
+    return job_files(job, kinds, Path(config_path).parent)
+
+
 def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str]]:
     """The variables to set before the start, each with a sentence on the reason."""
     cluster = answer.question.cluster
     where = " on every node" if cluster.nodes > 1 else ""
+    variables = " ".join(f"{name}={value}" for name, value in _variables(answer).items())
     if cluster.gpu.is_cpu:
         why = "Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):"
-        return [(f"DS_ACCELERATOR=cpu {threads_setting(cluster)}", why)]
+        return [(f"{variables} {threads_setting(cluster)}", why)]
     settings = []
-    if cluster.gpu.vendor == "NVIDIA" and answer.question.workload.software.expandable_segments:
+    if variables:
         comma = "," if where else ""
         why = f"Before the start{comma}{where} (fragmentation can take a quarter more without it):"
-        settings.append((ALLOCATOR_SETTING, why))
+        settings.append((variables, why))
     costs = _costs_without_threads(answer, chosen)
     if costs:
         why = f"For the optimizer on the host{where} (without it a step takes {costs}):"
@@ -159,6 +190,8 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         launch = _launch(answer, chosen, config_path)
         yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,), is_shell=True)
+        for file in answer.job_files:
+            yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start, is_shell=True)
 
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
@@ -178,9 +211,10 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -
     return Block(text=text, code=(_launch(answer, candidate, config_path),), is_shell=True)
 
 
-def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> str:
+def _launch(answer: Recommendation, candidate: Candidate, config_path: str, nodes: str = " --hostfile hostfile") -> str:
+    """The command of `ds-advise launch`. nodes: its option for several nodes."""
     cluster = answer.question.cluster
-    place = " --hostfile hostfile" if cluster.nodes > 1 else ""
+    place = nodes if cluster.nodes > 1 else ""
     if cluster.gpu.is_cpu:
         place = f" --device cpu --ranks {cluster.gpus_per_node}"
     settings = ["pinned-inputs=no"] * _has_pageable_inputs(answer, candidate)
@@ -254,7 +288,11 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     first, *others = by_launcher
     yield Block(text=f"Start it with {first}:", code=tuple(by_launcher[first]), is_shell=True)
     for launcher in others:
-        yield Block(text=f"Or with {launcher}{where}:", code=tuple(by_launcher[launcher]), is_shell=True)
+        place = " in a Slurm allocation (--emit slurm writes a job script)" if launcher == "srun" else where
+        yield Block(text=f"Or with {launcher}{place}:", code=tuple(by_launcher[launcher]), is_shell=True)
+    if "srun" in by_launcher:
+        command = _launch(answer, chosen, config_path, " --slurm")
+        yield Block(text="Or let ds-advise check, start and watch it there:", code=(command,), is_shell=True)
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ...ds_configs.jobs.files import JobKind
 from ...probes.gc_pause import gc_paused
 from ..question.options import (
     OPTIONS,
@@ -22,6 +23,7 @@ from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from .options import (
     COUNT,
+    EMIT,
     FORCE,
     LANGUAGE,
     MODEL_ARGUMENT,
@@ -42,6 +44,7 @@ from .options import (
     "-o", "--output", "destination", default="ds_config.json", metavar="FILE", help="Output file; - is stdout."
 )
 @click.option("--no-write", is_flag=True, help="Do not write the configuration.")
+@EMIT
 @FORCE
 @click.option(
     "--sharding",
@@ -71,6 +74,7 @@ def advise(
     question: dict[str, Any],
     destination: str,
     no_write: bool,
+    emit: tuple[JobKind, ...],
     force: bool,
     all_candidates: bool,
     details: bool,
@@ -101,6 +105,8 @@ def advise(
         raise click.UsageError("--json and -o - both write to stdout; leave one out")
     if no_write and "destination" in given_by_user():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
+    if emit and (no_write or destination == "-"):
+        raise click.UsageError("--emit writes files that name the configuration's; leave --no-write and -o - out")
     if not proofs["probe"]:
         warn_ignored("budget", "without --probe")
     if not destination:
@@ -133,6 +139,7 @@ def advise(
         details=details,
         markdown=markdown,
         language=language or language_of_environment(),
+        emit=emit,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ...ds_configs.jobs.files import JOB_KINDS
 from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, names_in, parse_count
 from ..text.output import Output
 
@@ -198,6 +199,23 @@ ACCUMULATION = click.option(
 )
 
 FALLBACK = click.option("--fallback", is_flag=True, help="When memory runs out, continue with the next plan that fits.")
+
+
+def _job_kinds(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    kinds = tuple(kind.strip() for value in values for kind in value.split(","))
+    for kind in kinds:
+        if kind not in JOB_KINDS:
+            raise click.BadParameter(f"{kind[:40]!r} is none of {', '.join(JOB_KINDS)}")
+    return kinds
+
+
+EMIT = click.option(
+    "--emit",
+    multiple=True,
+    callback=_job_kinds,
+    metavar="KIND,...",
+    help=f"Also write job files: {', '.join(JOB_KINDS)}.",
+)
 
 
 def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:

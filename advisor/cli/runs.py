@@ -15,6 +15,7 @@ from ..text.output import Output
 from .options import (
     ACCUMULATION,
     COUNT,
+    EMIT,
     EVALUATION,
     FALLBACK,
     FORCE,
@@ -32,6 +33,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ...ds_configs.jobs.files import JobKind
     from ...probes.run import Run
     from ..launch.check import Check
 
@@ -232,6 +234,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     help="Pass DS_CONFIG to the script.  [default: unless the script or its arguments name one]",
 )
 @click.option("--dry", is_flag=True, help="Print the commands of each node, and start nothing.")
+@EMIT
 @click.option(
     "--check",
     type=click.Choice(["auto", "dry-run", "probe"]),
@@ -249,13 +252,16 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     help="End after this time without a step or a line of output.  [default: only warn]",
 )
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
-@report_options()
+@FORCE
+@report_options(own_force=True)
 @output_options
 def launch(
     run: dict[str, Any],
     machine: dict[str, Any],
     words: tuple[str, ...],
     dry: bool,
+    emit: tuple[JobKind, ...],
+    force: bool,
     check: Check,
     no_check: bool,
     fallback: bool,
@@ -273,6 +279,7 @@ def launch(
     ds-advise launch ds_config.json -- train.py --model_name_or_path Qwen/Qwen2.5-7B --output_dir out
     ds-advise launch ds_config.json --launcher deepspeed --model ./model -- train.py --epochs 3
     ds-advise launch ds_config.json --master node-0 --nodes 2 --node-rank 1 -- train.py --output_dir out
+    ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --output_dir out
 
     Exit code: 0 finished, 1 failed, stopped or not started (with the reason), 2 it cannot be launched.
     """
@@ -280,14 +287,20 @@ def launch(
         raise click.UsageError("no script; write -- and then the script with its arguments")
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback and --master contradict each other: other nodes would keep their plan")
+    if emit and (place["hostfile"] or place["master"] or dry):
+        raise click.UsageError("--emit starts nothing and names the nodes by --gpus; leave the other option out")
     from ..launch.question import launch_question
     from ..launch.session import run_session
-    from ..render.launch import launch_report, render_session, show_dry
+    from ..render.launch import emit_jobs, launch_report, render_session, show_dry
 
     given = given_by_user() & run.keys()
-    request, remarks = launch_question(run, words, given=given, starts=not dry, **machine, **place)
+    if emit:
+        place |= {"slurm": True, "launcher": "torchrun"}
+    request, remarks = launch_question(run, words, given=given, starts=not dry and not emit, **machine, **place)
     for remark in remarks:
         output.say(remark)
+    if emit:
+        return emit_jobs(request, emit, output, force=force)
     if dry:
         return show_dry(request, output)
     session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)

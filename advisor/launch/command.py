@@ -8,9 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...ds_configs.jobs.job import Job
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     LAUNCHER_MODULES,
+    accelerate_variables,
     config_arguments,
     launcher_words,
     shell_line,
@@ -29,7 +31,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
     script, run, config_path = request.script, request.run, str(request.config_path)
     by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
     by_launcher = request.launcher == "accelerate" and request.passes_config
-    by_script = request.passes_config and not by_launcher
+    by_script = request.passes_config and not by_launcher and not request.by_variables
     variables = environment_of(request)
     settings = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
     target = [
@@ -39,7 +41,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         *(["--is-module"] if script.is_module else []),
         script.target,
         *script.arguments,
-        *(config_arguments(run.workload.framework, config_path, flag=request.config_flag) if by_script else []),
+        *(_config_words(request) if by_script else ()),
     ]
     return launcher_words(
         request.launcher,
@@ -86,7 +88,34 @@ def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.e
     needed = _needed(request)
     if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
         needed.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    if request.by_variables:
+        forced |= accelerate_variables(str(request.config_path))
     return forced | {name: value for name, value in needed.items() if name not in environment}
+
+
+def _config_words(request: LaunchRequest) -> tuple[str, ...]:
+    framework, path = request.run.workload.framework, str(request.config_path)
+    return tuple(config_arguments(framework, path, flag=request.config_flag))
+
+
+def job_of(request: LaunchRequest) -> Job:
+    """The job of the script, without `launch` around its ranks. It resumes where the arguments are the Trainer's."""
+    script, prediction = request.script, request.prediction
+    variables = environment_of(request, {})
+    variables.pop("OMP_NUM_THREADS", None)  # of this machine
+    output_dir = script.options.output_dir
+    return Job(
+        cluster=request.run.cluster,
+        script=script.target,
+        arguments=script.arguments,
+        is_module=script.is_module,
+        config=request.run.config,
+        config_path=str(request.config_path),
+        config_words=_config_words(request) if request.passes_config and not request.by_variables else (),
+        variables=variables,
+        host_bytes_per_node=None if prediction is None else prediction.memory.host_bytes_per_node,
+        output_dir=str(output_dir) if output_dir and request.run.workload.uses_trainer else None,
+    )
 
 
 def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...ds_configs.launch_commands import PORT, Launcher, Rendezvous, read_hostfile
+from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezvous, read_hostfile, slurm_port
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...probes.run import Device
@@ -54,8 +54,10 @@ class Place:
             self._check_counts(f"hostfile {self.hostfile}", nodes, gpus_per_node)
             cluster = replace(cluster, nodes=nodes, gpus_per_node=gpus_per_node)
             rendezvous = Rendezvous(kind="hostfile", hostfile=str(self.hostfile.absolute()))
+        elif self.slurm and not self.starts and "SLURM_JOB_ID" not in os.environ:
+            cluster, rendezvous = replace(cluster, nodes=self.nodes or cluster.nodes), IN_ALLOCATION
         elif self.slurm:
-            rendezvous, nodes = slurm_rendezvous(PORT)
+            rendezvous, nodes = slurm_rendezvous()
             self._check_counts("this Slurm allocation", nodes, None)
             cluster = replace(cluster, nodes=nodes)
         elif self.master is not None:
@@ -106,16 +108,16 @@ def equal_nodes(hostfile: Path) -> tuple[int, int]:
     return len(slots), gpus
 
 
-def slurm_rendezvous(port: int, environment: Mapping[str, str] = os.environ) -> tuple[Rendezvous, int]:
+def slurm_rendezvous(environment: Mapping[str, str] = os.environ) -> tuple[Rendezvous, int]:
     """(the rendezvous of this process's Slurm allocation, its nodes). Raises ClusterError outside of one."""
     nodes, node_list, job = (environment.get(f"SLURM_JOB_{name}", "") for name in ("NUM_NODES", "NODELIST", "ID"))
-    if not (re.fullmatch(r"\d{1,6}", nodes, flags=re.ASCII) and re.match(r"[^,\[]", node_list) and job):
+    if not (re.fullmatch(r"\d{1,6} \d{1,18}", f"{nodes} {job}", flags=re.ASCII) and re.match(r"[^,\[]", node_list)):
         raise ClusterError(
             "--slurm, but this is no Slurm allocation (SLURM_JOB_ID is not set)",
             why="srun starts the nodes of an allocation",
-            fix="start it with sbatch or inside salloc",
+            fix="start it with sbatch or inside salloc; --dry and --emit slurm need none",
         )
-    return Rendezvous(kind="slurm", address=first_host(node_list), port=port, job=job), int(nodes)
+    return Rendezvous("slurm", address=first_host(node_list), port=slurm_port(job), job=job), int(nodes)
 
 
 def first_host(node_list: str) -> str:

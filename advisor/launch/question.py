@@ -60,16 +60,12 @@ def launch_question(
     framework = options["framework"] if "framework" in given else framework_of(config, source)
     remarks: list[str] = []
     launcher = launcher_for(rendezvous, launcher)
+    takes_from, _ = default_launcher(framework, source)
     if launcher is None:
         launcher, why = default_launcher(framework, source, rendezvous)
         remarks.append(f"launcher {launcher}: {why}")
     passing = config_passing(pass_config, config_file, config, framework=framework, script=script)
     remarks += passing.remarks
-    if framework != "deepspeed" and launcher != "accelerate" and passing.passes and not source.takes_config:
-        remarks.append(
-            f"{script.target} reads no arguments, so {config_file} does not reach its Trainer: pass --launcher "
-            f'accelerate, or write deepspeed="{config_file}" into its TrainingArguments'
-        )
     remarks += _late_arguments(script, config)
     from_script, assumptions = _from_script(given, arguments, source, framework)
     adapters, method = _adapters(options, given, arguments, source)
@@ -109,6 +105,7 @@ def launch_question(
         device=place.device,
         rendezvous=rendezvous,
         passes_config=passing.passes,
+        by_variables=passing.passes and takes_from == "accelerate" and launcher != "accelerate",
         config_flag=passing.with_flag,
         prediction=None if source.objective is None else prediction_of(run),
         other_loss=source.trainer if source.objective is None else None,

@@ -57,6 +57,8 @@ class LaunchRequest:
     """None on one node."""
     passes_config: bool = True
     """Whether the configuration file is passed to the script; False where the script names it itself."""
+    by_variables: bool = False
+    """Whether accelerate's variables pass it: the script takes it from accelerate's launcher, and another starts it."""
     config_flag: bool = True
     """Whether a plain script's parser accepts `--deepspeed` before `--deepspeed_config`."""
     prediction: Estimate | None = None

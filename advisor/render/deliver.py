@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...ds_configs.write import config_text, write_config
-from ...estimators.errors import ConfigFileError
+from ...ds_configs.jobs.files import JobKind
+from ...ds_configs.write import config_text, write_config, write_text
+from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
-from ..answer.start import plan_config, recommended_config
+from ..answer.start import jobs_of, plan_config, recommended_config
 from ..text.language import Language
 from ..text.output import Output
 
@@ -39,16 +40,18 @@ def deliver(
     details: bool = False,
     markdown: bool = False,
     language: Language = "en",
+    emit: tuple[JobKind, ...] = (),
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code.
 
+    emit: job files to write next to it.
     language: of the printed answer; JSON, Markdown and files are English.
 
     Where a file may not be written, the answer is shown first, then the error is raised.
     """
     config, failure = recommended_config(answer), None
     if isinstance(destination, Path):
-        answer, failure = _written(answer, destination, force=force)
+        answer, failure = _written(answer, destination, emit, force=force)
     if destination == "-" and config is not None:
         print(config_text(config), end="")
 
@@ -79,16 +82,21 @@ def deliver(
 
 
 def _written(
-    answer: Recommendation, destination: Path, *, force: bool
-) -> tuple[Recommendation, ConfigFileError | None]:
+    answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], *, force: bool
+) -> tuple[Recommendation, DsAdviseError | None]:
     """The answer with the files that were written, and why one could not be."""
-    for candidate, path in ((answer.recommended, destination), (answer.try_first, try_first_path(destination))):
-        if candidate is not None:
-            try:
-                write_config(plan_config(answer, candidate), path, force=force)
-            except ConfigFileError as error:
-                return answer, error
-            answer = replace(answer, files=(*answer.files, str(path)))
+    chosen = answer.recommended
+    plans = ((chosen, destination), (answer.try_first, try_first_path(destination)))
+    try:
+        for plan, path in plans:
+            if plan is not None:
+                write_config(plan_config(answer, plan), path, force=force)
+                answer = replace(answer, files=(*answer.files, str(path)))
+        for job in () if chosen is None else jobs_of(answer, chosen, emit, str(destination)):
+            write_text(job.text, job.path, force=force)
+            answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
+    except DsAdviseError as error:
+        return answer, error
     return answer, None
 
 

@@ -10,9 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ...ds_configs.jobs.files import JobKind, job_files
+from ...ds_configs.write import write_text
 from ...estimators.estimate import Evidence
 from ..launch.check import Objection
-from ..launch.command import dry_lines
+from ..launch.command import dry_lines, job_of
 from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, TrainingFailure
 from ..launch.session import Session
@@ -77,6 +79,21 @@ def show_dry(request: LaunchRequest, output: Output) -> int:
             row(console, Text(line))
 
     output.show(lambda: [{"where": where, "command": line} for where, line in lines], render)
+    return 0
+
+
+def emit_jobs(request: LaunchRequest, kinds: tuple[JobKind, ...], output: Output, *, force: bool) -> int:
+    """Write the job files next to the configuration, and print how to start them; returns the exit code."""
+    files = job_files(job_of(request), kinds, request.config_path.parent)
+    for file in files:
+        write_text(file.text, file.path, force=force)
+
+    def render(console: Console) -> None:
+        for file in files:
+            sentence(console, f"Wrote {file.path}. Start it:")
+            copyable(console, file.start)
+
+    output.show(lambda: [{"file": str(file.path), "start": file.start} for file in files], render)
     return 0
 
 

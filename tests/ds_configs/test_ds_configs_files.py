@@ -105,6 +105,11 @@ def test_commands_on_several_nodes() -> None:
         "train.py --deepspeed ds_config.json"
     ]
     assert "--num_machines 4 --num_processes 32 --machine_rank $NODE_RANK" in commands["accelerate"][0]
+    assert commands["srun"] == [
+        "srun --nodes 4 --ntasks-per-node 1 --kill-on-bad-exit torchrun --nnodes 4 --nproc_per_node 8 "
+        '--rdzv_backend c10d --rdzv_id $SLURM_JOB_ID --rdzv_endpoint $(scontrol show hostnames "$SLURM_JOB_NODELIST" '
+        "| head -n 1):$((10000 + SLURM_JOB_ID % 20000)) train.py --deepspeed ds_config.json"
+    ]
 
 
 def test_threads_are_set_where_the_optimizer_steps_on_the_host() -> None:

@@ -126,11 +126,15 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     assert dry(capsys, "--gpus 8xH100 --slurm") == [
         (
             "in the allocation",
-            f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 python -m torch.distributed.run --nnodes 2 "
-            f"--nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:29500 {wrapped(folder)} "
-            "--deepspeed ds_config.json",
+            f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 --kill-on-bad-exit python -m torch.distributed.run "
+            f"--nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:10077 "
+            f"{wrapped(folder)} --deepspeed ds_config.json",
         )
     ]
+    monkeypatch.delenv("SLURM_JOB_ID")
+    anywhere = dry(capsys, "--gpus 2x8xH100 --slurm")
+    assert anywhere == dry(capsys, "--gpus 8xH100 --nodes 2 --slurm")
+    assert '--rdzv_id $SLURM_JOB_ID --rdzv_endpoint $(scontrol show hostnames "$SLURM_JOB_NODELIST"' in anywhere[0][1]
 
 
 @pytest.mark.parametrize(

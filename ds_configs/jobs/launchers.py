@@ -1,0 +1,53 @@
+"""Files of launchers: the configuration of accelerate, and the hostfile of DeepSpeed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ..launch_commands import PORT
+from .job import Job, yaml_text
+
+
+def accelerate_config(job: Job) -> str:
+    """The configuration of `accelerate launch`, which names the DeepSpeed configuration."""
+    cluster = job.cluster
+    deepspeed: dict[str, Any] = {"deepspeed_config_file": job.config_path}
+    zero = job.config.get("zero_optimization")
+    deepspeed["zero3_init_flag"] = isinstance(zero, Mapping) and zero.get("stage") == 3
+    several: dict[str, Any] = {}
+    if cluster.nodes > 1:
+        deepspeed["deepspeed_multinode_launcher"] = "standard"  # each node starts its own ranks; no ssh
+        several = {"machine_rank": 0, "main_process_port": PORT, "rdzv_backend": "static", "same_network": True}
+    values: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": deepspeed,
+        "num_machines": cluster.nodes,
+        "num_processes": cluster.world_size,
+        **several,
+        "use_cpu": cluster.gpu.is_cpu,
+    }
+    return yaml_text(values, f"{job.script} on {job.place}.")
+
+
+def start_accelerate(job: Job, path: str) -> tuple[str, ...]:
+    node = " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR" if job.cluster.nodes > 1 else ""
+    module = "--module " * job.is_module
+    command = f"accelerate launch --config_file {path}{node} {module}{shlex.join([job.script, *job.arguments])}"
+    return (*(f"export {setting}" for setting in job.settings), command)
+
+
+def hostfile(job: Job) -> str:
+    """The nodes for DeepSpeed's launcher, with names to replace."""
+    names = [f"node-{node}" for node in range(job.cluster.nodes)] if job.cluster.nodes > 1 else ["localhost"]
+    lines = [f"{name} slots={job.cluster.gpus_per_node}" for name in names]
+    return "\n".join(["# The names of the nodes, which ssh reaches without a password.", *lines, ""])
+
+
+def start_hostfile(job: Job, path: str) -> tuple[str, ...]:
+    """ssh passes no variables on; DeepSpeed's launcher sends those of `.deepspeed_env`."""
+    form = "echo {} >> .deepspeed_env" if job.cluster.nodes > 1 else "export {}"
+    command = f"deepspeed --hostfile {path} {'--module ' * job.is_module}{shlex.join(job.target)}"
+    return (*(form.format(setting) for setting in job.settings), command)

@@ -1,0 +1,122 @@
+"""Job files: their structure, and that the launchers' own readers take them. `test_job_files_run.py` starts them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.ds_configs.jobs.files import JobKind, job_files
+from ds_advise.ds_configs.jobs.job import Job
+from ds_advise.ds_configs.launch_commands import read_hostfile
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+
+CPU = replace(find_gpu("H100"), architecture="cpu")
+TWO_NODES = Cluster(nodes=2, gpus_per_node=8, gpu=find_gpu("H100"))
+CONFIG = {"zero_optimization": {"stage": 3}}
+
+
+def job(**changes: Any) -> Job:
+    given: dict[str, Any] = {
+        "cluster": TWO_NODES,
+        "arguments": ("--output_dir", "my out"),
+        "config": CONFIG,
+        "config_path": "ds_config.json",
+        "config_words": ("--deepspeed", "ds_config.json"),
+        "variables": {"NCCL_DEBUG": "WARN"},
+        "host_bytes_per_node": 300 * 2**30 + 1,
+        "output_dir": "my out",
+    }
+    return Job(**given | changes)
+
+
+def text_of(kind: JobKind, **changes: Any) -> str:
+    return job_files(job(**changes), (kind,), Path())[0].text
+
+
+def directives(script: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, flags=re.MULTILINE))
+
+
+def test_a_slurm_script_asks_for_what_the_plan_needs_and_resumes() -> None:
+    """Bash reads it; nodes, GPUs, cores and RAM are the plan's; a restarted job passes the newest checkpoint that is
+    complete, by the Trainer's own order of writing."""
+    script = text_of("slurm")
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    asked = directives(script)
+    assert {name: asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem")} == {
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "gpus-per-node": "8",
+        "cpus-per-task": "112",
+        "mem": "301G",
+    }
+    assert (
+        "requeue" in asked and "export NCCL_DEBUG=WARN\nexport OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 8))" in script
+    )
+    assert "train.py --output_dir 'my out' --deepspeed ds_config.json \"${resume[@]}\" &\n" in script
+    by_itself = text_of("slurm", output_dir=None, cluster=Cluster(nodes=1, gpus_per_node=2, gpu=CPU))
+    assert "--resume_from_checkpoint" not in by_itself and "gpus-per-node" not in directives(by_itself)
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_restarted_job_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path, restarts: str) -> None:
+    """checkpoint-100 is newer than checkpoint-20, and checkpoint-300 has no trainer_state.json yet."""
+    for step, files in ((20, ["trainer_state.json"]), (100, ["trainer_state.json"]), (300, ["optimizer.pt"])):
+        (tmp_path / "my out" / f"checkpoint-{step}").mkdir(parents=True)
+        for name in files:
+            (tmp_path / "my out" / f"checkpoint-{step}" / name).touch()
+    script = 'srun() { for word; do echo "$word"; done; }; scontrol() { echo node-0; }\n' + text_of("slurm")
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_CPUS_PER_TASK": "112"}
+    variables |= {"SLURM_RESTART_COUNT": restarts, "PATH": "/usr/bin:/bin"}
+    made = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True, check=True
+    )
+    words = made.stdout.splitlines()
+    assert words[words.index("--rdzv_endpoint") + 1] == "node-0:10007"
+    resumed = ["--resume_from_checkpoint", "my out/checkpoint-100"] if restarts == "1" else []
+    assert words[words.index("--deepspeed") + 2 :] == resumed
+
+
+def test_accelerate_reads_its_file(tmp_path: Path) -> None:
+    """accelerate's own reader takes it, and has the processes of all nodes; no ssh."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(text_of("accelerate"))
+    read = load_config_from_file(str(file))
+    assert (read.num_machines, read.num_processes, read.use_cpu) == (2, 16, False)
+    assert read.deepspeed_config == {
+        "deepspeed_config_file": "ds_config.json",
+        "zero3_init_flag": True,
+        "deepspeed_multinode_launcher": "standard",
+    }
+
+
+def test_the_hostfile_has_every_node(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text(text_of("hostfile"))
+    assert read_hostfile(tmp_path / "hostfile") == {"node-0": 8, "node-1": 8}
+
+
+def test_the_answer_names_the_files_and_keeps_those_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stand beside the configuration; a file of the user's is replaced with --force only."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "hostfile").write_text("mine slots=8\n")
+    ask = ["gpt2", "--gpus", "2x8xH100", "-o", "conf/ds.json", "--emit", "slurm,hostfile", "--no-deepspeed-estimate"]
+    assert run([*ask, "--json"]) == 2
+    assert (tmp_path / "conf" / "hostfile").read_text() == "mine slots=8\n"
+    capsys.readouterr()
+    assert run([*ask, "--force"]) == 0
+    out = capsys.readouterr().out
+    assert "conf/job.sbatch, conf/hostfile" in " ".join(out.split()) and "sbatch conf/job.sbatch" in out
+    assert "--deepspeed conf/ds.json" in (tmp_path / "conf" / "job.sbatch").read_text()
+    assert run([*ask[:3], "--no-write", "--emit", "slurm"]) == 2
+    assert run([*ask[:3], "--emit", "pbs"]) == 2
