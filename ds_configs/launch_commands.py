@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster, cpu_cores, threads_per_rank
 from ..estimators.workload import Framework
-from .write import read_file
+from .files import read_text
 
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]
 
@@ -218,10 +218,8 @@ def read_hostfile(file: Path) -> dict[str, int]:
     ssh could read as an option, and for a file that cannot be read.
     """
     nodes: dict[str, int] = {}
-    raw = read_file(file, _MAX_BYTES, fix="pass the path of a file; " + _FIX)
-    if len(raw) > _MAX_BYTES:
-        raise ConfigFileError(f"hostfile {file}: it is too large", why="it names the nodes", fix=_FIX)
-    for number, line in enumerate(re.split(r"\r\n?|\n", raw.decode(errors="replace")), start=1):
+    text = read_text(file, _MAX_BYTES, what="a hostfile", fix="pass the path of a file; " + _FIX)
+    for number, line in enumerate(re.split(r"\r\n?|\n", text), start=1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
             continue

@@ -17,8 +17,8 @@ from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchR
 from ds_advise.advisor.launch.script_source import Script
 from ds_advise.advisor.render.answer import print_answer
 from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.training_script import training_arguments
-from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.json_form import from_json

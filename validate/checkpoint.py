@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..ds_configs.write import write_config
+from ..ds_configs.files import write_config
 
 WHOLE = "ds_advise_whole"
 """File in a checkpoint that every rank has written its part of. The Trainer itself resumes from the newest folder, also

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
 from ...estimators.json_form import from_attributes
-from ...estimators.plan import RUNGS, PlainPyTorch, Rung
+from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
 from ..search.candidate import Candidate, Verdict
 from ..text.labels import component_title
 from .recommendation import Recommendation, closest
@@ -110,21 +110,10 @@ class SectionFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplanationFigures:
+class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
     rung: Rung | PlainPyTorch
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    gradient_checkpointing: bool
-    cpu_checkpointing: bool
-    sequence_parallel_size: int
-    autotp_size: int
-    autoep_size: int
-    bf16_optimizer_states: bool
-    zero_hpz_partition_size: int
-    zero_quantized_weights: bool
-    zero_quantized_gradients: bool
     evidence: Evidence
     fit_probability: float
     verdict: Verdict

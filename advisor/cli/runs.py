@@ -124,7 +124,7 @@ def dry_run(
 
     Exit code: 0 it fits, 1 it does not, 2 the dry run could not be made.
     """
-    from ...ds_configs.write import write_config
+    from ...ds_configs.files import write_config
     from ..html_report.document import check_target
     from ..question.cluster import cluster_of
     from ..question.run import read_run

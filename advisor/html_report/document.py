@@ -22,7 +22,7 @@ from rich.console import Console
 
 from ... import __version__
 from ...ds_configs.config_keys import meaning
-from ...ds_configs.write import config_text, replace_file
+from ...ds_configs.files import config_text, replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.json_form import to_json

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ...ds_configs.emit import ds_config, merge_plan_into_config
-from ...ds_configs.write import config_text, write_text
+from ...ds_configs.files import config_text, write_text
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Framework, Workload

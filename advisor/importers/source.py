@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...ds_configs.write import read_file
+from ...ds_configs.files import read_text
 from ...estimators.errors import ConfigFileError
 from ...validate.lint.document import MAX_BYTES, read_document
 from ..launch.script_arguments import ScriptArguments
@@ -81,17 +81,10 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
 
     Raises ConfigFileError for what cannot be read, and for a text that is none of the kinds.
     """
-    raw = read_file(path, MAX_BYTES, fix="give a configuration of one of the tools, or a script that trains")
-    if len(raw) > MAX_BYTES:
-        raise ConfigFileError(f"{path}: larger than {MAX_BYTES:,} bytes, so it is no configuration")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise ConfigFileError(f"{path}: not UTF-8 text (byte {problem.start})", fix="save it as UTF-8") from problem
-    if "\0" in text:
-        raise ConfigFileError(f"{path}: not text", fix="name the configuration or the script itself")
-    if not text.strip():
-        raise ConfigFileError(f"{path}: the file is empty", fix="name the configuration or the script itself")
+    fix = "give a configuration of one of the tools, or a script that trains"
+    text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
+    if "\0" in text or not text.strip():
+        raise ConfigFileError(f"{path}: {'not text' if text.strip() else 'the file is empty'}", fix=fix)
     return parsed(path, text, kind or _kind(path, text))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import merge_plan_into_config
-from ...ds_configs.write import write_config
+from ...ds_configs.files import write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware.cluster import Cluster

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
+from ...ds_configs.files import config_text
 from ...ds_configs.training_script import script_lines, trainer_lines
-from ...ds_configs.write import config_text
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.gpus import gpus
 from ...estimators.json_form import to_json

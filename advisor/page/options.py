@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from ...ds_configs.files import parse_json_object
 from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import ask
-from ..question.model_source import parse_json_object, shape_of
+from ..question.model_source import shape_of
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.options import CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.question import Question

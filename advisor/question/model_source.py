@@ -1,4 +1,4 @@
-"""From a model's name to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub; JSON files of users.
+"""From a model's name to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub.
 
 Only a `config.json` is read, or in a folder without one the name of the model that its adapters belong to. No weights,
 no code from a model's folder, no pickle.
@@ -7,7 +7,6 @@ no code from a model's folder, no pickle.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,13 +15,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError
+from ...ds_configs.files import read_json_object
+from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import ModelShape
-
-MAX_BYTES = 10_000_000
-"""A configuration has kilobytes; a larger file is another file."""
 
 _HUB_LIMIT_S, _PATIENCE_S = 20.0, 2.0
 """Time for a configuration from the hub, some kB; time after which it is printed what is waited for."""
@@ -193,36 +190,3 @@ def _read(file: Path) -> dict[str, Any]:
     return read_json_object(
         file, error=ModelConfigError, what="a model's config.json", fix="give a config.json as transformers writes it"
     )
-
-
-def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises `error`, with `fix`, if the file cannot be read, is too large to be `what`, or
-    holds something else."""
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-    except OSError as problem:
-        raise error(f"{file}: cannot be read ({os.strerror(problem.errno or 0)})", fix=fix) from problem
-    except ValueError as problem:  # a null byte in the name
-        raise error(f"{file}: cannot be read ({problem})", fix=fix) from problem
-    if len(raw) > MAX_BYTES:
-        raise error(f"{file}: larger than {MAX_BYTES:,} bytes, so it is not {what}", fix=fix)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise error(f"{file}: not UTF-8 text (byte {problem.start})", fix=fix) from problem
-    return parse_json_object(text, name=str(file), error=error, fix=fix)
-
-
-def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: str) -> dict[str, Any]:
-    """The object in a text called `name`. Raises `error`, with `fix`, if it holds something else."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as problem:
-        place = f"line {problem.lineno}, column {problem.colno}"
-        raise error(f"{name}: not JSON: {problem.msg} ({place})", fix=fix) from problem
-    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
-        raise error(f"{name}: not JSON that can be read", fix=fix) from problem
-    if not isinstance(value, dict):
-        raise error(f"{name}: holds no JSON object", fix=fix)
-    return value

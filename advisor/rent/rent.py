@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.plan import PlainPyTorch, Rung
+from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.job import HOUR_S, JobDuration, Price, young_interval_s
 from ..advise import ask
 from ..answer.advice import JobFigures, job_figures
@@ -46,16 +46,10 @@ _AMOUNT = re.compile(r"([$€£₹]|[a-z]{3})?\s*(\d{1,9}(?:\.\d{1,6})?)\s*([a-z
 
 
 @dataclass(frozen=True, kw_only=True)
-class RentPlan:
+class RentPlan(PlanSettings):
     """The fastest plan that fits on the machines."""
 
     rung: Rung | PlainPyTorch
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    gradient_checkpointing: bool
-    cpu_checkpointing: bool
-    sequence_parallel_size: int
-    autotp_size: int
     tokens_per_second: float
     device_bytes_per_gpu: int
     host_bytes_per_node: int

@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...ds_configs.write import write_config
+from ...ds_configs.files import read_json_object, write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import TORCH_DTYPES, Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
 from ...validate.checkpoint import WHOLE, checkpoints_in, newest_usable
-from ..question.model_source import read_json_object
 from ..question.run import read_ds_config
 
 _REPAIR = "start the training without --resume"

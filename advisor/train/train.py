@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.files import write_config
 from ...ds_configs.training_script import training_arguments
-from ...ds_configs.write import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.hardware.cluster import Cluster

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...ds_configs.write import read_file, replace_file
+from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
 from .document import FIX, MAX_BYTES, Document, DocumentNode, Member, read_document
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...ds_configs.write import replace_file
+from ...ds_configs.files import replace_file
 from ...probes.store_path import store_path
 from .facts import DeepSpeedFacts, from_json, to_json
 

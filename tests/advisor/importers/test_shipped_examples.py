@@ -13,9 +13,9 @@ from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.files import config_text
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
-from ds_advise.ds_configs.write import config_text
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload

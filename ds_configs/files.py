@@ -1,4 +1,4 @@
-"""Configuration files: read within bounds, written without ever losing one of the user's."""
+"""Files of users: read within bounds, written without ever losing one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,56 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..estimators.errors import ConfigFileError
+from ..estimators.errors import ConfigFileError, DsAdviseError
+
+_MOST_JSON_BYTES = 10_000_000
+"""Largest JSON file that is read; a configuration has kilobytes."""
 
 
-def read_file(path: Path, most_bytes: int, *, fix: str) -> bytes:
-    """At most `most_bytes` + 1 bytes of a regular file. Raises ConfigFileError for anything else (a pipe, a device)."""
+def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseError] = ConfigFileError) -> bytes:
+    """At most `most_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
     try:
         if not path.is_file():
             found = "is no regular file" if path.exists() else "no such file"
-            raise ConfigFileError(f"{path}: {found}", fix=fix)
+            raise error(f"{path}: {found}", fix=fix)
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
     except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
         reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
-        raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=fix) from problem
+        raise error(f"{path}: cannot be read ({reason})", fix=fix) from problem
+
+
+def read_text(path: Path, most_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:
+    """The UTF-8 text of a regular file, without a byte order mark. Raises `error`, also for a file that is too large to
+    be `what`."""
+    raw = read_file(path, most_bytes, fix=fix, error=error)
+    if len(raw) > most_bytes:
+        raise error(f"{path}: larger than {most_bytes:,} bytes, so it is not {what}", fix=fix)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: not UTF-8 text (byte {problem.start})", fix="save it as UTF-8") from problem
+
+
+def read_json_object(path: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises `error`, with `fix`, if the file cannot be read, is too large to be `what`, or
+    holds something else."""
+    text = read_text(path, _MOST_JSON_BYTES, what=what, fix=fix, error=error)
+    return parse_json_object(text, name=str(path), error=error, fix=fix)
+
+
+def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: str) -> dict[str, Any]:
+    """The object in a text called `name`. Raises `error`, with `fix`, if it holds something else."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as problem:
+        place = f"line {problem.lineno}, column {problem.colno}"
+        raise error(f"{name}: not JSON: {problem.msg} ({place})", fix=fix) from problem
+    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
+        raise error(f"{name}: not JSON that can be read", fix=fix) from problem
+    if not isinstance(value, dict):
+        raise error(f"{name}: holds no JSON object", fix=fix)
+    return value
 
 
 def config_text(config: Mapping[str, Any]) -> str:
