@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ...ds_configs.jobs.files import JOB_KINDS
-from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, names_in, parse_count
+from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, Option, names_in, parse_count
 from ..text.output import Output
 
 Command = Callable[..., int]
@@ -78,13 +78,12 @@ def _with_prefix(names: Sequence[str], prefix: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
 
-def question_option(name: str, *, searches: bool = False, **changes: Any) -> Decorator:
+def question_option(option: Option, *, searches: bool = False, **changes: Any) -> Decorator:
     """The Click option of a declared option.
 
     searches: the command accepts "max".
     changes: fields of the declaration that differ for the command.
     """
-    option = OPTIONS[name]
     if option.kind == "count or max" and not searches:
         option = option._replace(kind="count", help=f"{option.help.partition('; max')[0]}.")
     option = option._replace(**changes)
@@ -97,7 +96,7 @@ def question_option(name: str, *, searches: bool = False, **changes: Any) -> Dec
         default=option.default,
         metavar=option.metavar or None,
         help=text,
-        shell_complete=complete_gpus if name == "gpus" else None,
+        shell_complete=complete_gpus if option.name == "gpus" else None,
     )
 
 
@@ -106,16 +105,18 @@ def question_options(
     *,
     into: str = "question",
     searches: bool = False,
+    declared: Mapping[str, Option] = OPTIONS,
     extra: Sequence[Decorator] = (),
     **changes: Mapping[str, Any],
 ) -> Decorator:
     """Gives a command the declared options with these names, and hands it their values as one dictionary.
 
     into: the parameter that receives the dictionary.
+    declared: the declarations.
     extra: further options for the dictionary.
     changes: fields of the declarations that differ for the command, by name.
     """
-    own = [question_option(name, searches=searches, **changes.get(name, {})) for name in names]
+    own = [question_option(declared[name], searches=searches, **changes.get(name, {})) for name in names]
     aliases = [old for old, (new, _) in RENAMED.items() if new in names]
     options = [*own, *extra, *(click.option(f"--{old}", hidden=True) for old in aliases)]
     bare: Any = _decorated(lambda: 0, options)
@@ -130,7 +131,7 @@ def question_options(
                 if value is not None:
                     new, new_values = RENAMED[old]
                     group[new] = new_values.get(value, value)
-            warn_ignored_options(group)
+            warn_ignored_options(group, declared)
             return command(**{into: group}, **values)
 
         return _decorated(grouped, options)
@@ -138,12 +139,11 @@ def question_options(
     return decorate
 
 
-def warn_ignored_options(values: Mapping[str, Any], *further: str) -> None:
-    """Warn about options without effect under the training method. further: undeclared options of LoRA."""
+def warn_ignored_options(values: Mapping[str, Any], declared: Mapping[str, Option]) -> None:
+    """Warn about options without effect under the training method."""
     method = values.get("method")
-    methods = {name: OPTIONS[name].methods for name in values if name in OPTIONS}
-    methods |= dict.fromkeys(further, OPTIONS["lora_rank"].methods)
-    for name, effective in methods.items():
+    for name in values:
+        effective = declared[name].methods if name in declared else ()
         if method is not None and effective and method not in effective:
             warn_ignored(name, f"with --method {method}")
 

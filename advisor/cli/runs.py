@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.plan import RUNGS
-from ..question.options import CpuOptions, MachineOptions, MethodOptions, ModuleOptions, TrainingOptions, names_in
+from ..question.options import (
+    OPTIONS,
+    CpuOptions,
+    MachineOptions,
+    MethodOptions,
+    ModuleOptions,
+    TrainingOptions,
+    names_in,
+)
 from ..text.output import Output
+from ..train.settings import TRAINING_OPTIONS
 from .options import (
     ACCUMULATION,
     COUNT,
@@ -29,7 +37,6 @@ from .options import (
     question_options,
     report_options,
     warn_ignored,
-    warn_ignored_options,
 )
 
 if TYPE_CHECKING:
@@ -327,37 +334,12 @@ _TRAINED = (
 
 @click.command()
 @question_options(
-    (*_TRAINED, *names_in(CpuOptions), "data", "epochs", "packing", "eval_split"),
+    (*_TRAINED, *names_in(CpuOptions), "data", "epochs", "packing", "eval_split", *TRAINING_OPTIONS),
     into="options",
+    declared={**OPTIONS, **TRAINING_OPTIONS},
     extra=[
         model_option("Model: a folder with config.json, tokenizer and safetensors, or a hub id."),
-        click.option("--eval-data", metavar="FILE", help="Evaluation data; replaces --eval-split."),
-        click.option(
-            "--format",
-            "shape",
-            type=click.Choice(["chat", "prompt-completion", "instruction", "text-label", "text"]),
-            help="Format of a row.  [default: detected]",
-        ),
-        click.option("--system", metavar="TEXT", help="System message for chats without one."),
-        click.option("--max-steps", type=COUNT, help="Number of optimizer steps; replaces --epochs."),
-        click.option(
-            "--learning-rate", type=float, metavar="RATE", help="Peak learning rate.  [default: 2e-5; 2e-4 with LoRA]"
-        ),
-        click.option("--lora-alpha", type=COUNT, help="Scale of the LoRA adapters.  [default: twice --lora-rank]"),
         click.option("--seed", type=click.IntRange(min=0, max=2**31), default=42, help="Random seed."),
-        click.option(
-            "--save-steps",
-            type=COUNT,
-            help="Steps between checkpoints and evaluations.  [default: a tenth of all, at most 500]",
-        ),
-        click.option(
-            "--report-to",
-            type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]),
-            default="auto",
-            help="Logger of the loss; auto: TensorBoard if installed.",
-        ),
-        click.option("--merge", is_flag=True, help="Also save the model with the LoRA adapters merged."),
-        click.option("--rung", type=click.Choice(RUNGS), help="Rung.  [default: the fastest that fits]"),
         click.option("--no-probe", is_flag=True, help="Check by a dry run instead of a probe."),
         click.option("--no-check", is_flag=True, help="Start without probe, dry run and disk check."),
     ],
@@ -404,7 +386,6 @@ def train(
     for name in ("model", "data"):
         if not options[name]:
             raise click.UsageError(f"--{name} is missing")
-    warn_ignored_options({"method": options["method"]}, "lora_alpha", "merge")
     advice = {name: options[name] for name in _TRAINED}
     if dry:
         return show(options, advice, folder, output)

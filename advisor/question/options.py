@@ -43,7 +43,7 @@ Risk = Literal["safe", "balanced", "bold"]
 LARGEST_COUNT = 10**9
 """Larger counts are typing errors."""
 
-_LORA: tuple[Method, ...] = ("lora", "qlora")
+LORA_METHODS: tuple[Method, ...] = ("lora", "qlora")
 _QLORA: tuple[Method, ...] = ("qlora",)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -121,17 +121,19 @@ class MethodOptions(TypedDict, total=False):
         Quantization,
         Option("Weight format of qlora: bitsandbytes NF4 or int8, or a 4-bit GPTQ checkpoint.", "nf4", methods=_QLORA),
     ]
-    lora_rank: Annotated[int, Option("Rank of the LoRA adapters.", 8, methods=_LORA)]
+    lora_rank: Annotated[int, Option("Rank of the LoRA adapters.", 8, methods=LORA_METHODS)]
     lora_dropout: Annotated[
-        float, Option("Dropout probability of the LoRA adapters, below 1.", 0.0, metavar="P", methods=_LORA)
+        float, Option("Dropout probability of the LoRA adapters, below 1.", 0.0, metavar="P", methods=LORA_METHODS)
     ]
     lora_targets: Annotated[
         str | Sequence[str] | None,
-        Option("Modules to adapt: q_proj,v_proj.", metavar="NAMES", methods=_LORA, default_text="all linear layers"),
+        Option(
+            "Modules to adapt: q_proj,v_proj.", metavar="NAMES", methods=LORA_METHODS, default_text="all linear layers"
+        ),
     ]
     modules_to_save: Annotated[
         str | Sequence[str] | None,
-        Option("Embeddings and heads to train in full: embed_tokens,lm_head.", metavar="NAMES", methods=_LORA),
+        Option("Embeddings and heads to train in full: embed_tokens,lm_head.", metavar="NAMES", methods=LORA_METHODS),
     ]
 
 
@@ -365,9 +367,12 @@ def _declared(name: str, annotation: Any) -> Option:
     return option._replace(name=name, kind="switch" if bool in types else "number" if float in types else "text")
 
 
-OPTIONS: Mapping[str, Option] = {
-    name: _declared(name, annotation) for name, annotation in QuestionOptions.__annotations__.items()
-}
+def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
+    """The options among annotations, by their names."""
+    return {name: _declared(name, each) for name, each in annotations.items() if hasattr(each, "__metadata__")}
+
+
+OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
 """The options by the names of their parameters."""
 
 RENAMED: Mapping[str, tuple[str, Mapping[str, Any]]] = {

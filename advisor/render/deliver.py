@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...ds_configs.jobs.files import JobKind
 from ...ds_configs.files import config_text, write_config, write_text
+from ...ds_configs.jobs.files import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import jobs_of, plan_config, recommended_config

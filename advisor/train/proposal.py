@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
@@ -20,12 +20,12 @@ from ...estimators.workload import Method, Workload
 from ...probes.run import Device, Run
 from ..advise import advise
 from ..answer.recommendation import Recommendation
-from ..data.counting import EPOCHS, SEED, check_causal, global_batch, job_of_samples, sequence_length
+from ..data.counting import EPOCHS, check_causal, global_batch, job_of_samples, sequence_length
 from ..data.prepare import DataFile, Samples, cut, prepare
 from ..data.tokenizing import load_tokenizer
-from ..question.job import check_epochs
 from ..search.candidate import Candidate
 from .folder import TrainingFolder, TrainingJob
+from .settings import TrainingSettings
 
 KEPT_CHECKPOINTS = 2
 """Two, so that an incomplete one never is the only one. The Trainer removes the oldest once a new one is written, so
@@ -38,60 +38,10 @@ B)."""
 WARMUP = 0.03
 """Share of the steps in which the learning rate rises, before it falls as a cosine; Alpaca's."""
 
-Proof = Literal["probe", "dry-run", "none"]
-
 
 def default_save_steps(steps: int) -> int:
     """Ten checkpoints a training, at most 500 steps apart (TrainingArguments' save_steps)."""
     return max(1, min(500, steps // 10))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """The options of one training, as `ds-advise train --help` explains them; None and "auto" are replaced by
-    defaults."""
-
-    model: str
-    """As given by the user."""
-    data: Path
-    device: Device = "cuda"
-    eval_data: Path | None = None
-    eval_split: float = 0.0
-    shape: str | None = None
-    """A key of `data.shapes.ROW_SHAPES`."""
-    system: str | None = None
-    packing: bool = False
-    lora_alpha: int | None = None
-    epochs: float | None = None
-    max_steps: int | None = None
-    learning_rate: float | None = None
-    seed: int = SEED
-    save_steps: int | None = None
-    report_to: str = "auto"
-    merge: bool = False
-    rung: str | None = None
-    proof: Proof = "probe"
-    """How to prove that it fits; "none" leaves out the check of the disk too."""
-    offline: bool = False
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> TrainingSettings:
-        """The settings among the command's options. Raises WorkloadError for impossible ones."""
-        own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
-        own["data"] = Path(own["data"])
-        if own["eval_data"]:
-            own["eval_data"] = Path(own["eval_data"])
-        own["proof"] = "none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe"
-        return cls(**own)
-
-    def __post_init__(self) -> None:
-        check_epochs(self.epochs, self.eval_split)
-        rate = self.learning_rate
-        if self.eval_split and self.eval_data:
-            raise WorkloadError("--eval-split and --eval-data both select the rows to evaluate", fix="leave one out")
-        if rate is not None and not 0 < rate < 100:
-            fix = "pass one such as --learning-rate 2e-5"
-            raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0", fix=fix)
 
 
 _TRANSFORMERS = 5
@@ -183,7 +133,7 @@ def propose(
 
     def tokenized(path: Path, name: str) -> DataFile:
         folder_of_tokens = folder.records / name
-        return prepare(path, tokenizer, folder_of_tokens, shape=settings.shape, system=settings.system, say=say)
+        return prepare(path, tokenizer, folder_of_tokens, shape=settings.format, system=settings.system, say=say)
 
     data = tokenized(settings.data, "tokens")
     evaluation = tokenized(settings.eval_data, "evaluation_tokens") if settings.eval_data else None

@@ -15,8 +15,9 @@ from ..question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from ..question.model_source import load_model
 from ..text.output import Output
 from .folder import TrainingFolder
-from .proposal import Proposal, TrainingSettings, propose
+from .proposal import Proposal, propose
 from .report import render_proposal, render_proven, render_start, render_trained, training_report
+from .settings import TrainingSettings
 from .train import Trained, TrainingControls, proven, resume, start
 
 

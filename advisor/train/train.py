@@ -33,7 +33,8 @@ from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, write_record
-from .proposal import KEPT_CHECKPOINTS, Proposal, TrainingSettings, gathers_weights, job_of
+from .proposal import KEPT_CHECKPOINTS, Proposal, gathers_weights, job_of
+from .settings import TrainingSettings
 
 _RANK_MODULE = f"{__package__}.rank"
 

@@ -15,7 +15,8 @@ from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.advisor.text import output as progress
 from ds_advise.advisor.text.job import hours, money
 from ds_advise.advisor.train.folder import TrainingFolder
-from ds_advise.advisor.train.proposal import TrainingSettings, propose
+from ds_advise.advisor.train.proposal import propose
+from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu

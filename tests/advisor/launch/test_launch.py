@@ -29,7 +29,7 @@ from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.output import Output
-from ds_advise.advisor.train.proposal import TrainingSettings
+from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.advisor.train.train import prove
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError

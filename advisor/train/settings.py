@@ -1,0 +1,83 @@
+"""The settings of a training. Those that `ds-advise train` has besides the options of a question are declared here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from ...estimators.errors import WorkloadError
+from ...estimators.plan import Rung
+from ...probes.run import Device
+from ..data.counting import SEED
+from ..question.job import check_epochs
+from ..question.options import LORA_METHODS, Option, declared
+
+Proof = Literal["probe", "dry-run", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """The options of one training; None and "auto" are replaced by defaults."""
+
+    model: str
+    """As given by the user."""
+    data: Path
+    device: Device = "cuda"
+    eval_data: Annotated[Path | None, Option("Evaluation data; replaces --eval-split.", metavar="FILE")] = None
+    eval_split: float = 0.0
+    format: Annotated[
+        Literal["chat", "prompt-completion", "instruction", "text-label", "text"] | None,
+        Option("Format of a row.", default_text="detected"),
+    ] = None
+    system: Annotated[str | None, Option("System message for chats without one.", metavar="TEXT")] = None
+    packing: bool = False
+    epochs: float | None = None
+    max_steps: Annotated[int | None, Option("Number of optimizer steps; replaces --epochs.")] = None
+    learning_rate: Annotated[
+        float | None, Option("Peak learning rate.", metavar="RATE", default_text="2e-5; 2e-4 with LoRA")
+    ] = None
+    lora_alpha: Annotated[
+        int | None, Option("Scale of the LoRA adapters.", default_text="twice --lora-rank", methods=LORA_METHODS)
+    ] = None
+    seed: int = SEED
+    save_steps: Annotated[
+        int | None,
+        Option("Steps between checkpoints and evaluations.", default_text="a tenth of all, at most 500"),
+    ] = None
+    report_to: Annotated[
+        Literal["auto", "tensorboard", "swanlab", "wandb", "none"],
+        Option("Logger of the loss; auto: TensorBoard if installed."),
+    ] = "auto"
+    merge: Annotated[bool, Option("Also save the model with the LoRA adapters merged.", methods=LORA_METHODS)] = False
+    rung: Annotated[Rung | None, Option("Rung.", default_text="the fastest that fits")] = None
+    proof: Proof = "probe"
+    """How to prove that it fits; "none" leaves out the check of the disk too."""
+    offline: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> TrainingSettings:
+        """The settings among the command's options. Raises WorkloadError for impossible ones."""
+        own = {field.name: options[field.name] for field in fields(cls) if field.name in options}
+        own["data"] = Path(own["data"])
+        if own["eval_data"]:
+            own["eval_data"] = Path(own["eval_data"])
+        own["proof"] = "none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe"
+        return cls(**own)
+
+    def __post_init__(self) -> None:
+        check_epochs(self.epochs, self.eval_split)
+        rate = self.learning_rate
+        if self.eval_split and self.eval_data:
+            raise WorkloadError("--eval-split and --eval-data both select the rows to evaluate", fix="leave one out")
+        if rate is not None and not 0 < rate < 100:
+            fix = "pass one such as --learning-rate 2e-5"
+            raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0", fix=fix)
+
+
+TRAINING_OPTIONS: Mapping[str, Option] = {
+    name: option._replace(default=TrainingSettings.__dataclass_fields__[name].default)
+    for name, option in declared(get_type_hints(TrainingSettings, include_extras=True)).items()
+}
+"""The options that are declared above, by their names."""
