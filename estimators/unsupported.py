@@ -39,7 +39,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
         return phrase("the engine of the reference model would lose its weights on NVMe to the policy's")
     if workload.rollouts is not None:
-        obstacle = _ungenerated(model, workload, plan, cluster)
+        obstacle = _ungenerated(model, workload, cluster)
         if obstacle is not None:
             return obstacle
     if plan.sharding != "zero":
@@ -198,12 +198,10 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
     return unspreadable(model, ranks)
 
 
-def _ungenerated(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+def _ungenerated(model: ModelShape, workload: Workload, cluster: Cluster | None) -> str | None:
     """Why no completions can be generated."""
     rollouts = workload.rollouts
     assert rollouts is not None
-    if plan.sharding != "zero":
-        return phrase("completions are predicted with DeepSpeed only")
     if not model.vocab_size or any(not block.attention.causal or block.cross_attention for block in model.blocks):
         return phrase("completions need a decoder alone with a head over the vocabulary")
     if cluster is None or rollouts.rollout == "generate":

@@ -63,6 +63,8 @@ class DryRunAnswer:
     analytic_time: TimeEstimate | None = None
     age_s: float | None = None
     """How long ago it was run; None where it ran for this answer."""
+    generation_bytes: int = 0
+    """Device bytes of a GPU while completions are generated, by the closed form: a dry run generates none."""
 
     @property
     def device_bytes_per_gpu(self) -> int:
@@ -73,7 +75,8 @@ class DryRunAnswer:
     def required_device_bytes_per_gpu(self) -> int:
         """Device memory without which it cannot run: cached blocks that the allocator can return are left out."""
         peak = self.result.peak
-        return self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
+        trained = self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
+        return max(trained, self.generation_bytes)
 
     @property
     def required_host_bytes_per_node(self) -> int:

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ...ds_configs.jobs.files import JOB_KINDS
-from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, Option, names_in, parse_count
+from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, Option, RolloutOptions, names_in, parse_count
 from ..text.output import Output
 
 Command = Callable[..., int]
@@ -46,7 +46,7 @@ class _CountOrMax(_Count):
 COUNT = _Count()
 _TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
 
-OBJECTIVE = ("objective", "precompute_ref_log_probs")
+OBJECTIVE = ("objective", "precompute_ref_log_probs", *names_in(RolloutOptions))
 EVALUATION = ("eval_batch", "eval_logits", "eval_new_tokens")
 LORA = names_in(MethodOptions, without=("method", "quantization", *OBJECTIVE))
 

@@ -13,6 +13,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
+from ..launch.rollout_arguments import rollout_options
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
@@ -178,6 +179,7 @@ class ToolFormat:
         self.details(reading)
         if reading.training.get("framework") == "trl" and objective in OBJECTIVES:
             reading.training["objective"] = objective if objective != NEXT_TOKEN else None  # the default
+            reading.training.update(rollout_options(arguments, objective))
         elif objective != NEXT_TOKEN:
             reading.lacks(f"{objective.upper()} training, a step of which has more than one model or pass")
         if optimizer is not None:

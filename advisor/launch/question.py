@@ -17,6 +17,7 @@ from .check import prediction_of
 from .config_passing import config_passing
 from .place import Place, launcher_for
 from .request import LaunchRequest
+from .rollout_arguments import rollout_options
 from .script_arguments import ScriptArguments
 from .script_source import Script, ScriptSource
 
@@ -77,12 +78,14 @@ def launch_question(
         keeps = source.metrics_get_logits and source.objective == NEXT_TOKEN
         evaluation = arguments.evaluation(metrics_get_logits=keeps)
         chosen |= {name: value for name, value in evaluation.items() if name not in given}
+    found = rollout_options(arguments, source.objective)
+    chosen |= {name: value for name, value in found.items() if name not in given}
     del chosen["config_file"]
     run = None
     if chosen["model"] is not None:
         try:
             run = configured_run(config, **chosen)
-            if run.shape is not None and "seq_len" not in {*given, *from_script}:
+            if run.shape is not None and "seq_len" not in {*given, *from_script, *found}:
                 assumptions.append(f"assumed samples of {run.workload.seq_len:,} tokens: pass --seq-len")
             remarks += [*assumptions, *method]
         except DsAdviseError as error:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ...estimators.errors import ClusterError, WorkloadError
+from ...estimators.estimate import MemoryEstimate
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
@@ -50,14 +52,34 @@ def compared_dry_run(
 def compare_with_closed_form(run: Run, result: DryRunResult, age_s: float | None = None) -> DryRunAnswer:
     """A result with the closed form for the plan of its configuration, with `auto` filled."""
     step = analytic = analytic_time = None
+    generation_bytes = 0
     with suppress(ClusterError):  # a GPU of unknown speed still has a memory
         step = simulated_step(result, run.cluster, seq_len=run.workload.seq_len)
     plan = run.plan(result.config)
     if plan is not None and run.shape is not None:
         analytic = estimate_memory(run.shape, run.workload, run.cluster, plan)
+        if run.workload.rollouts is not None:
+            analytic, generation_bytes = _without_generation(analytic)
         with suppress(ClusterError):
             analytic_time = estimate_time(run.shape, run.workload, run.cluster, plan)
-    return DryRunAnswer(run=run, result=result, analytic=analytic, step=step, analytic_time=analytic_time, age_s=age_s)
+    return DryRunAnswer(
+        run=run,
+        result=result,
+        analytic=analytic,
+        step=step,
+        analytic_time=analytic_time,
+        age_s=age_s,
+        generation_bytes=generation_bytes,
+    )
+
+
+def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
+    """(the phases that a dry run has, device bytes of the largest rollout): it generates nothing."""
+    rollouts = [phase for phase in memory.phases if phase.name.startswith("rollout")]
+    others = tuple(phase for phase in memory.phases if phase not in rollouts)
+    beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
+    largest = max((phase.allocated_bytes for phase in rollouts), default=0)
+    return replace(memory, phases=others), largest + beyond if rollouts else 0
 
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:

@@ -293,6 +293,8 @@ class Case:
     loss: LossKernel = "standard"
     objective: Objective = "next-token"
     precomputed: bool = False
+    beta: float = 0.0
+    """Of "grpo"."""
     changes: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -304,6 +306,7 @@ class Case:
         parts += [self.precision] * (self.precision != "bf16")
         parts += [f"mlp={self.mlp}"] * (self.mlp != "whole") + [f"loss={self.loss}"] * (self.loss != "standard")
         parts += [self.objective] * (self.objective != "next-token") + ["precomputed"] * self.precomputed
+        parts += [f"beta={self.beta:g}"] * (self.beta > 0)
         return " ".join([*parts, *(f"{key}={value}" for key, value in self.changes)])
 
 
@@ -352,6 +355,33 @@ PREFERENCES = tuple(
     )
 )
 """Trainings by TRL, half of them with a reference model or its passes."""
+
+
+ROLLOUTS = tuple(
+    Case(
+        model=model,
+        rung=rung,
+        world_size=8,
+        micro_batch_size=2,
+        seq_len=1024,
+        gradient_accumulation_steps=2,
+        checkpointing=checkpointing,
+        method=method,
+        objective="grpo",
+        beta=beta,
+    )
+    for (model, rung, checkpointing), method, beta in product(
+        (
+            ("llama", "zero2", True),
+            ("qwen2", "zero2-offload", False),
+            ("llama", "zero3", False),
+            ("7B/8", "zero3-offload", True),
+        ),
+        METHODS,
+        (0.0, 0.1),
+    )
+)
+"""GRPO by TRL, with and without a reference: scoring and training, and stage 3's gather before `generate`."""
 
 
 RECORDED_CASES = tuple(

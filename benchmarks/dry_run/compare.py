@@ -18,7 +18,7 @@ from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_tensors, tensor_set
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.rank_part import of_rank
-from ds_advise.estimators.objectives import loss_of, trained_model
+from ds_advise.estimators.objectives import OBJECTIVES, loss_of, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.dry_run.run import request_for
@@ -161,6 +161,7 @@ class Setting:
     def of(cls, case: Case) -> Setting:
         """The preset of the case's rung on H100 nodes of at most eight GPUs."""
         model = trained_model(shape_of(FAMILIES[case.model], name=case.model), case.objective)
+        rollouts = OBJECTIVES[case.objective].rollouts
         is_preference = case.objective != "next-token"
         workload = Workload(
             method=case.method,
@@ -171,6 +172,7 @@ class Setting:
             loss=loss_of(case.objective, "trl", Software()) if is_preference else case.loss,
             objective=case.objective,
             precompute_ref_log_probs=case.precomputed,
+            rollouts=rollouts and replace(rollouts, beta=case.beta, max_completion_length=case.seq_len // 2),
             framework="trl" if is_preference or case.loss == "chunked-head" else "deepspeed",
         )
         nodes = max(1, case.world_size // 8)
@@ -228,7 +230,7 @@ class Setting:
         """The closed form beside the dry run's answer to `request`."""
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
-        phases = [phase for phase in estimate.phases if phase.name != "initialize"]
+        phases = [_without_generation(phase) for phase in estimate.phases if phase.name not in _NOT_RUN]
         allocated = max(map(_tensor_bytes, phases))
         both = {
             phase.name: _components(_tensors(phase), measured)
@@ -250,6 +252,17 @@ class Setting:
             moment=moment,
             phase=measured.phase,
         )
+
+
+_NOT_RUN = ("initialize", "rollout_prefill")
+
+
+def _without_generation(phase: Phase) -> Phase:
+    """A dry run gathers the weights for `generate`, and generates nothing."""
+    if phase.name != "rollout":
+        return phase
+    generated = ("keys and values", "keys and values of a layer", "logits of the next token")
+    return replace(phase, terms=tuple(term for term in phase.terms if term.name not in generated))
 
 
 def _tensors(phase: Phase) -> Iterable[MemoryTerm]:

@@ -107,15 +107,21 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     optimizer."""
     plan = in_sequences(plan, workload)
     if plan.sharding != "zero":
-        return with_ranks_on_cpu(estimate_torch_memory(model, workload, cluster, plan), cluster)
+        plain = estimate_torch_memory(model, workload, cluster, plan)
+        if workload.rollouts is not None:
+            sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
+            resident = resident_terms(model, workload, cluster, plan)
+            phases = rollout_phases(BesidePasses(sharded, resident, 0, (), cluster), workload, plan)
+            plain = replace(plain, phases=_beside(plain.phases + phases, held_beside(workload, cluster, plan)))
+        return with_ranks_on_cpu(plain, cluster)
     workload = _as_cast(workload, plan).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
     if workload.rollouts is not None:
         phases += rollout_phases(memory.beside_passes, workload, plan)
-    if beside := held_beside(workload, cluster, memory.plan):
-        phases = tuple(Phase(name=phase.name, terms=phase.terms + beside) for phase in phases)
+    beside = held_beside(workload, cluster, memory.plan)
+    phases = _beside(phases, beside)
     peak = max(phase.allocated_bytes for phase in phases)
     phases = memory.load + phases
     kept = total_bytes(memory.resident + beside)
@@ -147,6 +153,11 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         nvme_terms=node.nvme,
     )
     return with_ranks_on_cpu(estimate, cluster)
+
+
+def _beside(phases: tuple[Phase, ...], beside: Terms) -> tuple[Phase, ...]:
+    """The phases with what is held in all of them."""
+    return tuple(Phase(name=phase.name, terms=phase.terms + beside) for phase in phases) if beside else phases
 
 
 def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:

@@ -39,6 +39,8 @@ class TrainableModel:
     """DeepSpeed's `mpu`, with sequence parallelism."""
     engine_loss: Callable[[Any, Any], Any] | None = None
     """The loss by engine and batch, where it is not that of one output."""
+    before_training: Callable[..., None] | None = None
+    """What comes before the micro batches of an iteration, by engine and recorder (`rollout_step`)."""
 
     def loss_of(self, engine: Any, batch: Any, held: list[Any] | None) -> Any:
         """The loss of a batch. held: the output that the loop keeps in a variable, None where the loop drops it."""

@@ -144,6 +144,8 @@ def run(
     recorder.schedule.first_iteration = min(_REPEATABLE, request.iterations) if until_repeated else request.iterations
     for iteration in range(1, request.iterations + 1):
         first = len(recorder.phases)
+        if subject.before_training is not None:
+            subject.before_training(engine, recorder, iteration=iteration, micro=micro, steps=steps)
         for _ in range(steps):
             _micro_batch(engine, subject, recorder, iteration, micro, held)
         recorder.join_micro_batches(first)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from ...estimators.objectives import OBJECTIVES, ObjectiveSpec, has_reference_model
 from ..run import Run
 from .models import TrainableModel, UnusableModelError
+from .rollout_step import before_training, completions
 
 
 def with_objective(
@@ -42,13 +45,19 @@ def with_objective(
     trainer = object.__new__(trainer_class)
     vars(trainer).update(
         given,
-        args=SimpleNamespace(**given, device=torch.device(device)),
+        args=SimpleNamespace(**{**given, "steps_per_generation": 1}, device=torch.device(device)),
         model=model,
         accelerator=_Accelerator(device, config),
         ref_model=None,
         aux_loss_enabled=False,
         loss_types=given.get("loss_type"),
         loss_weights=[1.0],
+        epsilon_low=given.get("epsilon"),
+        epsilon_high=given.get("epsilon_high") or given.get("epsilon"),
+        beta=given.get("beta") if run.workload.rollouts is None else run.workload.rollouts.beta,
+        use_vllm=False,
+        current_gradient_accumulation_steps=1,
+        _entropy_bonus_enabled=False,
         calculate_KL=True,
         precompute_ref_logps=run.workload.precompute_ref_log_probs,
         is_encoder_decoder=False,
@@ -61,7 +70,8 @@ def with_objective(
         _tp_size=1,
     )
     if not spec.labels and spec.loss is None:
-        _chunk_the_head(model, ("log_probs", "entropy", "mean_logits", "is_top1"))
+        more = () if spec.rollouts else ("mean_logits", "is_top1")
+        _chunk_the_head(model, ("log_probs", "entropy", *more))
     model.register_forward_pre_hook(_unpadded, with_kwargs=True)
     if has_reference_model(run.workload):
         reference: Any = build(replace(run, gradient_checkpointing=False, cpu_checkpointing=False)).model
@@ -71,6 +81,13 @@ def with_objective(
         # Its engine is made before the Trainer replaces `auto`, which DeepSpeed takes for a key left out.
         zero = {name: value for name, value in run.config.get("zero_optimization", {}).items() if value != "auto"}
         trainer.ref_model = prepare(reference, _Accelerator(device, config | {"zero_optimization": zero}))
+    if run.workload.rollouts is not None:
+        return replace(
+            subject,
+            make_batch=lambda samples: completions(run.workload, samples, device),
+            engine_loss=lambda engine, batch: trainer._compute_loss(engine, batch),
+            before_training=partial(before_training, trainer, run.workload),
+        )
     return replace(
         subject,
         make_batch=lambda samples: _batch(spec, run, samples, device),
@@ -89,10 +106,15 @@ class _Accelerator:
         self.device = torch.device(device)
         self.state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
 
-    def gather(self, values: Any) -> Any:
+    num_processes, is_main_process = 1, True
+
+    def gather(self, values: Any, **_: Any) -> Any:
         return values
 
-    gather_for_metrics = unwrap_model = gather
+    gather_for_metrics = unwrap_model = reduce = gather
+
+    def autocast(self) -> Any:
+        return nullcontext()
 
 
 def _chunk_the_head(model: Any, outputs: tuple[str, ...]) -> None:

@@ -167,7 +167,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
         patches.patch_autoep()
     if OBJECTIVES[request.run.workload.objective].trainer or request.run.workload.loss == "chunked-head":
         loss_kernels.patch_trl(schedule)
-        patches.count_every_element()
+        patches.count_every_element(request.run.workload.seq_len, request.run.workload.scored_len)
     collectives.silence_comparisons()
     collectives.record(schedule, cluster.gpus_per_node)
     patches.record_hooks(schedule)

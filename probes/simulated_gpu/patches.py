@@ -221,13 +221,17 @@ def record_hooks(recorder: ScheduleRecorder) -> None:
         setattr(hooked, name, recorded(getattr(hooked, name), call, times))
 
 
-def count_every_element() -> None:
-    """Make every mask one in which all elements count."""
+def count_every_element(seq_len: int, scored_len: int) -> None:
+    """Make every mask one in which all elements count; of the S - 1 next tokens of a sequence those of its
+    completion."""
     get = torch.Tensor.__getitem__
 
     def masked(tensor: torch.Tensor, index: Any) -> Any:
         if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
-            return tensor.flatten(0, index.dim() - 1).clone()
+            elements = tensor.flatten(0, index.dim() - 1)
+            if scored_len < seq_len and index.shape[-1] == seq_len - 1:
+                elements = elements[: index.numel() // (seq_len - 1) * scored_len]
+            return elements.clone()
         return get(tensor, index)
 
     setattr(torch.Tensor, "__getitem__", masked)  # noqa: B010  as above

@@ -53,11 +53,6 @@ NOT_READ = {
         "only tokenizes",
     ),
     "a configuration that the shell names": ("a.sh", "accelerate launch t.py --config r/$TASK/c.yaml", "when it runs"),
-    "TRL's GRPO": (
-        "a.yaml",
-        "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 16\nlearning_rate: 1e-6\n",
-        "GRPO",
-    ),
     "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "ms-swift's rlhf": ("a.sh", "swift rlhf --model gpt2 --train_type lora", "DPO training"),
     "LLaMA-Factory's reward model": (
@@ -107,6 +102,7 @@ def test_trl_commands_are_read_with_its_defaults(tmp_path: Path) -> None:
         ("dpo", "a.sh", f"trl dpo {TRAINER} --beta 0.1"),
         ("dpo", "a.yaml", "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"),
         ("orpo", "orpo/a.yaml", "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"),
+        ("grpo", "a.yaml", "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 16\nlearning_rate: 1e-6\n"),
         ("reward", "a.sh", f"trl reward {TRAINER}"),
         ("kto", "a.sh", f"accelerate launch kto.py {TRAINER} --dataset_mixture x"),
     ],

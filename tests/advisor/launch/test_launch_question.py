@@ -332,7 +332,13 @@ def test_evaluations_of_the_script_are_predicted(
 
 @pytest.mark.parametrize(
     ("trainer", "checkpointing", "predicted"),
-    [("SFTTrainer", True, True), ("DPOTrainer", True, True), ("GKDTrainer", True, False), ("Trainer", False, True)],
+    [
+        ("SFTTrainer", True, True),
+        ("DPOTrainer", True, True),
+        ("GRPOTrainer", True, True),
+        ("PPOTrainer", True, False),
+        ("Trainer", False, True),
+    ],
 )
 def test_trls_scripts_have_trls_defaults(
     request_of: Request, trainer: str, checkpointing: bool, predicted: bool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.question.model_source import shape_of
-from ds_advise.estimators.objectives import trained_model
+from ds_advise.estimators.objectives import OBJECTIVES, trained_model
 from ds_advise.probes.run import Request
 
 from .test_dry_run_truth import Case, answers, request
@@ -27,6 +27,13 @@ CASES = [
     ),
     ("dpo", Case("zero3-offload", model="llama")),
     ("dpo precomputed", Case("zero2", model="llama")),
+    ("grpo", Case("zero2", model="llama")),
+    ("grpo", Case("zero3", model="llama")),
+    ("grpo reference", Case("zero2", model="llama", checkpointing=False)),
+    ("grpo reference", Case("zero3", model="llama")),
+    ("grpo reference", Case("zero2", model="llama", method="lora")),
+    ("grpo reference", Case("zero3", model="llama", method="lora", checkpointing=False)),
+    ("rloo reference", Case("zero2", model="llama")),
     ("reward", Case("zero2", model="llama")),
     ("reward", Case("zero2", model="llama", method="lora")),
     ("reward", Case("zero3", model="llama")),
@@ -36,12 +43,14 @@ CASES = [
 
 
 def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, str]:
-    name, _, precomputed = objective.partition(" ")
+    name, _, more = objective.partition(" ")
     plain = request(case, folder)
+    rollouts = OBJECTIVES[name].rollouts  # type: ignore[index]
     workload = replace(
         plain.run.workload,
         objective=name,  # type: ignore[arg-type]
-        precompute_ref_log_probs=bool(precomputed),
+        precompute_ref_log_probs=more == "precomputed",
+        rollouts=rollouts and replace(rollouts, num_generations=2, max_completion_length=64, beta=0.1 * bool(more)),
         framework="trl",
         modules_to_save=("score",) if name == "reward" and case.method == "lora" else (),
     )

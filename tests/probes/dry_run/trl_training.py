@@ -1,5 +1,6 @@
 """A training by TRL's own trainer, in the phases of a dry run: two ranks, random weights, pairs of one length."""
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -30,11 +31,23 @@ def train_by_trl(request, recorder):
     }
     words = [f"w{number}" for number in range(3, 3 + workload.seq_len)]
     answer = " " + " ".join(words[: workload.seq_len - 2])  # beside the prompt and the end
-    if request.rank == 0:
+    if workload.rollouts is not None:
+        prompt = " ".join(words[: workload.seq_len - workload.scored_len])
+        if request.rank == 0:
+            Dataset.from_list([{"prompt": prompt}] * 32).save_to_disk("rows")
+    elif request.rank == 0:
         Dataset.from_list([{"prompt": "w1", "chosen": answer, "rejected": answer}] * 32).save_to_disk("rows")
     folder, tokenizer = _saved(run, "model", writes=request.rank == 0)
     config = dict(run.config)
     arguments = {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
+    trained = {}
+    if workload.rollouts is None:
+        arguments |= {"max_length": workload.seq_len, "dataset_num_proc": None}
+    else:
+        trained = {"reward_funcs": lambda completions, **_: [float(len(set(text))) for text in completions]}
+        arguments |= {"num_generations": workload.rollouts.num_generations, "beta": workload.rollouts.beta}
+        arguments |= {"max_completion_length": workload.scored_len}
+        arguments |= {"generation_kwargs": {"min_new_tokens": workload.scored_len}}
     arguments = getattr(trl, spec.config)(
         output_dir="out",
         per_device_train_batch_size=run.micro_batch_size,
@@ -45,9 +58,7 @@ def train_by_trl(request, recorder):
         deepspeed=config,
         gradient_checkpointing=run.gradient_checkpointing,
         save_strategy="no",
-        max_length=workload.seq_len,
         learning_rate=1e-4,
-        dataset_num_proc=None,
         model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "eager"},
         **arguments,
     )
@@ -65,6 +76,7 @@ def train_by_trl(request, recorder):
             train_dataset=Dataset.load_from_disk("rows"),
             processing_class=tokenizer,
             peft_config=adapters,
+            **trained,
         )
     forward = trainer.compute_loss
 
@@ -76,6 +88,15 @@ def train_by_trl(request, recorder):
             return forward(model, inputs, **options)
 
     trainer.compute_loss = compute_loss
+    if workload.rollouts is not None:
+        log_probabilities = trainer._get_per_token_logps_and_entropies
+
+        def scored(*given, **options):
+            scores = not torch.is_grad_enabled()
+            with recorder.phase(iteration + 1, "scoring") if scores else contextlib.nullcontext():
+                return log_probabilities(*given, **options)
+
+        trainer._get_per_token_logps_and_entropies = scored
     for name in ("backward", "step"):
         setattr(deepspeed.DeepSpeedEngine, name, _in_phase(name, recorder, lambda: iteration))
     trainer.train()
