@@ -12,14 +12,15 @@ from ...ds_configs.files import config_text
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.recommendation import closest
+from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, what_lacks
 from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
 from ..launch.request import LaunchOutcome
 from ..render.launch import render_failure, render_figures
-from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
+from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, capitalised, copyable, ended, sentence
-from ..text.units import counted_noun, gib, percent, rate, seconds
+from ..text.units import counted_noun, percent, seconds
 from .folder import TrainingFolder
 from .proposal import Proposal
 from .train import Trained, request_of_proposal
@@ -144,28 +145,19 @@ def _render_plan(proposed: Proposal, console: Console) -> None:
 
 
 def _plan(proposed: Proposal) -> list[str | Text]:
-    question, chosen = proposed.answer.question, proposed.answer.recommended
-    device, cluster = device_label(question.cluster), question.cluster
+    question, chosen, every = proposed.answer.question, proposed.answer.recommended, proposed.settings.save_steps
     if chosen is None:
         near = closest(proposed.answer.ladder)
-        nearest = [f"{plan_title(near.plan)} comes nearest: {near.fit.reason}."] if near else []
+        nearest = [what_lacks(question, near)] if near else []
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
         return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
-    plan, memory = chosen.plan, chosen.memory
-    accumulation = plan.gradient_accumulation_steps
-    every = proposed.settings.save_steps
+    method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
-        Text(
-            f"{capitalised(method_title(question.workload))} on {cluster_title(cluster)}: {plan_title(plan)}.",
-            style="bold",
-        ),
-        f"Micro batch {plan.micro_batch_size}"
-        + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
-        + f", global batch {question.workload.global_batch_size}; {checkpointing_title(plan)}; "
-        f"{question.workload.precision}.",
-        f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
-        f"{gib(memory.host_bytes_per_node)} GiB of RAM; {rate(chosen.tokens_per_s)} tokens/s.",
+        Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
+        batch_sentence(question, chosen),
+        need_sentence(question, chosen),
+        speed_sentence(question, chosen),
         f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
         f"{proposed.learning_rate:g}: about {seconds(proposed.training_s)}"
         + (f"; a checkpoint every {every} steps." if every else "."),
