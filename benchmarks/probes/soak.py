@@ -1,11 +1,12 @@
 """Probes, launches and trainings of a tiny model with faults at random moments, two at a time, on a machine that is
 busy besides.
 
-    python -m benchmarks.probes.soak [--rounds 100] [--minutes M] [--seed 0] [--load N] [--kinds KIND ...] [--write]
+    python -m benchmarks.probes.soak [--rounds 100] [--minutes M] [--seed 0] [--at-once 2] [--load N]
+        [--kinds KIND ...] [--write]
 
-Each round starts two commands of two ranks on the CPU, each with one of `FAULTS`, while as many processes as there are
-cores (or `--load`) do nothing but count. Every kind meets every fault of its own before one comes again. A clock jumps
-for the processes of its command alone (`clock.c`, which is compiled first).
+Each round starts two commands (or `--at-once`) of two ranks on the CPU, each with one of `FAULTS`, while as many
+processes as there are cores (or `--load`) do nothing but count. Every kind meets every fault of its own before one
+comes again. A clock jumps for the processes of its command alone (`clock.c`, which is compiled first).
 
 Probes and launches of a plain script are hit up to 40 s after their start (a rank's as soon as there is one). The
 trainings of `soak_trainings` are hit after a step, and then resumed: they must end with the undisturbed training's
@@ -59,7 +60,7 @@ from .soak_trainings import (
     memory_limit_bytes,
 )
 
-LATEST_FAULT_S, LIMIT_S, GRACE_S = 40.0, 900.0, 60.0
+LATEST_FAULT_S, LIMIT_S, GRACE_S = 40.0, 2400.0, 60.0
 """The last two are far more than an idle machine takes: a busy one may stretch everything."""
 SWEPT_AFTER_S = 65.0
 """Folders of a killed ds-advise are removed by the next one, once they are a minute old (`probes/scratch.py`)."""
@@ -233,6 +234,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=math.inf, help="no round begins after them")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=2, help="commands of a round")
     parser.add_argument("--load", type=int, default=os.cpu_count(), help="processes that only count")
     parser.add_argument("--kinds", nargs="+", choices=[*_WORDS, *SHORT], default=[*_WORDS, *SHORT])
     parser.add_argument("--write", action="store_true")
@@ -256,8 +258,10 @@ def main() -> int:
         for number in range(given.rounds):
             if time.monotonic() > until:
                 break
+            first = given.at_once * number
             pair = [
-                _start(here, f"{number}-{each}", *cases[(2 * number + each) % len(cases)], dice) for each in range(2)
+                _start(here, f"{number}-{each}", *cases[(first + each) % len(cases)], dice)
+                for each in range(given.at_once)
             ]
             _run(pair)
             trials += pair
@@ -265,6 +269,8 @@ def main() -> int:
                 print(
                     f"{trial.mark}: {trial.kind}, {trial.fault}: {trial.process.returncode} {trial.wrong}", flush=True
                 )
+                if trial.wrong:
+                    print((trial.folder / "said").read_text(errors="replace")[-8000:], flush=True)
         wrong = _afterwards(here, trials)
     text = _table(trials, wrong)
     print(text)
@@ -398,7 +404,7 @@ def _go_on(trial: Trial) -> None:
     code, resumptions = trial.process.returncode, 0
     while code and resumptions < 2:
         resumptions += 1
-        with said.open("ab") as end:
+        with said.open("ab") as end, contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(
                 [sys.executable, "-m", "ds_advise", *training.resumed(trial.folder)],
                 cwd=trial.folder,
