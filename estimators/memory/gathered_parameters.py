@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import compress, repeat
+from itertools import accumulate, compress, repeat
 from typing import NamedTuple
 
 from ..objectives import breaks_traces
@@ -127,7 +127,11 @@ class _Gathering:
         self.resting = self._released(spread)
         self.prefetches = limits.prefetch > 0 and limits.max_live > 0
         self.ahead = limits.max_live if self.prefetches else 0
-        self.everything = self.prefetches and not limits.swap_buffers and self.ahead + self.widest >= shardable
+        self.reached = self.ahead + self.widest if self.prefetches else 0
+        self.everything = self.prefetches and not limits.swap_buffers and self.reached >= shardable
+        if not self.everything:
+            starts = range(len(self.layer_tensors))
+            self.reached = max((self._up_to(self.ahead, start) for start in starts), default=self.ahead)
         # A frozen embedding has no part in the backward pass, unless it is the head too, or checkpointing makes its
         # output require a gradient.
         stays = self.embedding if limits.checkpointing or self.tied else 0
@@ -141,15 +145,25 @@ class _Gathering:
         """
         return sum(numel for numel in numels if numel > self.limits.threshold)
 
+    def _up_to(self, numel: int, start: int = 0) -> int:
+        """Elements of layers' tensors, one after the other from the `start`-th of a layer in the order of the backward
+        pass, of which the last one reaches `numel`."""
+        if numel <= 0 or not self.layer:
+            return 0
+        backward = self.layer_tensors[::-1]
+        whole, rest = divmod(numel, self.layer)
+        sums = accumulate(backward[start:] + backward[:start], initial=0)
+        return whole * self.layer + next(reached for reached in sums if reached >= rest)
+
     def _reused(self) -> int:
         """Rule 2: a tensor is not released if it is needed again within `stage3_max_reuse_distance` elements.
 
         The last layers of the forward pass stay for the backward pass. A tensor with T elements of layers after it
-        is used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. Source:
-        partitioned_param_coordinator.py `__params_to_release`.
+        is used again after 2 (T + head) elements, or 3 T + 2 head with recomputation. The tensor that reaches the
+        distance stays too. Source: partitioned_param_coordinator.py `__params_to_release`.
         """
         passes, reach = 3 if self.limits.checkpointing else 2, self.limits.max_reuse - 2 * self.head
-        reused = min(self.layers, max(0, reach) // passes)
+        reused = min(self.layers, self._up_to(-(-reach // passes)))
         if reused == self.layers and reach > passes * self.layers and not self.tied:
             reused += self.embedding
         return reused
@@ -158,19 +172,25 @@ class _Gathering:
         """Rule 3: every call of a submodule prefetches at least one more tensor while fewer than
         `stage3_max_live_parameters` elements are alive.
 
-        Modules call more often than there are tensors, so the prefetch runs ahead up to that limit (`ahead`), and
-        the tensor that crosses it is gathered whole. With the default of 1e9 a smaller model is gathered as a whole
-        (`everything`). A prefetch of several tensors arrives in one flat buffer, which lives with the copies made
-        from it until its last tensor is used. NVMe is prefetched no further than the swap buffers reach. Source:
-        partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
-        `AllGatherCoalescedHandle.wait`.
+        Modules call more often than there are tensors, so the prefetch runs ahead up to that limit (`ahead`), and the
+        tensor that crosses it is gathered whole (`reached`, wherever in a layer it begins). With the default of 1e9 a
+        smaller model is gathered as a whole (`everything`). A prefetch of several tensors arrives in one flat buffer,
+        which lives with the copies made from it until its last tensor is used, which may be in the backward pass.
+        NVMe is prefetched no further than the swap buffers reach. Source: partitioned_param_coordinator.py
+        `_fetch_sub_module_impl`, partition_parameters.py `AllGatherCoalescedHandle.wait`.
         """
         limits = self.limits
-        several = limits.gathers and limits.prefetch > min(self.layer_tensors, default=0)
-        several &= self.prefetches and not self.everything and not limits.swap_buffers
+        flat = 0
+        if limits.gathers and self.prefetches and not self.everything and not limits.swap_buffers:
+            starts = range(len(self.layer_tensors))
+            flat = max((self._up_to(limits.prefetch, each) for each in starts if self._several(each)), default=0)
         if limits.bits_8 and not self.everything:
-            return self._in_8_bits(limits.prefetch + self.widest if several else self.widest, self.widest)
-        return limits.prefetch + self.widest if several else 0
+            return self._in_8_bits(flat or self.widest, self.widest)
+        return flat
+
+    def _several(self, start: int) -> bool:
+        """A prefetch from there takes more than one tensor."""
+        return self.limits.prefetch > self.layer_tensors[-1 - start]
 
     def _in_8_bits(self, flat: int, widest: int) -> int:
         """Elements, in the model's type, of a flat buffer in 8 bits and of its dequantized fp16; each tensor is put
@@ -206,7 +226,7 @@ class _Gathering:
         """Elements in the first and in the last layer's forward pass, without views."""
         if not self.prefetches:
             return 0, 0
-        last = self._copied(min(self.forward, self.ahead + max(self.head, self.widest)), self.head) + flat
+        last = self._copied(min(self.forward, max(self.ahead + self.head, self.reached)), self.head) + flat
         if not self.everything:
             return 0, last
         flats, limits = [0], self.limits
@@ -224,12 +244,14 @@ class _Gathering:
         limits, head, ahead = self.limits, self.head, self.ahead
         flat, reused = self._flat_buffer(), self._reused()
         first_layer, last_layer = self._in_forward(flat)
-        loss = reused + (head if limits.max_reuse else 0)
+        loss, flat_at_loss = reused + (head if limits.max_reuse else 0), 0
         if self.prefetches:
             # The head alone may reach the limit; else what comes after it is prefetched already, unless the head is no
             # module's.
-            further = 0 if self.head_apart else head if head >= ahead else ahead + self.widest
+            further = 0 if self.head_apart else head if head >= ahead else self.reached
             loss = min(self.backward, max(loss, further))
+            # A prefetch that goes on behind the head takes tensors of the backward pass.
+            flat_at_loss = flat if head < min(ahead, limits.prefetch) else 0
         in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.widest
         if self.prefetches and limits.swap_buffers:
             in_layer = max(in_layer, self._reach(limits.swap_buffers))
@@ -238,8 +260,7 @@ class _Gathering:
         # A tied one is there already if nothing was released.
         apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
         viewed = self._viewed(reused)
-        prefetched = ahead + self.widest if self.prefetches else 0
-        layer = min(self.backward, max(reused, prefetched, in_layer)) + flat
+        layer = min(self.backward, max(reused, self.reached, in_layer)) + flat
         # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when needed.
         fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not self.prefetches else 1
         # When the bucket is full for the first time, as many elements have been released, and there is less left to
@@ -257,8 +278,8 @@ class _Gathering:
             first_layer=first_layer,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
             kept=self._copied(loss, head) + viewed,
-            loss=self._copied(loss, head) + viewed + apart,
-            head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart,
+            loss=self._copied(loss, head) + viewed + apart + flat_at_loss,
+            head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart + flat_at_loss,
             # Once the head is released the prefetch fills its place.
             head_reduction=self._copied(min(max(0, self.backward - head), max(loss - head, ahead))) + viewed,
             layer=self._copied(layer) + viewed,

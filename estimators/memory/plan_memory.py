@@ -309,7 +309,7 @@ class BatchIndependentMemory:
         later = gradients.later_reduction_terms() if isinstance(gradients, FlatGradients) else None
         if later is not None:
             phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
-        if gathered.last_layer > gathered.loss:
+        if gathered.last_layer > gathered.kept:
             last, arriving = gathered.last_layer, gathered.arriving_at_last_layer
             phases["last_layer_forward"] = forward + whole(last, last, arriving)
         if gathered.first_layer > gathered.last_layer:
@@ -469,6 +469,7 @@ def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Pla
         plan.micro_batch_size,
         plan.gradient_checkpointing,
         compute_capability=memory.cluster.gpu.compute_capability,
+        zero_stage=plan.zero_stage,
         weights=memory.weights_in_pass,
     )
 

@@ -16,6 +16,10 @@ Coefficients = tuple[float, float, float]
 
 ONCE: Coefficients = 1.0, 0.0, 0.0
 
+ROWS = "rows of a linear layer's input"
+"""Name of the copy of an input whose rows do not follow each other in memory (`at::linear`). The layer saves the copy.
+DeepSpeed's, under ZeRO-3, saves the input and copies it again backward (deepspeed 0.19.8 runtime/zero/linear.py)."""
+
 
 class Size(NamedTuple):
     """`per_sample` B + `fixed` bytes or elements."""

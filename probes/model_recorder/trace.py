@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
+
+from ...estimators.models.program import ROWS
 
 MOST_OPERATIONS = 40_000
 """Of one forward pass."""
@@ -296,7 +298,9 @@ class _Functions(TorchFunctionMode):
         try:
             self.operations.unseen(given.view, -1, given.shape[-1])
         except RuntimeError:
-            return given.contiguous()
+            rows = given.contiguous()
+            self.trace.steps[-1] = replace(self.trace.steps[-1], name=ROWS)
+            return rows
         return given
 
     def attend(
@@ -305,14 +309,16 @@ class _Functions(TorchFunctionMode):
         key: torch.Tensor,
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
-        *_: Any,
+        *rest: Any,
         is_causal: bool = False,
-        **__: Any,
+        **more: Any,
     ) -> torch.Tensor:
-        *batch, heads, tokens, width = query.shape
+        if query.dim() != 4:  # no fused kernel (torch 2.13 aten/src/ATen/native/transformers/sdp_utils_cpp.h)
+            return _ATTENTION(query, key, value, attn_mask, *rest, is_causal=is_causal, **more)
+        batch, heads, tokens, width = query.shape
         head_major = query.stride(-3) > query.stride(-2)
         # A fused kernel's output has the queries' layout; that of head-major ones is turned round by `replay`.
-        shape = *batch, tokens, heads, value.shape[-1]
+        shape = batch, tokens, heads, value.shape[-1]
         has_layout = not head_major and value.shape[-1] == width
         result: torch.Tensor = self.operations.unseen(
             lambda: torch.empty_like(query) if has_layout else query.new_empty(shape).transpose(-3, -2)

@@ -120,6 +120,20 @@ def test_tokens_count_where_batches_follow_the_length(tmp_path: Path, *, follows
     assert (model.unit, model.fixed_len) == (("tokens", 64) if follows else ("samples", 1))
 
 
+@pytest.mark.usefixtures("in_forks")
+def test_attention_without_a_dimension_of_heads_keeps_its_scores(tmp_path: Path) -> None:
+    """No fused kernel takes three dimensions."""
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(8, 8)\n\n"
+        "    def forward(self, x):\n        rows = super().forward(x)\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)\n",
+        encoding="utf-8",
+    )
+    question = ask(f"{file}:Net", gpus=GPUS, micro_batch=16, input_shape="1024,8")
+    assert plan_of(question, "ddp").memory.allocated_bytes_per_gpu > 16 * 1024 * 1024 * 2
+
+
 REFUSED = """
 import torch
 
@@ -191,21 +205,50 @@ def test_other_inputs_are_refused(shapes: str | None, types: str | None) -> None
         inputs_of(shapes, types)
 
 
+OF_AN_IMAGE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image = torch.nn.Conv2d(3, 64, 3, padding=1)
+        self.query, self.key, self.value = (torch.nn.Linear(64, 64) for _ in range(3))
+        self.wide, self.narrow = torch.nn.Linear(64, 65536), torch.nn.Linear(65536, 64)
+        self.end = torch.nn.Conv2d(64, 3, 1)
+
+    def forward(self, x):
+        rows = self.image(x).flatten(2).transpose(1, 2)
+        queries, keys, values = (layer(rows)[:, None] for layer in (self.query, self.key, self.value))
+        attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)[:, 0]
+        image = (attended + self.narrow(self.wide(rows.mean(1)))[:, None]).transpose(1, 2).unflatten(2, (64, 64))
+        return self.end(torch.nn.functional.interpolate(image, scale_factor=2.0).relu())
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", ["off", "on"])
-def test_the_ladder_is_within_a_hundredth_of_dry_runs(monkeypatch: pytest.MonkeyPatch, choice: Any) -> None:
-    """Tied weights, buckets, gathered weights, checkpointed layers."""
+@pytest.mark.parametrize(
+    ("net", "rungs", "options"),
+    [
+        *(("transformer", "ddp zero1 zero2 zero3", {"gradient_checkpointing": choice}) for choice in ("off", "on")),
+        ("image", "zero2 zero3", {}),
+    ],
+)
+def test_the_ladder_is_within_a_hundredth_of_dry_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, net: str, rungs: str, options: dict[str, Any]
+) -> None:
+    """Tied weights, buckets, gathered weights, checkpointed layers. Linear layers read an image's rows in place at
+    ZeRO-3, and the buffer in which the last weights came is gone at the end."""
     monkeypatch.setattr(saved_tensors, "IN_PLACE", False)  # as under the dispatch mode of a dry run
+    image = tmp_path / "image.py"
+    image.write_text(OF_AN_IMAGE, encoding="utf-8")
+    model, shape, dtype = {
+        "transformer": (f"{TRANSFORMER}:Transformer", "128", "int64"),
+        "image": (f"{image}:Net", "3,64,64", "float"),
+    }[net]
     question = ask(
-        f"{TRANSFORMER}:Transformer",
-        gpus="8xA100-80GB",
-        ram="1TB",
-        micro_batch=64,
-        gradient_checkpointing=choice,
-        input_shape="128",
-        input_dtype="int64",
+        model, gpus="8xA100-80GB", ram="1TB", micro_batch=64, input_shape=shape, input_dtype=dtype, **options
     )
-    plans = [plan_of(question, rung) for rung in ("ddp", "zero1", "zero2", "zero3")]
+    plans = [plan_of(question, rung) for rung in rungs.split()]
     results = ask_each([request_for(run_of(question, each.plan), rank=None) for each in plans], 600)
     workspace = total_bytes(library_workspace(question.cluster.gpu))
     for plan, result in zip(plans, results, strict=True):

@@ -85,19 +85,19 @@ def activation_memory(
     are recorded once.
 
     Assumes no padding, `use_cache=False`, non-reentrant checkpointing of every layer. ZeRO-3 changes what frozen linear
-    layers save. With `cpu_checkpointing` the layers' inputs are on the host (`host_memory.checkpoint_terms`), except
-    the one in use.
+    layers and those of a module save. With `cpu_checkpointing` the layers' inputs are on the host
+    (`host_memory.checkpoint_terms`), except the one in use.
 
     Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), DeepSpeed's own
     `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
-    frozen_at_zero3 = zero_stage >= 3 and workload.method != "full"
+    zero3 = zero_stage >= 3 and (workload.method != "full" or model.module is not None)
     layout = layout_of(
         model,
         workload,
         gradient_checkpointing,
         compute_capability,
-        frozen_at_zero3,
+        zero3,
         cpu_checkpointing,
         reduces=zero_stage > 0 or workload.mlp == "whole",
     )
@@ -190,9 +190,10 @@ def module_moments(
     gradient_checkpointing: bool,
     *,
     compute_capability: float | None,
+    zero_stage: int,
     weights: WeightsInPass,
 ) -> ModuleMoments:
-    parts = _passes(model, workload, gradient_checkpointing, compute_capability, weights)
+    parts = _passes(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3, weights)
     return ModuleMoments(*(max((moment.at(micro_batch_size) for moment in part), default=None) for part in parts))
 
 
@@ -202,9 +203,10 @@ def _passes(
     workload: Workload,
     checkpointing: bool,
     compute_capability: float | None,
+    zero3: bool,
     weights: WeightsInPass,
 ) -> tuple[tuple[Size, ...], ...]:
-    (recording,) = recorded(model, workload, checkpointing, compute_capability, False, True).layers
+    (recording,) = recorded(model, workload, checkpointing, compute_capability, zero3, True).layers
     return recording.whole_pass(weights)
 
 

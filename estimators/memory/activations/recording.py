@@ -98,11 +98,14 @@ class Recording:
         return frontier(self.graph.backward_moments(self.output))
 
     def whole_pass(self, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
-        """Of a module: the moments of the forward pass until its last weight; of it and of the backward pass before the
-        first gradient of a weight; from then on until the first reduction; and of the rest. Less what is saved."""
+        """Of a module: the moments of the forward pass before it reads its last gathered weight; of it and of the
+        backward pass before the first gradient of a weight; from then on until the first reduction; and of the rest.
+        Less what is saved."""
         saved = total(self.saved)
         marks = self.graph.backward_marks(self.output, weights)
-        forward = [(passed, moment.minus(saved)) for passed, moment in self.graph.forward_marks()]
+        forward = [
+            (passed, moment.minus(saved)) for passed, moment in self.graph.forward_marks(threshold=weights.threshold)
+        ]
         in_layers = [moment for passed, moment in forward if passed < forward[-1][0]]
         before = [moment for _, moment in forward] + [moment for made, moment in marks if not made]
         begun = [moment for made, moment in marks if 0 < made < weights.bucket]
@@ -216,7 +219,7 @@ class LayerRecorder(NamedTuple):
         if self.model.module:
             uses = Counter(name for each in program.instructions for name in each.reads_weights)
             numels = {tensor.name: tensor.numel for tensor in block.tensors}
-            replay.checkpointing = self.checkpointing
+            replay.checkpointing, replay.zero3 = self.checkpointing, self.zero3
             replay.numels = {name: numel for name, numel in numels.items() if uses[name] < 2}
             replay.shared = {
                 name: ops.graph.tensor(1, numel, ops.itemsize, name, fixed=True, outer=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, attention_of
-from ...models.program import ZERO, Instruction, Program, Size, value_at
+from ...models.program import ROWS, ZERO, Instruction, Program, Size, value_at
 from . import kernels
 from .kernels import Kernel
 from .ops import Ops
@@ -34,6 +34,7 @@ class Replay:
     """Weights that several operations read, whose gradients wait for the last one."""
     numels: Mapping[str, int] = field(default_factory=dict)
     """Elements of the other weights, in the program of a module."""
+    zero3: bool = False
     outer: list[Ops] = field(default_factory=list, init=False)
     values: dict[int, Value] = field(default_factory=dict, init=False)
     storages: dict[int, Storage] = field(default_factory=dict, init=False)
@@ -61,6 +62,8 @@ class Replay:
                 width = self.program.slots[number].width
                 self._set(number, self.ops.linear(instruction.name, inputs[0], width=width))
                 self._weigh(*instruction.reads_weights, f"{instruction.name}.bias")
+            elif self.zero3 and instruction.name == ROWS:
+                self._set(instruction.outputs[0], self._rows_of(inputs[0]))
             elif instruction.kind == "attention":
                 self._set(instruction.outputs[0], self._attend(instruction, inputs))
             elif instruction.kind == "cast" and inputs and self._itemsize(instruction.outputs[0]) == inputs[0].itemsize:
@@ -70,6 +73,14 @@ class Replay:
                 self._weigh(*instruction.weights)
             self._repeat(nodes, value_at(instruction.repeats, self.seq_len))
         return self.values[self.program.output]
+
+    def _rows_of(self, value: Value) -> Value:
+        """A view instead of the copy, which is temporary in both passes."""
+        rows = value._replace()
+        copy = Size(0, value.size) if value.storage.fixed else Size(value.size, 0)
+        node = Node((value,), (rows,), passes=True, workspace=copy, forward_workspace=copy.per_sample)
+        self.ops.graph.nodes.append(node)
+        return rows
 
     def _begin_checkpoint(self) -> None:
         if self.checkpointing:

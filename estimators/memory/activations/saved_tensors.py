@@ -204,8 +204,9 @@ class AutogradGraph:
         """Live bytes after each operation of the forward pass: saved so far, and still to be read."""
         return [moment for _, moment in self.forward_marks(saves=saves)]
 
-    def forward_marks(self, *, saves: bool = True) -> list[tuple[int, Size]]:
-        """The same, each after a number of operations with weights."""
+    def forward_marks(self, *, saves: bool = True, threshold: int = 0) -> list[tuple[int, Size]]:
+        """The same, each with the number of operations that have begun and that have weights of more than `threshold`
+        elements; a checkpointed part is one of them at its end."""
         last = {value.storage: step for step, node in enumerate(self.nodes) for value in node.inputs}
         kept = set(self.saved()) if saves else set()
         alive: set[Storage] = set()
@@ -216,10 +217,11 @@ class AutogradGraph:
                 if storage not in alive and self._counts(storage):
                     alive.add(storage)
                     live.add(storage.size, storage.fixed)
+            live.made += any(numel > threshold for numel in node.weights)
             live.mark(Size(node.forward_workspace, 0))
             if node.again:
                 live.mark_all(node.again.forward_moments(saves=False))
-            live.made += bool(node.weights) or node.again is not None
+                live.made += 1
             if step == len(self.nodes) - 1:
                 break
             for value in (*node.inputs, *node.outputs):

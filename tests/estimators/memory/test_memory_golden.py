@@ -47,11 +47,26 @@ MODELS = {
         "num_experts": 32,
         "num_experts_per_tok": 4,
     },
+    # One of its tensors is a third of what may be gathered.
+    "huge experts": qwen2(2048, 2048, 4, 16, 4, 32000, tied=False)
+    | {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 5632,
+        "head_dim": 128,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+    },
 }
 TOY = {
     "reduce_bucket_size": 4_000_000,
     "stage3_prefetch_bucket_size": 4_000_000,
     "stage3_param_persistence_threshold": 10_000,
+}
+DEFAULTS = {
+    "reduce_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
 }
 CPU = {"offload_optimizer": "cpu"}
 BOTH = {"offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -107,6 +122,17 @@ ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
         0.003,
     ),
     ("experts", 3, 2, TOY, Workload(seq_len=1024, method="lora"), 981_665_792, 0.03),
+    ("huge experts", 3, 8, DEFAULTS | {"gradient_checkpointing": False}, Workload(seq_len=1024), 12_066_081_280, 0.03),
+    ("huge experts", 3, 8, DEFAULTS, Workload(seq_len=1024), 8_253_601_792, 0.04),
+    (
+        "huge experts",
+        3,
+        8,
+        DEFAULTS | {"gradient_checkpointing": False},
+        Workload(seq_len=1024, method="lora"),
+        8_561_085_952,
+        0.045,
+    ),
 ]
 
 
