@@ -12,6 +12,8 @@ Probes and launches of a plain script are hit up to 40 s after their start (a ra
 trainings of `soak_trainings` are hit after a step, and then resumed: they must end with the undisturbed training's
 steps and losses. Where memory ran out, `--fallback` must have ended them without a resumption.
 
+Ctrl-C ends it with the table of what was done until then.
+
 Whatever happens, a command must end by itself (`LIMIT_S`) and without a traceback of ours. Afterwards none of its
 processes is left, nor shared memory of its ranks, nor a lock on an extension; the ranks' records go forward in time;
 and the store can be read and has no result of what was not done. At the end, one more probe must run, and no temporary
@@ -255,22 +257,22 @@ def main() -> int:
         for training in [each for each in (*SHORT.values(), *MEMORY.values()) if each.command in given.kinds]:
             _run([_start(here, _reference(training), training.command, "none", dice, training)])
         until = time.monotonic() + 60 * given.minutes
-        for number in range(given.rounds):
-            if time.monotonic() > until:
-                break
-            first = given.at_once * number
-            pair = [
-                _start(here, f"{number}-{each}", *cases[(first + each) % len(cases)], dice)
-                for each in range(given.at_once)
-            ]
-            _run(pair)
-            trials += pair
-            for trial in pair:
-                print(
-                    f"{trial.mark}: {trial.kind}, {trial.fault}: {trial.process.returncode} {trial.wrong}", flush=True
-                )
-                if trial.wrong:
-                    print((trial.folder / "said").read_text(errors="replace")[-8000:], flush=True)
+        with contextlib.suppress(KeyboardInterrupt):  # the table is of what was done
+            for number in range(given.rounds):
+                if time.monotonic() > until:
+                    break
+                first = given.at_once * number
+                pair = [
+                    _start(here, f"{number}-{each}", *cases[(first + each) % len(cases)], dice)
+                    for each in range(given.at_once)
+                ]
+                _run(pair)
+                trials += pair
+                for trial in pair:
+                    ended = f"{trial.process.returncode} {trial.wrong}"
+                    print(f"{trial.mark}: {trial.kind}, {trial.fault}: {ended}", flush=True)
+                    if trial.wrong:
+                        print((trial.folder / "said").read_text(errors="replace")[-8000:], flush=True)
         wrong = _afterwards(here, trials)
     text = _table(trials, wrong)
     print(text)
