@@ -346,7 +346,7 @@ def _utilization(question: Question, chosen: Candidate) -> str:
 
 
 def _changes_title(answer: Recommendation, *, has_probes: bool) -> str:
-    """The title of the changes, or what was tried in vain."""
+    """The title of the changes, or that no change helps."""
     if not answer.changes:
         if answer.recommended is not None:
             return ""

@@ -1,1 +1,1 @@
-"""Configurations of other tools: what such a run needs, what is wrong with it, the better one in the tool's form."""
+"""Configurations of other tools: needs and errors of such a run, and a better one in the tool's form."""

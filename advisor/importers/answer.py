@@ -1,4 +1,4 @@
-"""`ds-advise from FILE`: the file read, its run judged, and the better configuration in the file's own form."""
+"""`ds-advise from FILE`: reads a file, predicts its run, and writes a better configuration in the file's own form."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def import_file(
     offline: bool = False,
     **overrides: Any,
 ) -> ImportAnswer:
-    """Read a file of another tool and judge its run.
+    """Read a file of another tool and predict its run.
 
     format: its name; None recognises it. ds_config: replaces the DeepSpeed configuration that the file names.
     destination: path of the changed file. overrides: replace values of the file: micro_batch, gradient_checkpointing,
@@ -221,7 +221,7 @@ class ChangedFileJson:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportJson:
-    """A run of another tool, judged."""
+    """A run of another tool, with its figures and a better plan."""
 
     schema_version: int
     file: str

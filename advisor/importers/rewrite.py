@@ -1,5 +1,5 @@
-"""The better configuration in the file's own form: the tool's file with as few changes as will do, and the DeepSpeed
-configuration that it names."""
+"""The better configuration in the file's own form: the tool's file with the fewest possible changes, and the
+DeepSpeed configuration that it names."""
 
 from __future__ import annotations
 

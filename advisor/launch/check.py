@@ -103,7 +103,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     if run.workload.objective != NEXT_TOKEN:
         return [*found, *_dry_run(run, say)]  # a probe trains on the next token
     if check == "probe" or (check == "auto" and runs_here):
-        return [*found, *_probe(request, say, anew=check == "probe")]
+        return [*found, *_probe(request, say, again=check == "probe")]
     return [*found, *_dry_run(run, say)]
 
 
@@ -125,10 +125,10 @@ def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
     return [Objection(what=what, fix=_other_plan(run))]
 
 
-def _probe(request: LaunchRequest, say: Callable[[str], None], *, anew: bool) -> list[Objection]:
-    """anew: probe even if there is an earlier probe of the run."""
+def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -> list[Objection]:
+    """again: probe even if there is an earlier probe of the run."""
     run = request.run
-    past = None if anew else _past_probe(run)
+    past = None if again else _past_probe(run)
     if past is None:
         title = "the probe"
         result = probe_and_keep(run, device=request.device, on_progress=lambda phase: say(f"probe: {phase} ..."))

@@ -254,7 +254,7 @@ class Monitor:
             evidence = f"the losses of the last {_NAN_STEPS} steps"
             return failure("nan_loss", records.step, "the loss is NaN", evidence)
         if first is not None and first <= resumed:
-            message = f"the script began anew instead of resuming after step {resumed}"
+            message = f"the script started from the beginning instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")
         if stall_s is not None and time.monotonic() - records.heard_at > stall_s:
             message = f"no rank has made a step or printed a line for {stall_s:.0f} s"

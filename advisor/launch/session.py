@@ -87,8 +87,7 @@ def with_less_memory(
         return Continuation(
             description=f"{plan_title(smaller[0].estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} "
             "under it (another ZeRO stage partitions the states otherwise): convert it with "
-            "deepspeed.checkpoint.ds_to_universal and set checkpoint.load_universal, or begin anew from the weights in "
-            "it"
+            "deepspeed.checkpoint.ds_to_universal and set checkpoint.load_universal, or start again with its weights"
         )
     by_need = {id(each): need for each, need in needs}
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had

@@ -57,8 +57,8 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
     checkpointing = given["gradient_checkpointing"]
     if given["method"] != "full":
         raise WorkloadError(
-            f"--method {given['method']} is not known of a module of one's own",
-            why="its adapters are recorded where its own code makes them",
+            f"--method {given['method']} does not apply to a module of your own",
+            why="its own code makes its adapters",
             fix="leave --method out",
         )
     if checkpointing == "offload" or (checkpointing == "on" and not shape.module.checkpointing):
