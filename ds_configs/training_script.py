@@ -90,7 +90,7 @@ def _rollout_arguments(workload: Workload) -> dict[str, Any]:
         return arguments
     arguments |= {"use_vllm": True, "vllm_mode": rollouts.rollout.removeprefix("vllm-")}
     if rollouts.rollout == "vllm-server":
-        return arguments
+        return arguments | ({"vllm_server_host": "SERVER_NODE"} if rollouts.server_has_node else {})
     named = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     arguments |= {name: getattr(rollouts, name) for name in named if getattr(rollouts, name) != getattr(default, name)}
     return arguments | {"vllm_max_model_length": workload.seq_len}  # by default the model's, for which there is no room
@@ -102,8 +102,8 @@ def server_commands(workload: Workload, cluster: Cluster, model: str) -> list[st
     rollouts = workload.rollouts
     if rollouts is None or rollouts.rollout != "vllm-server":
         return []
-    ranks, first = rollouts.vllm_tensor_parallel_size, 0 if cluster.nodes > 1 else cluster.gpus_per_node
-    gpus = min(rollouts.server_gpus, cluster.gpus_per_node) if cluster.nodes > 1 else rollouts.server_gpus
+    ranks, gpus = rollouts.vllm_tensor_parallel_size, rollouts.server_gpus
+    first = 0 if rollouts.server_has_node else cluster.gpus_per_node
     devices = ",".join(str(first + number) for number in range(gpus))
     split = f" --tensor-parallel-size {ranks}" if ranks > 1 else ""
     split += f" --data-parallel-size {gpus // ranks}" if gpus > ranks else ""

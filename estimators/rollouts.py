@@ -53,7 +53,9 @@ class Rollouts:
     reward_model: Any = None
     """A `ModelShape`, which models' own modules keep from being imported here; None: a function gives the rewards."""
     server_gpus: int = 0
-    """GPUs of the server, which are not among the cluster's; a multiple of a node's where there are several."""
+    """GPUs of the server, which are not among the cluster's."""
+    server_has_node: bool = False
+    """They are a node of their own."""
     vllm_gpu_memory_utilization: float = 0.3
     """Part of a GPU's memory that vLLM takes."""
     vllm_tensor_parallel_size: int = 1
@@ -101,6 +103,7 @@ class Rollouts:
             num_generations=2,
             max_completion_length=1,
             server_gpus=0,
+            server_has_node=False,
             vllm_gpu_memory_utilization=0.3,
             vllm_tensor_parallel_size=1,
         )

@@ -122,17 +122,16 @@ def _settings(question: Question, rollouts: Rollouts, free: tuple[str, ...]) -> 
     if "vllm-server" in tries:
         for training, gpus in _splits(cluster, rollouts.server_gpus):
             local = min(gpus, cluster.gpus_per_node)
-            engine = replace(rollouts, rollout="vllm-server", server_gpus=gpus)
+            apart = cluster.nodes > 1
+            engine = replace(rollouts, rollout="vllm-server", server_gpus=gpus, server_has_node=apart)
             yield from ((training, settings) for settings in _engines(question, engine, local, only=False))
 
 
 def _splits(cluster: Cluster, server_gpus: int) -> Iterator[tuple[Cluster, int]]:
-    """The GPUs that train, and how many generate: of one node any number, of several nodes whole ones."""
+    """The GPUs that train, and how many generate: of one node any number, of several nodes one."""
     if cluster.nodes > 1:
-        for nodes in range(1, cluster.nodes):
-            gpus = nodes * cluster.gpus_per_node
-            if server_gpus in (0, gpus):
-                yield replace(cluster, nodes=cluster.nodes - nodes), gpus
+        if server_gpus in (0, cluster.gpus_per_node):
+            yield replace(cluster, nodes=cluster.nodes - 1), cluster.gpus_per_node
         return
     for gpus in range(1, cluster.gpus_per_node):
         if server_gpus in (0, gpus):

@@ -138,7 +138,7 @@ def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTe
     if rollouts.rollout == "vllm-colocate":
         handed_s = 2 * size / step.values["W"]
     elif rollouts.rollout == "vllm-server":
-        across = step.cluster.nodes > 1
+        across = rollouts.server_has_node
         pair = replace(step.cluster, nodes=2 if across else 1, gpus_per_node=1 if across else 2)
         handed_s = size / ring(pair).bytes_per_s
     seconds = gathers * step.ring.gather_s(size, calls) + handed_s
