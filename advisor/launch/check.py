@@ -206,12 +206,20 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     if output_dir is None or run.shape is None:
         return []
     kept = arguments.checkpoints if run.workload.uses_trainer else None
-    one, free = checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
+    zero = run.config.get("zero_optimization", {})
+    # Shards that nothing gathers are saved whole, whatever `save_only_model` says (transformers 5.23 `save_model`).
+    leaves = zero.get("stage") != 3 or bool(zero.get("stage3_gather_16bit_weights_on_model_save"))
+    only_model = leaves and run.workload.uses_trainer and bool(arguments.flag("save_only_model"))
+    one, free = checkpoint_bytes(run.shape, run.workload, only_model=only_model), free_bytes(output_dir)
     count = 1 if kept is None else kept
     if count * one <= free:
         if kept is None:
             room = f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free"
-            say(f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit limits it)")
+            text = f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
+            if leaves and not only_model and run.workload.uses_trainer:
+                small = gib(checkpoint_bytes(run.shape, run.workload, only_model=True))
+                text += f"; with --save_only_model True each takes {small} GiB, and no training resumes from it"
+            say(text)
         return []
     needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"

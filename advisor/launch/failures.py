@@ -9,12 +9,15 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..text.units import gib
 from .records import RankRecord, Records
 from .request import FailureKind, TrainingFailure
+
+Moment = Literal["while a checkpoint was saved", "in an evaluation"]
 
 _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
     ("gpu_out_of_memory", r"(CUDA|HIP|XPU) (error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
@@ -60,10 +63,57 @@ _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(S
 _DIED_OF = r"exitcode\s*:\s*-{} \(pid: (\d+)\)"
 """How torchrun reports which process a signal ended."""
 
+_MOMENTS: Mapping[Moment, re.Pattern[str]] = {
+    "while a checkpoint was saved": re.compile(
+        r", in (_save_checkpoint|save_model|save_checkpoint|save_pretrained|_zero3_consolidated_16bit_state_dict)\n"
+    ),
+    "in an evaluation": re.compile(r", in (evaluation_loop|prediction_step|evaluate)\n"),
+}
+"""Frames of transformers' Trainer and DeepSpeed's engine in a traceback."""
+
+_FIXES: Mapping[tuple[FailureKind, Moment], str] = {
+    ("gpu_out_of_memory", "in an evaluation"): "lower per_device_eval_batch_size (8 where nothing sets it); with "
+    "compute_metrics reduce the logits in preprocess_logits_for_metrics, or set eval_accumulation_steps=1",
+    ("host_out_of_memory", "in an evaluation"): "reduce the logits in preprocess_logits_for_metrics: every rank keeps "
+    "those of all samples in RAM for compute_metrics",
+    **dict.fromkeys(
+        (
+            ("gpu_out_of_memory", "while a checkpoint was saved"),
+            ("host_out_of_memory", "while a checkpoint was saved"),
+        ),
+        "set stage3_gather_16bit_weights_on_model_save to false, which gathers all weights in the RAM of rank 0; "
+        "ds-advise checkpoint --to-hf makes the model afterwards",
+    ),
+}
+
+_TIMEOUT_FIX = (
+    "look for a rank that was elsewhere: evaluating or saving alone, out of data, or in other experts; where all work "
+    "and one is slow, wait longer: ddp_timeout=7200 (seconds, Trainer), DEEPSPEED_TIMEOUT=120 (minutes, "
+    "deepspeed.initialize)"
+)
+
+_COLLECTIVE = re.compile(r"OpType=(\w+).*?Timeout\(ms\)=(\d+)")
+"""torch 2.13 ProcessGroupNCCL.cpp: the collective that the watchdog gave up."""
+
 _TAIL = 20_000
 
 
 def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
+    """The failure of a training, as `_first_failure` finds it; for a collective that timed out also where the ranks
+    were."""
+    failure = _first_failure(records, folder, exit_code, oom_kills)
+    if failure.kind != "communication_timeout":
+        return failure
+    steps = {rank.number: rank.step for rank in records.ranks}
+    where = [f"rank {number} had completed step {step}" for number, step in steps.items()]
+    evidence = [*failure.evidence, *(where if len(set(steps.values())) > 1 else ())]
+    logs = (tail(folder / f"rank{rank.number}.log") for rank in records.ranks)
+    if found := next(filter(None, map(_COLLECTIVE.search, (failure.message, *logs))), None):
+        evidence.append(f"{found[1]} had waited for {int(found[2]) / 60_000:g} minutes")
+    return replace(failure, evidence=tuple(evidence), fix=_TIMEOUT_FIX)
+
+
+def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
     """The failure of a training whose launcher ended with `exit_code`.
 
     A killed rank reports nothing, and the others then fail because it is gone; a rank that raises an error reports it,
@@ -116,7 +166,17 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
             for name, limit in error["limits"].items()
             if (name == "RLIMIT_FSIZE") == (kind == "disk_full")
         ]
-    return TrainingFailure(kind=kind, rank=rank.number, step=step, message=message[:500], evidence=tuple(evidence))
+    moment = next((name for name, frame in _MOMENTS.items() if frame.search(error["details"])), None)
+    if moment is not None:
+        evidence.append(f"it was raised {moment}")
+    return TrainingFailure(
+        kind=kind,
+        rank=rank.number,
+        step=step,
+        message=message[:500],
+        evidence=tuple(evidence),
+        fix="" if moment is None else _FIXES.get((kind, moment), ""),
+    )
 
 
 def _from_signal(

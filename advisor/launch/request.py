@@ -92,6 +92,8 @@ class TrainingFailure:
     """The error message in one line."""
     evidence: tuple[str, ...] = ()
     """What shows that it is this kind: a counter, a signal, an exception."""
+    fix: str = ""
+    """What to change; "" where the next plan is all that is known."""
 
     @property
     def is_out_of_memory(self) -> bool:

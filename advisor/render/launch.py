@@ -162,6 +162,8 @@ def render_failure(failure: TrainingFailure, console: Console, *, took: str = ""
     sentence(console, failure.message)
     for evidence in failure.evidence:
         sentence(console, f"Evidence: {evidence}.")
+    if failure.fix:
+        sentence(console, f"Fix: {failure.fix}.")
 
 
 def render_figures(attempt: Attempt, console: Console) -> None:

@@ -143,12 +143,14 @@ _LARGEST_STATES_BYTES = 8.0
 """Assumed for an unknown optimizer: Adam's two fp32 states."""
 
 
-def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:
+def checkpoint_bytes(model: ModelShape, workload: Workload, *, only_model: bool = False) -> int:
     """One checkpoint of the Trainer under DeepSpeed, all ranks together: (2 W + 4 + O) P bytes.
 
     W bytes per weight in the model's own format and in DeepSpeed's, fp32 masters, O bytes of states. LoRA: (4 + W +
     4 + O) Pt; DeepSpeed leaves out frozen weights (transformers 5.23.0 `_save_optimizer_and_scheduler`). Not
     counted: scheduler and random states, some kB a rank.
+
+    only_model: what `save_only_model` leaves of it, W P or the adapters.
     """
     tensors = tensor_set(model, workload)
     trained = tensors.trainable_numel
@@ -156,7 +158,7 @@ def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:
     states = _LARGEST_STATES_BYTES if optimizer is None else optimizer.state_bytes
     whole = tensors.trainable_numel if workload.method == "full" else tensors.copied
     saved = workload.weight_bytes * whole + _ADAPTER_BYTES * (trained - whole)
-    return int(saved + (workload.weight_bytes + _MASTER_BYTES + states) * trained)
+    return int(saved) if only_model else int(saved + (workload.weight_bytes + _MASTER_BYTES + states) * trained)
 
 
 GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419

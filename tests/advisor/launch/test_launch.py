@@ -274,6 +274,9 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert found(run, "--save_total_limit", "1") == []
     assert "3 checkpoints" in found(run, "--save_total_limit", "2")[0]
     assert found(run, "--save_strategy", "no") == []
+    assert checkpoint_bytes(run.shape, run.workload, only_model=True) == 2 * run.shape.parameters
+    assert found(run, "--save_total_limit", "20", "--save_only_model", "True") == []
+    assert "21 checkpoints" in found(run, "--save_total_limit", "20", "--save_only_model", "False")[0]
     assert (found(run), len(printed)) == ([], 1)
     assert "2 fit into" in printed[0]
     checkpoint = write_checkpoint(folder / "out/checkpoint-4", ranks=2)

@@ -307,6 +307,64 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     assert any(evidence in each for each in failure.evidence)
 
 
+EVALUATION = """Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/transformers/trainer.py", line 2863, in evaluate
+    output = eval_loop(
+  File "/venv/lib/python3.11/site-packages/transformers/trainer.py", line 3015, in evaluation_loop
+    all_preds.add(logits)
+  File "/venv/lib/python3.11/site-packages/transformers/trainer_pt_utils.py", line 93, in torch_pad_and_concatenate
+    return torch.cat((tensor1, tensor2), dim=0)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.55 GiB.
+"""
+SAVING = """Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/transformers/trainer.py", line 3369, in _save_checkpoint
+    self.save_model(output_dir, _internal_call=True)
+  File "/venv/lib/deepspeed/runtime/engine.py", line 4507, in _zero3_consolidated_16bit_state_dict
+    get_layer_state_dict(self.module, prefix="")
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB.
+"""
+
+
+@pytest.mark.parametrize(
+    ("details", "moment", "fix"),
+    [
+        (EVALUATION, "it was raised in an evaluation", "per_device_eval_batch_size"),
+        (SAVING, "it was raised while a checkpoint was saved", "stage3_gather_16bit_weights_on_model_save"),
+        (SAVING.replace("_save_checkpoint", "step").replace("_zero3_consolidated_16bit_state_dict", "step"), "", ""),
+    ],
+)
+def test_memory_that_ran_out_in_an_evaluation_or_at_a_checkpoint_has_its_own_fix(
+    tmp_path: Path, details: str, moment: str, fix: str
+) -> None:
+    """By the frames of the traceback."""
+    event = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 18.55 GiB.")
+    event["error"]["details"] = details
+    (tmp_path / "launcher.log").write_text("exitcode  : 1")
+    failure = failure_of(_notes(tmp_path, [_step(500, 1.0), event], []), tmp_path, 1, {})
+    assert failure.kind == "gpu_out_of_memory"
+    assert [each for each in failure.evidence if "raised" in each] == ([moment] if moment else [])
+    assert fix in failure.fix if fix else not failure.fix
+
+
+WATCHDOG_LOG = (
+    "[rank0]:[E1012 10:33:15.204112031 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=1845, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600017 "
+    "milliseconds before timing out.\nterminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
+
+
+def test_a_collective_that_timed_out_is_named_with_its_wait_and_the_ranks_steps(tmp_path: Path) -> None:
+    """NCCL's watchdog aborts the process, which reports nothing itself."""
+    records = _notes(tmp_path, [_step(14, 1.0)], [_step(13, 1.0)])
+    (tmp_path / "rank0.log").write_text(WATCHDOG_LOG)
+    (tmp_path / "launcher.log").write_text("exitcode  : -6 (pid: 123)")
+    failure = failure_of(records, tmp_path, 1, {})
+    assert failure.kind == "communication_timeout"
+    assert "ALLREDUCE had waited for 10 minutes" in failure.evidence
+    assert "rank 1 had completed step 13" in failure.evidence
+    assert "ddp_timeout" in failure.fix and "DEEPSPEED_TIMEOUT" in failure.fix
+
+
 @pytest.mark.parametrize(("launcher_names_it", "is_gone_first"), [(True, False), (False, True), (False, False)])
 def test_a_killed_rank_is_the_one_that_the_launcher_names_or_that_was_gone_first(
     tmp_path: Path, launcher_names_it: bool, is_gone_first: bool
