@@ -22,7 +22,7 @@ class LossSpec(NamedTuple):
     head_again: bool = False
     """Whether the backward pass repeats the product of the output layer."""
     switch: str = ""
-    """The argument or function that turns it on, with the package that it needs; "" where it takes more."""
+    """What it takes besides an argument: a package, or the function that turns it on; "" where it takes more."""
 
 
 LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
@@ -31,7 +31,7 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # + 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2).
         "standard": LossSpec((14, 22), True),
         # Liger's fused linear cross entropy: logits of a chunk in the compute dtype, overwritten by their gradient.
-        "fused": LossSpec((4, 8), False, switch="use_liger_kernel=True, pip install liger-kernel"),
+        "fused": LossSpec((4, 8), False, switch="pip install liger-kernel"),
         # flash-attn, unsloth: the gradient is written over the logits.
         "in-place": LossSpec((4, 8), True),
         # litgpt, torchtune: the passes of the standard loss, with an fp32 copy of a part at a time.

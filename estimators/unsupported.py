@@ -37,7 +37,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return obstacle
     if plan.offload_param == "nvme" and has_reference_model(workload):
         # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
-        return phrase("the engine of the reference model would lose its weights on NVMe to the policy's")
+        return phrase("the reference model's weights would be lost on NVMe")
     if workload.rollouts is not None:
         obstacle = _ungenerated(model, workload, cluster)
         if obstacle is not None:

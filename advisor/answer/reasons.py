@@ -322,7 +322,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[Phrase]:
-    """`zero3: 2 % faster on paper, within the error; the simpler plan is taken.`, and `zero2 and ddp are close: 25,600
+    """`zero3: 2 % faster on paper, within the error; the simpler is taken.`, and `zero2 and ddp are close: 25,600
     to 30,400 tokens/s.`"""
     gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
     ahead = [rung for rung, gain in gains.items() if gain >= 0.005]
@@ -332,9 +332,7 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
         if len(ahead) > 1:
             gain = phrase("up to {gain}", gain=gain)
         names = _joined(ahead)
-        yield phrase(
-            "{rungs}: {gain} faster on paper, within the error; the simpler plan is taken.", rungs=names, gain=gain
-        )
+        yield phrase("{rungs}: {gain} faster on paper, within the error; the simpler is taken.", rungs=names, gain=gain)
     if behind:
         speeds = sorted(plan.tokens_per_s for plan in behind)
         low, high = rate(speeds[0]), rate(speeds[-1])

@@ -265,7 +265,9 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
         yield from _after_trainer(answer, chosen)
     else:
         yield from _script_blocks(answer, chosen, config_path)
-    exports = (f"export {setting}" for setting, _ in start_settings(answer, chosen))
+    # On several nodes, .deepspeed_env sets them everywhere.
+    settings = start_settings(answer, chosen) if question.cluster.nodes == 1 else []
+    exports = (f"export {setting}" for setting, _ in settings)
     if server := server_commands(workload, question.cluster, question.model.name):
         yield Block(text=_SERVER, code=tuple(server), is_shell=True)
     commands = start_commands(answer, chosen, config_path)["deepspeed"]

@@ -193,9 +193,9 @@ def _loss(answer: Recommendation) -> tuple[Phrase, ...]:
         return ()
     words = {"kind": loss, "switch": LOSSES[loss].switch}
     if without.fit.probability < LEAST[answer.question.risk]:
-        return (phrase("With the {kind} loss ({switch}); nothing fits with the standard one.", **words),)
+        return (phrase("Loss: {kind} ({switch}); nothing fits with the standard one.", **words),)
     speed = rate(without.tokens_per_s)
-    return (phrase("With the {kind} loss ({switch}); the standard one makes {speed} tokens/s.", speed=speed, **words),)
+    return (phrase("Loss: {kind} ({switch}); the standard one makes {speed} tokens/s.", speed=speed, **words),)
 
 
 def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
@@ -229,6 +229,7 @@ def need_sentence(question: Question, chosen: Candidate) -> Phrase:
     """What a plan needs of each resource, and what there is of it."""
     memory, cluster = chosen.memory, question.cluster
     have, host = cluster.host_memory_bytes_per_node, gib(memory.host_bytes_per_node)
+    in_headline = bool(chosen.fit.assumed_host_bytes)
     text = phrase(
         "It needs {need} of {have} GiB per {device}",
         need=gib(chosen.device_bytes),
@@ -236,16 +237,16 @@ def need_sentence(question: Question, chosen: Candidate) -> Phrase:
         device=device_label(cluster),
     )
     if chosen.fit.fits and chosen.device_bytes > cluster.gpu.memory_bytes:
-        text = phrase("{needs}, some of which PyTorch's cache gives back,", needs=text)
-    if have is None:
+        text = phrase("{needs} (PyTorch's cache gives some of it back)", needs=text)
+    if have is None and not in_headline:
         text = phrase("{needs} and {need} GiB of host RAM", needs=text, need=host)
-    else:
+    elif have is not None:
         text = phrase("{needs} and {need} of {have} GiB of host RAM", needs=text, need=host, have=gib(have))
     if memory.nvme_bytes_per_node:
         text = phrase("{needs}, {need} GiB of NVMe", needs=text, need=gib(memory.nvme_bytes_per_node))
-    if cluster.nodes > 1:
+    if cluster.nodes > 1 and (memory.nvme_bytes_per_node or not in_headline):
         text = phrase("{needs} per node", needs=text)
-    if have is None and not chosen.fit.assumed_host_bytes:
+    if have is None and not in_headline:
         return phrase("{needs} (--ram checks it).", needs=text)
     return phrase("{words}.", words=text)
 

@@ -137,7 +137,7 @@ def view_of(
             "tokens_per_s": f"{question.model.unit}/s",
         },
         ladder=ladder,
-        ladder_notes=tuple(_ladder_notes(question, [row.candidate for row in ladder if row.candidate])),
+        ladder_notes=tuple(_ladder_notes(question, [row.candidate for row in ladder if row.candidate], details)),
         memory="" if shown is None else _memory_title(shown, device_label(question.cluster)),
         memory_parts={} if shown is None else shown.memory.components,
         phases=() if chosen is None else tuple(phase_sentences(question, chosen)),
@@ -229,7 +229,7 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
 # The ladder.
 
 _COLUMNS = {
-    "rung": phrase("rung"),
+    "rung": phrase("strategy"),
     "batch": phrase("batch"),
     "checkpointing": phrase("ckpt"),
     "gpu_gib": phrase("GPU GiB"),
@@ -271,7 +271,7 @@ def _row(candidate: Candidate, *, is_chosen: bool) -> LadderRow:
     )
 
 
-def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
+def _ladder_notes(question: Question, shown: list[Candidate], details: bool) -> Iterator[str]:
     cluster, length = question.cluster, question.model.fixed_len
     if length and length > 1:
         yield phrase("tokens/s: every sample is {tokens} tokens", tokens=length)
@@ -280,7 +280,7 @@ def _ladder_notes(question: Question, shown: list[Candidate]) -> Iterator[str]:
             "batch: micro batch / {device}s that share it x accumulation; RAM, NVMe: per node",
             device=device_label(cluster),
         )
-    else:
+    elif details:
         yield phrase("batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node")
     if any(candidate.fit.reason == NEEDS_RAM for candidate in shown):
         yield phrase("needs --ram: state it where a host has more than {most} GiB", most=gib(MOST_HOST_BYTES))

@@ -256,7 +256,7 @@ def _with_job(outcome: Phrase, question: Question, altered: Question, best: Cand
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
         return outcome
     was, now = question.cluster, altered.cluster
-    text = phrase("{outcome}, the whole job {time}", outcome=outcome, time=hours(duration.duration_s))
+    text = phrase("{outcome}, job {time}", outcome=outcome, time=hours(duration.duration_s))
     same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
     if price is not None and same_node and was.gpu.name == now.gpu.name:
         text = phrase("{outcome}, {cost}", outcome=text, cost=money(duration.cost(price), price.currency))

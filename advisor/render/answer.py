@@ -23,7 +23,6 @@ _WIDTHS = {
     "checkpointing": 4,
     "gpu_gib": 7,
     "ram_gib": 7,
-    "nvme_gib": 5,
     "tokens_per_s": 8,
 }
 """Of the ladder's columns; negative: aligned to the left."""
@@ -56,7 +55,6 @@ def print_answer(
         _print_changes(view, console, details=details)
     _print_steps(view, console)
     _paragraph(console, *view.subject)
-    blank(console)
     _print_ladder(view, console)
     if view.memory:
         _paragraph(console, view.memory)
@@ -66,11 +64,10 @@ def print_answer(
     reasons = view.reasons if details or not view.figures else ()
     if view.time:
         sentence(console, view.time)
-    if view.job:
-        _paragraph(console, *view.job, *reasons, view.pytorch_baseline, title=phrase("The whole job"))
-    else:
-        utilization = view.utilization if details else ""
-        _paragraph(console, utilization, *reasons, view.pytorch_baseline)
+    job = view.job if details else ()
+    utilization = view.utilization if details and not job else ""
+    title = phrase("The whole job") if job else ""
+    _paragraph(console, *job, utilization, *reasons, view.pytorch_baseline, title=title)
     for line in view.dry_runs:
         _paragraph(console, line)
     _print_probes(view, console)
@@ -103,7 +100,7 @@ def _paragraph(console: Console, *lines: str, title: str = "", style: str = "") 
 
 
 def _print_ladder(view: AnswerView, console: Console) -> None:
-    """A row for each rung; a sentence each where the terminal is too narrow for a row. Empty columns are left out."""
+    """A row for each strategy; where the terminal is too narrow, a sentence. Empty columns are left out."""
     titles = {name: translate(title) for name, title in view.columns.items()}
     widths = {name: width for name, width in _WIDTHS.items() if any(getattr(step, name) for step in view.ladder)}
     lines = ["" if step.candidate is None else _ladder_line(step, widths) for step in view.ladder]
@@ -120,8 +117,8 @@ def _print_ladder(view: AnswerView, console: Console) -> None:
         elif as_rows:
             row(console, line, style=style)
         else:
-            values = ((titles[name], translate(getattr(step, name))) for name in widths if name != "rung")
-            parts = [f"{title} {value}" for title, value in values if value]
+            names = [name for name in widths if name != "rung"] if step.tokens_per_s else ["gpu_gib"]
+            parts = [f"{titles[name]} {translate(value)}" for name in names if (value := getattr(step, name))]
             text = f"{_mark(step)} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
             sentence(console, text, style=style, hang=4)
         previous = "" if step.candidate else step.verdict
@@ -134,9 +131,14 @@ def _mark(step: LadderRow) -> str:
 
 
 def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
-    """A row with its verdict."""
-    values = (padded(translate(getattr(step, name)) or "-", width) for name, width in widths.items())
-    line, reason = f"{_mark(step)} {' '.join(values)}", translate(step.verdict).replace("likely fits", "likely")
+    """A row with its verdict, which begins in the last column where a plan that does not fit has no speed."""
+    values = {name: translate(getattr(step, name)) for name in widths}
+    if not values.get("tokens_per_s"):
+        values.pop("tokens_per_s", None)
+    line = " ".join([_mark(step), *(padded(value or "-", widths[name]) for name, value in values.items())])
+    reason = translate(step.verdict).replace("likely fits", "likely")
+    if step.fits and step.nvme_gib:
+        reason += f", NVMe {step.nvme_gib} GiB"
     return f"{line}{'  ' if cell_len(line) + cell_len(reason) + 2 <= WIDTH else ' '}{reason}"
 
 
@@ -151,15 +153,17 @@ def _print_probes(view: AnswerView, console: Console) -> None:
 
 
 def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None:
-    _paragraph(console, view.changes)
     shown = view.change_rows if details else view.change_rows[:_FEW_CHANGES]
-    width = max((len(change.flags) for change in shown), default=0)
+    title = view.changes
+    if len(shown) < len(view.change_rows):
+        title = phrase("{title} ({count} more: --details)", title=title, count=len(view.change_rows) - len(shown))
+    _paragraph(console, title)
+    is_wide = console.width >= WIDTH
+    width = max((len(change.flags) for change in shown), default=0) * is_wide
     for change in shown:
         flags = (f"{change.flags:<{width}}", "bold")
-        sentence(console, Text.assemble("  ", flags, f"  {translate(change.outcome)}"), hang=width + 4)
-    if len(shown) < len(view.change_rows):
-        more = phrase("and {count} more (--details)", count=len(view.change_rows) - len(shown))
-        sentence(console, f"  {translate(more)}", style="dim")
+        outcome = f"  {translate(change.outcome)}"
+        sentence(console, Text.assemble("  ", flags, outcome), hang=width + 4 if is_wide else 5)
 
 
 _INDENT = 14

@@ -52,7 +52,7 @@ class Fit(NamedTuple):
     probability: float
     """Probability from 0 to 1 that every bounded requirement is met."""
     reason: str
-    """A short phrase for a table ("1.2 x the GPU", "likely fits, 84 %", "fits")."""
+    """A short phrase for a table ("needs 1.2 x the memory", "likely fits, 84 %", "fits")."""
     utilization: float
     """The largest of need / offer over GPU, host and NVMe."""
     limit: str
@@ -98,13 +98,13 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:
-        reason = phrase("{ratio} the RAM", ratio=times(host)) if known else NEEDS_RAM
+        reason = phrase("needs {ratio} the RAM", ratio=times(host)) if known else NEEDS_RAM
         return refused._replace(reason=reason, limit="host")
     if memory.nvme_bytes_per_node and not nvme:
         utilization = max(on_gpu.utilization, 1.0)
         return refused._replace(reason=phrase("needs --nvme"), limit="nvme", utilization=utilization)
     if disk > 1:
-        return refused._replace(reason=phrase("{ratio} the NVMe", ratio=times(disk)), limit="nvme")
+        return refused._replace(reason=phrase("needs {ratio} the NVMe", ratio=times(disk)), limit="nvme")
     if known is None and memory.host_bytes_per_node > cluster.gpus_per_node * cluster.gpu.memory_bytes:
         conditional = on_gpu._replace(assumed_host_bytes=memory.host_bytes_per_node)
         return conditional._replace(reason=phrase("if RAM suffices")) if on_gpu.fits else conditional
@@ -116,7 +116,8 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     held for the whole training."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
-        return Fit(probability=0.0, reason=phrase("{ratio} the RAM", ratio=times(host)), utilization=host, limit="host")
+        reason = phrase("needs {ratio} the RAM", ratio=times(host))
+        return Fit(probability=0.0, reason=reason, utilization=host, limit="host")
     return _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
 
 
@@ -129,9 +130,9 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
     reason = phrase("{verdict}, {chance}", verdict=_VERDICTS[verdict_of(probability)], chance=chance(probability))
     if probability < LIKELY and share > 1:
         ratio = times(share)
-        reason = (
-            phrase("{ratio} the limit", ratio=ratio) if cluster.gpu.is_cpu else phrase("{ratio} the GPU", ratio=ratio)
-        )
+        reason = phrase("needs {ratio} the memory", ratio=ratio)
+        if cluster.gpu.is_cpu:
+            reason = phrase("needs {ratio} the limit", ratio=ratio)
     return Fit(probability=probability, reason=reason, utilization=utilization, limit="gpu")
 
 

@@ -16,7 +16,10 @@ from .output import printable
 from .units import gib
 
 WIDTH = 80
-"""Columns that the answer takes; a narrower terminal wraps the sentences more, and tables too (`cells`)."""
+"""Columns that tables and bars take; a narrower terminal folds them (`cells`)."""
+
+LONGEST = 120
+"""Columns that sentences take at most: longer lines are hard to read."""
 
 NARROWEST = 40
 
@@ -49,7 +52,7 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
     styled = Text(translate(text), style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
-    width = min(WIDTH, max(console.width, NARROWEST)) - 1
+    width = min(LONGEST, max(console.width, NARROWEST)) - 1
     if width < WIDTH - 1:  # a column of its own for the names would leave too little for the words
         hang = min(hang, width // 4)
     breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))
@@ -182,15 +185,24 @@ _INKS = {
 """Filling and colour of each family of memory. The initial letter is the filling where the encoding has no blocks."""
 
 
+_LEAST_SHARE = 0.03
+"""Smaller families, of which there are several, are drawn as one: a bar has some 68 characters."""
+
+
 def bar(parts: Mapping[str, int], console: Console) -> None:
-    """Draw `parts` (bytes by component) as a bar of families, and their sizes below it."""
+    """Draw `parts` (bytes by component) as a bar of families, and their sizes below it; small ones count as
+    other."""
     sizes, has_blocks = memory_by_family(parts), can_encode(console, "".join(ink for ink, _ in _INKS.values()))
     drawn, legend, width = Text(" "), Text(), min(WIDTH, max(console.width, NARROWEST)) - 12
+    total = sum(sizes.values())
+    small = [family for family, size in sizes.items() if size < _LEAST_SHARE * total]
+    if len(small) > 1 or "other" in sizes:
+        sizes["other"] = sum(sizes.pop(family) for family in small) + sizes.get("other", 0)
     for family, size in sizes.items():
         block, style = _INKS[family]
         filling = block if has_blocks else family[0].upper()
         drawn.append(filling * round(size / sum(sizes.values()) * width), style=style)
         legend.append(filling + FIRM, style=style)
-        legend.append(f"{translate(MEMORY_FAMILIES[family])} {gib(size)}".replace(" ", FIRM) + "   ")
+        legend.append(f"{translate(MEMORY_FAMILIES[family])} {gib(size)}".replace(" ", FIRM) + "  ")
     row(console, drawn)
     sentence(console, legend)
