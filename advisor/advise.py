@@ -178,7 +178,7 @@ def estimate(
 def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a rung, or of plain PyTorch, with these settings; the same errors as `estimate`."""
     if rung not in PLANS:
-        raise WorkloadError(f"unknown rung {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
+        raise WorkloadError(f"unknown strategy {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
     named = cast("Rung | PlainPyTorch", rung)
     question, _ = with_fastest_rollout(question)
     chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)

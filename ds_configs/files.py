@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..estimators.errors import ConfigFileError, DsAdviseError
+from ..estimators.phrase import phrase
 
 _MOST_JSON_BYTES = 10_000_000
 """Largest JSON file that is read; a configuration has kilobytes."""
@@ -20,8 +21,9 @@ def read_file(path: Path, most_bytes: int, *, fix: str, error: type[DsAdviseErro
     """At most `most_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
     try:
         if not path.is_file():
-            found = "is no regular file" if path.exists() else "no such file"
-            raise error(f"{path}: {found}", fix=fix)
+            if path.exists():
+                raise error(phrase("{path}: is no regular file", path=path), fix=fix)
+            raise error(phrase("{path}: no such file", path=path), fix=fix)
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
     except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
@@ -101,9 +103,9 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             return
         if not force:
             raise ConfigFileError(
-                f"{path} exists and differs",
-                why="it may be the one that you train with",
-                fix="pass --force to overwrite it, or another path with -o",
+                phrase("{path} exists and differs", path=path),
+                why=phrase("it may be the one that you train with"),
+                fix=phrase("pass --force to overwrite it, or another path with -o"),
             )
     try:
         replace_file(target, text)

@@ -226,7 +226,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     if name in RUNGS and not Path(name).exists():
         if context is None:
             raise WorkloadError(
-                f"{name} is a rung: its numbers follow from the model and the GPUs",
+                f"{name} is a strategy: its numbers follow from the model and the GPUs",
                 fix="pass --model and --gpus, or a ds_config.json in its place",
             )
         return _rung_side(name, context, facts)
@@ -290,7 +290,7 @@ def _rung_side(rung: Rung, context: ComparisonContext, facts: DeepSpeedFacts) ->
     step = next(step for step in ladder if step.rung == rung)
     candidate = step.candidate
     if candidate is None:
-        raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another rung")
+        raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another strategy")
     config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework)
     return Side(
         name=rung, candidate=candidate, settings=ConfigSettings(config, facts, candidate.plan, workload, cluster)

@@ -227,11 +227,13 @@ def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
     if rung is None:
         chosen = answer.recommended or closest(answer.ladder)
         if chosen is None:
-            raise WorkloadError("no rung can run this at all", why=answer.ladder[0].reason, fix="change the question")
+            raise WorkloadError(
+                "no strategy can run this at all", why=answer.ladder[0].reason, fix="change the question"
+            )
         return chosen
     step = next((step for step in answer.ladder if step.rung == rung), None)
     if step is None:
-        raise WorkloadError(f"unknown rung {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
+        raise WorkloadError(f"unknown strategy {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
     if step.candidate is None:
         raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung")
     return step.candidate

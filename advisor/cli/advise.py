@@ -19,13 +19,11 @@ from ..question.options import (
     TrainingOptions,
     names_in,
 )
-from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from .options import (
     COUNT,
     EMIT,
     FORCE,
-    LANGUAGE,
     MODEL_ARGUMENT,
     PATH,
     GroupedCommand,
@@ -52,13 +50,12 @@ from .options import (
     default="zero",
     help="Sharding; fsdp: also predict plain PyTorch for comparison (on one GPU without FSDP).",
 )
-@click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only the best of each rung.")
+@click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only the best of each strategy.")
 @click.option(
     "--details",
     is_flag=True,
     help="Show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers too.",
 )
-@LANGUAGE
 @click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead.")
 @click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's estimator (saves seconds).")
 @click.option(
@@ -78,7 +75,6 @@ def advise(
     force: bool,
     all_candidates: bool,
     details: bool,
-    language: Language | None,
     markdown: bool,
     no_deepspeed_estimate: bool,
     html: Path | None,
@@ -138,7 +134,6 @@ def advise(
         all_candidates=all_candidates,
         details=details,
         markdown=markdown,
-        language=language or language_of_environment(),
         emit=emit,
     )
 
@@ -161,7 +156,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @MODEL_ARGUMENT
 @question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
 @click.option(
-    "--rung", metavar="NAME", help="Rung, or plain PyTorch as fsdp or torch.  [default: of the recommended plan]"
+    "--rung", metavar="NAME", help="Strategy, or plain PyTorch as fsdp or torch.  [default: of the recommended plan]"
 )
 @click.option(
     "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."

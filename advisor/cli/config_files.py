@@ -10,13 +10,11 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from .options import (
     ACCUMULATION,
     EVALUATION,
     FORCE,
-    LANGUAGE,
     LORA,
     OBJECTIVE,
     PATH,
@@ -103,8 +101,8 @@ _compared = question_options(
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
     gpus={"default": None, "default_text": "auto"},
     micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "the advice's"},
-    precision={"help": "Replaces an `auto`; precision of rungs."},
-    optimizer={"help": "Optimizer of rungs, and of files without one."},
+    precision={"help": "Replaces an `auto`; precision of strategies."},
+    optimizer={"help": "Optimizer of strategies, and of files without one."},
     gradient_checkpointing={
         "choices": ("on", "off"),
         "default": None,
@@ -179,7 +177,7 @@ def _render(result: CheckResult, console: Console) -> None:
 def compare(
     first: str, second: str, question: dict[str, Any], html: Path | None, plot: Path | None, output: Output
 ) -> int:
-    """Compare two configurations: ds_config.json files, or rungs such as zero2-offload.
+    """Compare two configurations: ds_config.json files, or strategies such as zero2-offload.
 
     Missing keys take DeepSpeed's defaults, and `auto` takes its value, so that only real differences are shown.
 
@@ -251,7 +249,6 @@ _UNSET = {"default": None, "default_text": "from the file"}
 )
 @FORCE
 @click.option("--no-write", is_flag=True, help="Write nothing, as without -o.")
-@LANGUAGE
 @output_options
 def from_file(
     file: Path,
@@ -259,7 +256,6 @@ def from_file(
     destination: Path | None,
     force: bool,
     no_write: bool,
-    language: Language | None,
     output: Output,
 ) -> int:
     """Check a configuration of another training tool, and write a better one in its format.
@@ -277,7 +273,6 @@ def from_file(
     from ..importers.answer import import_file, import_json
     from ..importers.report import render_import
     from ..importers.rewrite import write_files
-    from ..text.lines import in_language
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
@@ -290,11 +285,7 @@ def from_file(
         except ConfigFileError as error:
             failure = error
 
-    def print_all(console: Console) -> None:
-        with in_language(console, language or language_of_environment()):
-            render_import(answer, console)
-
-    output.show(lambda: import_json(answer), print_all)
+    output.show(lambda: import_json(answer), lambda console: render_import(answer, console))
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

@@ -20,6 +20,7 @@ import click
 from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ...probes.gc_pause import gc_paused
+from ..text.language import language_of_environment, translate, use_language
 from ..text.output import printable
 from .options import complete_model, help_records
 
@@ -151,7 +152,9 @@ def run(args: list[str]) -> int:
                 traceback.print_exc()
             raise
     except DsAdviseError as error:
-        _report(error.what, error.why, error.fix)
+        spoken = args[args.index("--lang") + 1 :][:1] if "--lang" in args else []
+        with use_language("zh" if spoken == ["zh"] else "en" if spoken else language_of_environment()):
+            _report(*map(translate, (error.what, error.why, error.fix)))
     except click.NoSuchOption as error:
         near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
         command = error.ctx.command if error.ctx is not None else None

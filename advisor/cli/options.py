@@ -12,7 +12,8 @@ from click.core import ParameterSource
 
 from ...ds_configs.jobs.files import JOB_KINDS
 from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, Option, RolloutOptions, names_in, parse_count
-from ..text.output import Output
+from ..text.language import Language, language_of_environment
+from ..text.output import Output, OutputMode
 
 Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
@@ -190,10 +191,6 @@ DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the
 
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
-LANGUAGE = click.option(
-    "--lang", "language", type=click.Choice(["en", "zh"]), help="Language of the answer.  [default: from the locale]"
-)
-
 ACCUMULATION = click.option(
     "--accumulation", type=COUNT, help="Replaces an `auto` gradient_accumulation_steps.  [default: 1]"
 )
@@ -246,17 +243,21 @@ def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
 
 
 def output_options(command: Command) -> Command:
-    """Gives a command --json, --quiet and --debug, and hands it their `Output` as `output`."""
+    """Gives a command --lang, --json, --quiet and --debug, and hands it their `Output` as `output`."""
 
     @functools.wraps(command)
-    def with_output(as_json: bool, quiet: bool, **values: Any) -> int:
+    def with_output(language: Language | None, as_json: bool, quiet: bool, **values: Any) -> int:
         if as_json and quiet:
             raise click.UsageError("--json and --quiet contradict each other; leave one out")
-        return command(output=Output("json" if as_json else "quiet" if quiet else "human"), **values)
+        mode: OutputMode = "json" if as_json else "quiet" if quiet else "human"
+        return command(output=Output(mode, language or language_of_environment()), **values)
 
+    language = click.option(
+        "--lang", "language", type=click.Choice(["en", "zh"]), help="Language.  [default: from the locale]"
+    )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
-    return _decorated(with_output, [as_json, quiet, DEBUG])
+    return _decorated(with_output, [language, as_json, quiet, DEBUG])
 
 
 def _decorated(command: Command, options: Sequence[Decorator]) -> Command:

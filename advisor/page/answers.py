@@ -40,7 +40,7 @@ PICTURES = ("memory", "time", "scatter")
 """Memory of every rung's best plan, time of those that may fit, and both of all plans."""
 
 COLUMNS = {
-    "rung": "rung",
+    "rung": "strategy",
     "batch": "batch",
     "checkpointing": "checkpointing",
     "gpu_gib": "GPU GiB",

@@ -12,6 +12,7 @@ from typing import Any
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import KERNEL_MEMORY_SHARE, Cluster, Gpu
 from ...estimators.hardware.gpus import assumes_sxm, find_gpu, gpu_of_memory
+from ...estimators.phrase import phrase
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Larger counts are taken for typing errors (DGX-2 has the most GPUs in one host, 16)."""
@@ -52,7 +53,7 @@ _OTHER_ORDER = re.compile(
 )
 """`H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not read as a separator."""
 
-_GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
+_GRAMMAR = phrase("write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine")
 
 
 def cluster_of(options: Mapping[str, Any]) -> Cluster:
@@ -185,7 +186,11 @@ def _described(gpus: str) -> Cluster:
     first, second, kind = _parts(gpus)
     nodes, per_node = (int(first), int(second)) if second else (1, int(first or 1))
     if not kind:
-        raise ClusterError(f"--gpus {gpus!r} names no kind of GPU", why="memory and speed depend on it", fix=_GRAMMAR)
+        raise ClusterError(
+            phrase("--gpus {gpus!r} names no kind of GPU", gpus=gpus),
+            why=phrase("memory and speed depend on it"),
+            fix=_GRAMMAR,
+        )
     if not 0 < nodes <= MOST_NODES or per_node < 1:
         raise ClusterError(
             f"--gpus {gpus!r}", why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed", fix=_GRAMMAR

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.text import Text
 
 from ...ds_configs.read import unmodeled_features
+from ...estimators.phrase import Phrase, phrase
 from ..answer.comparison import Comparison, Difference, parts
 from ..answer.config_settings import Setting
 from ..search.candidate import Candidate, chance
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
-from ..text.lines import blank, cells, row, sentence
+from ..text.language import translate
+from ..text.lines import blank, named_row, padded, row, sentence
 from ..text.output import printable
 from ..text.units import gib, percent, rate, times
 
@@ -36,8 +37,8 @@ _LONGEST_VALUE = 24
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
     """The verdict, the figures side by side, their basis, and the keys that differ."""
-    for line in verdict(comparison):
-        sentence(console, line)
+    for line, style in zip(verdict(comparison), ("bold", ""), strict=False):
+        sentence(console, line, style=style)
     blank(console)
     for letter, side in zip("AB", comparison.sides, strict=True):
         rung = side.candidate.rung if side.candidate is not None else side.name
@@ -51,39 +52,42 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         _time(first, second, console)
     _differences(comparison.differences, console)
     blank(console)
-    sentence(console, _basis(comparison), style="dim")
+    for line in _basis(comparison):
+        sentence(console, line, style="dim")
 
 
-def verdict(comparison: Comparison) -> tuple[Text | str, ...]:
+def verdict(comparison: Comparison) -> tuple[str, ...]:
     """The first sentences of the comparison."""
     count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
         if not count:
-            return (Text("Both do the same.", style="bold green"),)
+            return (phrase("Both do the same."),)
         return (
-            Text(f"{count} setting{'s differ' if count > 1 else ' differs'}.", style="bold"),
-            "Pass --model and --gpus to see what that does to memory and speed.",
+            phrase("{count} settings differ.", count=count) if count > 1 else phrase("1 setting differs."),
+            phrase("Pass --model and --gpus to see what that does to memory and speed."),
         )
     first, second = comparison.candidates
-    lines: list[Text | str] = [Text(_speed(first, second), style="bold")]
     saved = first.device_bytes - second.device_bytes
-    if abs(saved) > _SMALL_SHARE * first.device_bytes:
-        lines.append(f"B takes {gib(abs(saved))} GiB {'less' if saved > 0 else 'more'} of each GPU.")
-    return tuple(lines)
+    if abs(saved) <= _SMALL_SHARE * first.device_bytes:
+        return (_speed(first, second),)
+    size = gib(abs(saved))
+    less = phrase("B takes {size} GiB less of each GPU.", size=size)
+    return _speed(first, second), less if saved > 0 else phrase("B takes {size} GiB more of each GPU.", size=size)
 
 
-def _speed(first: Candidate, second: Candidate) -> str:
+def _speed(first: Candidate, second: Candidate) -> Phrase:
     if not first.fit.fits and not second.fit.fits:
-        return f"Neither is sure to fit: A {first.fit.reason}, B {second.fit.reason}."
+        return phrase(
+            "Neither is sure to fit: A {first}, B {second}.", first=first.fit.reason, second=second.fit.reason
+        )
     if not first.fit.fits or not second.fit.fits:
-        fits, lacks = ("A", second) if first.fit.fits else ("B", first)
-        other = "B" if fits == "A" else "A"
-        return f"Only {fits} is sure to fit; {other}: {lacks.fit.reason}."
+        fits, other, lacks = ("A", "B", second) if first.fit.fits else ("B", "A", first)
+        return phrase("Only {fits} is sure to fit; {other}: {reason}.", fits=fits, other=other, reason=lacks.fit.reason)
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < _SAME_SPEED:
-        return "Both fit, and are equally fast."
+        return phrase("Both fit, and are equally fast.")
     faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
-    return f"Both fit; {faster} is {times(by)} as fast."
+    return phrase("Both fit; {faster} is {ratio} as fast.", faster=faster, ratio=times(by))
 
 
 class FigureRow(NamedTuple):
@@ -100,19 +104,21 @@ def figure_rows(comparison: Comparison) -> list[FigureRow]:
     plans, known = comparison.candidates, comparison.context
     rows = [
         FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate),
-        FigureRow("GPU GiB", tuple(plan.device_bytes for plan in plans), gib, is_size=True),
-        FigureRow("RAM GiB per node", tuple(plan.memory.host_bytes_per_node for plan in plans), gib, is_size=True),
+        FigureRow(phrase("GPU GiB"), tuple(plan.device_bytes for plan in plans), gib, is_size=True),
+        FigureRow(
+            phrase("RAM GiB per node"), tuple(plan.memory.host_bytes_per_node for plan in plans), gib, is_size=True
+        ),
     ]
     if any(plan.memory.nvme_bytes_per_node for plan in plans):
         nvme = tuple(plan.memory.nvme_bytes_per_node for plan in plans)
-        rows.append(FigureRow("NVMe GiB per node", nvme, gib, is_size=True))
+        rows.append(FigureRow(phrase("NVMe GiB per node"), nvme, gib, is_size=True))
     jobs = [] if known is None else [job for job in map(known.duration, plans) if job is not None]
     if jobs:
-        rows.append(FigureRow("optimizer steps of the job", tuple(job.steps for job in jobs), "{:,}".format))
-        rows.append(FigureRow("hours of the job", tuple(job.duration_s for job in jobs), hours))
+        rows.append(FigureRow(phrase("optimizer steps of the job"), tuple(job.steps for job in jobs), "{:,}".format))
+        rows.append(FigureRow(phrase("hours of the job"), tuple(job.duration_s for job in jobs), hours))
     if jobs and known is not None and (price := known.price) is not None:
         costs = tuple(job.cost(price) for job in jobs)
-        rows.append(FigureRow("cost of the job", costs, lambda cost: money(cost, price.currency)))
+        rows.append(FigureRow(phrase("cost of the job"), costs, lambda cost: money(cost, price.currency)))
     return rows
 
 
@@ -120,16 +126,21 @@ def _figures(comparison: Comparison, console: Console) -> None:
     known, plans = comparison.context, comparison.candidates
     assert known is not None, "plans have a context"
     workload = known.workload
-    sentence(
-        console,
-        f"{known.model.name} · {method_title(workload)} · sequence {workload.seq_len} · {cluster_title(known.cluster)}",
+    subject = phrase(
+        "{model} · {method} · sequence {tokens} · {machines}",
+        model=known.model.name,
+        method=method_title(workload),
+        tokens=workload.seq_len,
+        machines=cluster_title(known.cluster),
     )
+    sentence(console, subject)
     blank(console)
     _row("", ("A", "B", "B - A"), console, bold=True)
-    short = {"fits": "yes", "does not fit": "no"}
-    _row("fits", [short.get(plan.fit.verdict, chance(plan.fit.probability)) for plan in plans], console)
+    short = {"fits": phrase("yes"), "does not fit": phrase("no")}
+    fits = [short.get(plan.fit.verdict, chance(plan.fit.probability)) for plan in plans]
+    _row(phrase("fits"), fits, console)
     batches = [f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}" for plan in plans]
-    _row("micro batch x accumulation", batches, console)
+    _row(phrase("micro batch x accumulation"), batches, console)
     for figure in figure_rows(comparison):
         first, second = figure.values
         ratio = (figure.write(first), figure.write(second), times(second / first))
@@ -144,9 +155,13 @@ def _figures(comparison: Comparison, console: Console) -> None:
 def _memory(first: Candidate, second: Candidate, console: Console) -> None:
     memories = first.memory, second.memory
     peaks = [phase_title(memory.peak.name) for memory in memories]
-    at = f"peak: {peaks[0]}" if peaks[0] == peaks[1] else f"peak of A: {peaks[0]}; of B: {peaks[1]}"
+    title = phrase("Where a GPU's memory goes, GiB (peak: {moment})", moment=peaks[0])
+    if peaks[0] != peaks[1]:
+        title = phrase(
+            "Where a GPU's memory goes, GiB (peak of A: {first}; of B: {second})", first=peaks[0], second=peaks[1]
+        )
     blank(console)
-    sentence(console, f"Where a GPU's memory goes, GiB ({at})", style="bold")
+    sentence(console, title, style="bold")
     for part in parts(memories[0].components, memories[1].components, _SMALL_SHARE):
         _row(component_title(part.name), _gib_cells(int(part.first), int(part.second)), console)
 
@@ -155,9 +170,9 @@ def _time(first: Candidate, second: Candidate, console: Console) -> None:
     """Of a step where both have the same tokens, else of as many tokens: steps of unequal work are no comparison."""
     ours, theirs = first.time, second.time
     same = ours.tokens_per_step == theirs.tokens_per_step
-    of = f"a step of {ours.tokens_per_step:,} tokens" if same else "1,000 tokens"
+    step = phrase("Where the time goes, ms of a step of {tokens} tokens", tokens=f"{ours.tokens_per_step:,}")
     blank(console)
-    sentence(console, f"Where the time goes, ms of {of}", style="bold")
+    sentence(console, step if same else phrase("Where the time goes, ms of 1,000 tokens"), style="bold")
     columns = [
         {
             name: 1e3 * seconds if same else 1e6 * seconds / time.tokens_per_step
@@ -176,25 +191,25 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
     acting = [found for found in differences if found.acts]
     if acting:
         blank(console)
-        cells(console, f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold")
+        _row(phrase("What differs"), ("A", "B"), console, widths=(_KEY, _WIDE), bold=True)
     block = ""
     for found in acting:
         here, dot, name = found.key.partition(".")
         if dot and here != block:
             row(console, f" {here}")
         block = here
-        label, values = f" {'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
-        if len(label) <= _KEY and all(len(value) < _WIDE for value in values):
-            cells(console, f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}")
+        label, values = f"{'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
+        if all(len(value) < _WIDE for value in values):
+            _row(label, values, console, widths=(_KEY, _WIDE))
         else:
-            sentence(console, f"{label[1:]}: A {values[0]}; B {values[1]}", hang=4)
+            sentence(console, f"{label}: A {values[0]}; B {values[1]}", hang=4)
         if found.meaning:
             sentence(console, f"    {found.meaning}", style="dim", hang=4)
     idle = [found for found in differences if not found.acts]
     if idle:
         blank(console)
         names = ", ".join(printable(found.key) for found in idle)
-        sentence(console, f"Without effect at these ZeRO stages: {names}.", style="dim")
+        sentence(console, phrase("Without effect at these ZeRO stages: {names}.", names=names), style="dim")
 
 
 def _value(setting: Setting) -> str:
@@ -223,14 +238,14 @@ def _number(value: int | float) -> str:
     return short if float(short) == value else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _basis(comparison: Comparison) -> str:
-    starred = any(
-        "default" in (found.first.origin, found.second.origin) for found in comparison.differences if found.acts
-    )
-    star = f"* DeepSpeed {comparison.deepspeed}'s default; - not set. " if starred else ""
+def _basis(comparison: Comparison) -> Iterator[Phrase]:
+    acting = (found for found in comparison.differences if found.acts)
+    if any("default" in (found.first.origin, found.second.origin) for found in acting):
+        yield phrase("* the default of DeepSpeed {version}; - no value.", version=comparison.deepspeed)
     if comparison.context is None:
-        return f"{star}Keys with their default on both sides are no difference."
-    return f"{star}Evidence: analytic; {percent(_SAME_SPEED)} of speed are within its resolution."
+        yield phrase("Keys with their default on both sides are no difference.")
+    else:
+        yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(_SAME_SPEED))
 
 
 def _gib_cells(first: int, second: int) -> tuple[str, str, str]:
@@ -251,6 +266,15 @@ def _signed(text: str, difference: float) -> str:
     return f"{'+' if difference > 0 else '-'}{text}"
 
 
-def _row(name: str, values: Sequence[str], console: Console, *, bold: bool = False) -> None:
-    line = f" {name:<{_LABEL}}" + "".join(f"{value:>{_CELL}}" for value in values)
-    cells(console, line.rstrip(), style="bold" if bold else "")
+def _row(
+    name: str,
+    values: Sequence[str],
+    console: Console,
+    *,
+    widths: tuple[int, int] = (_LABEL, _CELL),
+    bold: bool = False,
+) -> None:
+    """A name and its figures."""
+    label, cell = widths
+    figures = "".join(padded(translate(value), cell) for value in values)
+    named_row(console, f" {translate(name)}", figures, width=1 + label, style="bold" if bold else "")

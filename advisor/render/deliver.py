@@ -13,7 +13,6 @@ from ...ds_configs.jobs.files import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import jobs_of, plan_config, recommended_config
-from ..text.language import Language
 from ..text.output import Output
 
 if TYPE_CHECKING:
@@ -39,13 +38,12 @@ def deliver(
     all_candidates: bool,
     details: bool = False,
     markdown: bool = False,
-    language: Language = "en",
     emit: tuple[JobKind, ...] = (),
 ) -> int:
-    """Write the recommended configuration, show the answer, and return the exit code.
+    """Write the recommended configuration, show the answer, and return the exit code. JSON, Markdown and files are
+    English.
 
     emit: job files to write next to it.
-    language: of the printed answer; JSON, Markdown and files are English.
 
     Where a file may not be written, the answer is shown first, then the error is raised.
     """
@@ -65,15 +63,12 @@ def deliver(
         if markdown:
             print(advice_markdown(answer, path), end="")
             return
-        # Imported here: JSON needs no terminal library.
-        from ..text.lines import in_language
-        from .answer import print_answer
+        from .answer import print_answer  # imported here: JSON needs no terminal library
 
-        with in_language(console, language):
-            print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
+        print_answer(answer, console, config_path=path, all_candidates=all_candidates, details=details)
 
     if destination == "-" and output.mode == "human":
-        print_all(output.console(on_stderr=True))
+        output.print(print_all, output.console(on_stderr=True))
     else:
         output.show(form, print_all)
     if failure is not None:
@@ -121,7 +116,8 @@ def advice_markdown(answer: Recommendation, config_path: str) -> str:
 
 
 def _ladder(view: AnswerView) -> str:
-    head = ("rung", "shape", *(view.columns[name] for name in ("gpu_gib", "ram_gib", "tokens_per_s")), "verdict")
+    names = ("gpu_gib", "ram_gib", "tokens_per_s")
+    head = (view.columns["rung"], "shape", *(view.columns[name] for name in names), "verdict")
     rows = (_cells(row) for row in view.ladder if row.candidate is not None)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, _ALIGNMENT, *rows))
 

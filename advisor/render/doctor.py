@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.phrase import Phrase, phrase
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
-from ...validate.doctor.findings import counted
 from ..text.labels import versions_label
-from ..text.lines import blank, sentence
+from ..text.language import translate
+from ..text.lines import blank, padded, sentence
 from ..text.output import printable
 from ..text.units import gib
 
@@ -38,39 +40,59 @@ _PUBLIC_VALUES = (
 
 _SWITCH = re.compile(r"[\d.,;+-]*|true|false|on|off|yes|no|warn|info|trace|version|detail|cpu|cuda", re.IGNORECASE)
 
+_WORDS = {
+    "problem": phrase("problem"),
+    "warning": phrase("warning"),
+    "note": phrase("note"),
+    "unknown": phrase("unknown"),
+    "ok": phrase("ok"),
+}
+_AREAS = {
+    "gpus": phrase("GPUs"),
+    "versions": phrase("Versions"),
+    "building ops": phrase("Building ops"),
+    "memory": phrase("Memory"),
+    "processor": phrase("Processor"),
+    "swap folder": phrase("Swap folder"),
+    "environment": phrase("Environment"),
+    "network": phrase("Network"),
+    "nodes": phrase("Nodes"),
+}
+
 _STATUS_WIDTH = 8
 _CHECK_WIDTH = 19
 
 
 def render_doctor(checkup: Checkup, console: Console) -> None:
     """Print the verdict, then the findings by area, the most serious first."""
-    sentence(console, Text(_verdict(checkup), style=_STYLES[checkup.worst]))
+    sentence(console, _verdict(checkup), style=_STYLES[checkup.worst])
     for area, findings in groupby(checkup.findings, key=lambda finding: finding.area):
         blank(console)
-        sentence(console, Text("GPUs" if area == "gpus" else area.capitalize(), style="bold"))
+        sentence(console, _AREAS[area], style="bold")
         for finding in sorted(findings, key=lambda finding: STATUSES.index(finding.status)):
             _finding(finding, console)
     blank(console)
-    sentence(
-        console, "ds-advise doctor --report prints a block for a bug report, without names and secrets.", style="dim"
-    )
+    note = phrase("ds-advise doctor --report prints a block for a bug report, without names and secrets.")
+    sentence(console, note, style="dim")
 
 
-def _verdict(checkup: Checkup) -> str:
+def _verdict(checkup: Checkup) -> Phrase:
     problems = checkup.counts["problem"]
     warnings = checkup.counts["warning"]
+    found = phrase("1 warning") if warnings == 1 else phrase("{count} warnings", count=warnings)
     if problems:
-        more = f" and {counted(warnings, 'warning')}" if warnings else ""
-        return f"{counted(problems, 'problem')}{more}: DeepSpeed will fail here."
+        bad = phrase("1 problem") if problems == 1 else phrase("{count} problems", count=problems)
+        bad = phrase("{first} and {last}", first=bad, last=found) if warnings else bad
+        return phrase("{problems}: DeepSpeed will fail here.", problems=bad)
     if warnings:
-        return f"No problem, {counted(warnings, 'warning')}: DeepSpeed works, but slower or less reliably."
-    return "No problem found: DeepSpeed works here."
+        return phrase("No problem, {warnings}: DeepSpeed works, but slower or less reliably.", warnings=found)
+    return phrase("No problem found: DeepSpeed works here.")
 
 
 def _finding(finding: DoctorFinding, console: Console) -> None:
     indent = " " * (_STATUS_WIDTH + 1)
     head = Text.assemble(
-        (f" {finding.status:<{_STATUS_WIDTH}}", _STYLES[finding.status]),
+        (f" {padded(translate(_WORDS[finding.status]), -_STATUS_WIDTH)}", _STYLES[finding.status]),
         f"{finding.check:<{_CHECK_WIDTH}}",
         (printable(finding.what), "dim" if finding.status == "ok" else ""),
     )
@@ -78,8 +100,9 @@ def _finding(finding: DoctorFinding, console: Console) -> None:
     if finding.why:
         sentence(console, Text(indent + printable(finding.why)), hang=len(indent))
     if finding.fix:
-        fix = Text.assemble(indent, ("fix: ", "bold"), printable(finding.fix))
-        sentence(console, fix, hang=len(indent) + len("fix: "))
+        word = translate(phrase("fix: "))
+        fix = Text.assemble(indent, (word, "bold"), printable(finding.fix))
+        sentence(console, fix, hang=len(indent) + cell_len(word))
 
 
 def report_block(facts: MachineFacts) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.phrase import Phrase, listed, phrase
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
+from ..text.language import translate
 from ..text.lines import WIDTH, blank, capitalised, ended, row, sentence
 from ..text.output import printable
-from ..text.units import counted_noun
 
+_SEVERITIES = {"error": phrase("error"), "warning": phrase("warning"), "advice": phrase("advice")}
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 
 
@@ -93,31 +95,33 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
     name = shown_name(answer.path)
     if answer.copy is not None:
         render_diff(name, f"{name} (corrected)", answer.old_text, answer.text, console)
-        sentence(console, f"Corrected {name}; the old one is {answer.copy.name}. What is left:")
+        copy = answer.copy.name
+        sentence(console, phrase("Corrected {file}; the old one is {copy}. What is left:", file=name, copy=copy))
         blank(console)
     elif answer.correction_wanted:
-        sentence(console, "Nothing can be corrected without changing the training.")
+        sentence(console, phrase("Nothing can be corrected without changing the training."))
         blank(console)
     render_findings(name, answer.report, console)
     if answer.report.fixable:
         blank(console)
-        sentence(console, f"{answer.report.fixable} fixable with --fix.")
+        sentence(console, phrase("{count} fixable with --fix.", count=answer.report.fixable))
 
 
 def render_findings(name: str, report: LintReport, console: Console) -> None:
     """A line with counts, then every finding: its place, its line of the file, what, why (once per rule), and fix."""
-    counts = [counted_noun(report.count(kind), kind) for kind in ("error", "warning") if report.count(kind)]
-    advice = report.count("advice")
-    if advice:
-        counts.append(f"{advice} piece{'s' if advice != 1 else ''} of advice")
+    counts = list(_counts(report))
+    found = listed(counts) if counts else phrase("nothing found")
     style = "bold" if report.findings else "bold green"
-    sentence(console, Text(f"{printable(name)}: {', '.join(counts) or 'nothing found'}.", style=style))
-    reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
-    bundled = " (not installed here: facts that this program carries)" if report.facts.origin == "bundled" else ""
-    assumed = " (assumed: pass --framework)" if report.framework_is_assumed else ""
-    sentence(console, f"DeepSpeed {report.facts.version}{bundled}, read by {reader}{assumed}.", style="dim")
+    sentence(console, phrase("{file}: {found}.", file=printable(name), found=found), style=style)
+    reader = phrase("the Trainer or accelerate") if report.framework == "hf" else phrase("plain DeepSpeed")
+    version: str = report.facts.version
+    if report.facts.origin == "bundled":
+        version = phrase("{version} (not installed here: facts that this program carries)", version=version)
+    if report.framework_is_assumed:
+        reader = phrase("{reader} (assumed: pass --framework)", reader=reader)
+    sentence(console, phrase("DeepSpeed {version}, read by {reader}.", version=version, reader=reader), style="dim")
     if report.batch.words:
-        sentence(console, f"Predicted with {report.batch.words}.", style="dim")
+        sentence(console, phrase("Predicted with {batch}.", batch=report.batch.words), style="dim")
     explained: set[str] = set()
     for finding in report.findings:
         blank(console)
@@ -125,22 +129,33 @@ def render_findings(name: str, report: LintReport, console: Console) -> None:
         explained.add(finding.code)
     if report.more:
         blank(console)
-        sentence(console, f"{report.more} more are not shown.")
+        sentence(console, phrase("{count} more are not shown.", count=report.more))
+
+
+def _counts(report: LintReport) -> Iterator[Phrase]:
+    errors, warnings, advice = map(report.count, ("error", "warning", "advice"))
+    if errors:
+        yield phrase("1 error") if errors == 1 else phrase("{count} errors", count=errors)
+    if warnings:
+        yield phrase("1 warning") if warnings == 1 else phrase("{count} warnings", count=warnings)
+    if advice:
+        yield phrase("1 piece of advice") if advice == 1 else phrase("{count} pieces of advice", count=advice)
 
 
 def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> None:
     path = printable(".".join(finding.path))
     title = Text()
-    title.append(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
-    title.append(f"  line {finding.line}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
+    title.append(f"{finding.code} {translate(_SEVERITIES[finding.severity])}", style=_STYLES[finding.severity])
+    place = phrase("line {number}", number=finding.line)
+    title.append(f"  {translate(place)}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
     sentence(console, title)
     for line in finding.excerpt(text, min(console.width, WIDTH) - 4):
         row(console, Text(f"   {line}", style="dim"))
     sentence(console, f"  {ended(printable(finding.sentence))}", hang=2)
     if why:
-        sentence(console, f"  Why: {finding.why}.", hang=2)
+        sentence(console, f"  {translate(phrase('Why: {reason}', reason=ended(finding.why)))}", hang=2)
     if finding.fix:
-        sentence(console, f"  Fix: {ended(printable(finding.fix))}", hang=2)
+        sentence(console, f"  {translate(phrase('Fix: {fix}', fix=ended(printable(finding.fix))))}", hang=2)
 
 
 def render_diff(name: str, new_name: str, old: str, new: str, console: Console) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.phrase import phrase
 from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.job import HOUR_S, JobDuration, Price, young_interval_s
 from ..advise import ask
@@ -220,7 +221,9 @@ def rent(
     basis: tuple[str, ...] = ()
     if all(question.get(name) is None for name in ("data", "samples", "tokens")):
         question["tokens"] = TOKENS
-        basis = (f"{TOKENS} tokens are assumed for the job (--data, --samples or --tokens set the amount).",)
+        basis = (
+            phrase("{tokens} tokens are assumed for the job (--data, --samples or --tokens set it).", tokens=TOKENS),
+        )
     about = _about_any(model, table, question)
     market = _Market(about, precision=question.get("precision", "auto"), global_batch=question.get("global_batch"))
     found = list(market.offers(table.machines, most_nodes=most_nodes))
@@ -326,7 +329,7 @@ class _Market:
         except (ClusterError, WorkloadError) as error:
             return error.what
         if candidate is None:
-            return "nothing fits"
+            return phrase("nothing fits")
         duration = duration_of(question, candidate)
         assert duration is not None, "the question has a job"
         return question, candidate, duration
@@ -348,7 +351,9 @@ def _offer(
             between_s=machine.hours_between_interruptions * HOUR_S / cluster.nodes,
         )
         if run is None:
-            return from_attributes(LeftOut, machine, gpus=gpus, reason="is interrupted more often than it can save")
+            return from_attributes(
+                LeftOut, machine, gpus=gpus, reason=phrase("is interrupted more often than it can save")
+            )
         paid_s = duration.loading_s + run.paid_s
         waiting_s = run.interruptions * WAIT_S
         interruptions = Interruptions(

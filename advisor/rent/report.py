@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import floor, log10
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
+from ...estimators.phrase import Phrase, phrase
 from ..answer.verdict import training_subject
-from ..text.job import hours, money
+from ..text.job import hours, money, with_ends
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.lines import blank, cells, sentence
-from ..text.units import counted_noun, gib, rate
+from ..text.language import translate
+from ..text.lines import blank, named_row, padded, sentence
+from ..text.units import gib, rate
 from .rent import WAIT_S, Offer, RentAdvice
 
-_TITLE_WIDTH = 30
-"""Columns that the figures and the longest rung leave of 80. Longer titles are cut."""
+_LESS_TIME, _MORE_COST = 0.6, 1.1
+"""A machine with at most this share of the time, for at most this multiple of the cost, is named beside the cheapest:
+twice the GPUs often take half the time for a few cents more."""
+
+
+_CELLS = (5, 7, 6)
+"""Columns of hours, cost and cost of a million tokens."""
 
 
 def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:
     """Print the advice. all_offers: also those that are not on the Pareto front."""
-    for line in _verdict(advice):
-        sentence(console, line)
+    for line, style in _verdict(advice):
+        sentence(console, line, style=style)
     blank(console)
     chosen = advice.recommended or advice.cheapest
     if chosen is None:
         for reason, number in Counter(one.reason for one in advice.left_out).items():
-            sentence(console, f"On {counted_noun(number, 'choice')} of machines: {reason}.")
+            sentence(console, phrase("On {count} of the choices: {reason}.", count=number, reason=reason))
         return
     for line in (*training_subject(chosen.question), *advice.basis):
         sentence(console, line)
@@ -40,127 +47,186 @@ def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) ->
         sentence(console, line, style="dim")
 
 
-def _verdict(advice: RentAdvice) -> list[str | Text]:
+def _verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
+    """Sentences with their styles."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
-        return _nothing(advice)
-    limits, figures, plan = _limits(advice), chosen.figures, chosen.candidate.plan
-    best = "fastest" if advice.budget is not None and advice.deadline_s is None else "cheapest"
-    cost = money(figures.cost, sign)
-    if figures.cost_low is not None and figures.cost_high is not None:
-        cost += f" ({money(figures.cost_low, sign)} to {money(figures.cost_high, sign)})"
-    duration = hours(figures.duration_s)
-    if figures.duration_s_low is not None and figures.duration_s_high is not None:
-        duration += f" ({hours(figures.duration_s_low)} to {hours(figures.duration_s_high)})"
-    tokens_cost = _cents(figures.cost_per_million_tokens)
-    tokens_cost = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
-    return [
-        Text(f"The {best}{' that ' * bool(limits)}{limits}: {_named(chosen)}.", style="bold green"),
-        f"{cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
-        f"{rate(chosen.candidate.tokens_per_s)} tokens/s; a million cost {tokens_cost}.",
-        *_interruptions(chosen, sign),
-        f"Plan: {plan_title(plan)}, micro batch {batch_label(plan)}, {checkpointing_title(plan)}; it needs "
-        f"{gib(chosen.candidate.device_bytes)} GiB per GPU and "
-        f"{gib(chosen.candidate.memory.host_bytes_per_node)} GiB of RAM{_ram(chosen)}.",
-        f"More about it: ds-advise {chosen.question.model.name} --gpus {figures.gpus}, with the same options.",
-    ]
+        yield from _nothing(advice)
+        return
+    figures, candidate = chosen.figures, chosen.candidate
+    ends = figures.cost_low, figures.cost_high, figures.duration_s_low, figures.duration_s_high
+    cost, duration = money(figures.cost, sign), hours(figures.duration_s)
+    if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
+        cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)))
+        duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
+    best = phrase("The cheapest: {machine}.", machine=_named(chosen))
+    if _limits(advice):
+        best = phrase("The cheapest that {limits}: {machine}.", limits=_limits(advice), machine=_named(chosen))
+    if advice.budget is not None and advice.deadline_s is None:
+        best = phrase("The fastest that {limits}: {machine}.", limits=_limits(advice), machine=_named(chosen))
+    yield best, "bold green"
+    yield (
+        phrase(
+            "{cost} in {duration}, at {price} an hour. About {speed} tokens/s; a million tokens cost {tokens_cost}.",
+            cost=cost,
+            duration=duration,
+            price=money(figures.price_per_hour, sign),
+            speed=rate(candidate.tokens_per_s),
+            tokens_cost=_tokens_cost(chosen, sign),
+        ),
+        "",
+    )
+    yield from ((line, "") for line in (*_much_faster(advice, chosen), *_interruptions(chosen, sign)))
+    yield (
+        phrase(
+            "Plan: {plan}, micro batch {batch}, {checkpointing}; it needs {need} GiB per GPU and {ram}.",
+            plan=plan_title(candidate.plan),
+            batch=batch_label(candidate.plan),
+            checkpointing=checkpointing_title(candidate.plan),
+            need=gib(candidate.device_bytes),
+            ram=_ram(chosen),
+        ),
+        "",
+    )
+    yield (
+        phrase(
+            "More about it: ds-advise {model} --gpus {gpus}, with the same options.",
+            model=chosen.question.model.name,
+            gpus=figures.gpus,
+        ),
+        "",
+    )
 
 
-def _nothing(advice: RentAdvice) -> list[str | Text]:
+def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
+    """The cheapest machine that takes much less time for hardly more money."""
+    sign, own = advice.table.sign, chosen.figures
+    for offer in advice.front:
+        figures = offer.figures
+        is_cheap = figures.cost <= _MORE_COST * own.cost and figures.meets_limits
+        if is_cheap and figures.duration_s <= _LESS_TIME * own.duration_s:
+            more, time = money(figures.cost - own.cost, sign), hours(figures.duration_s)
+            yield phrase("For {more} more in {time}: {machine}.", more=more, time=time, machine=_named(offer))
+            return
+
+
+def _nothing(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
     cheapest, fastest, sign = advice.cheapest, advice.fastest, advice.table.sign
     if cheapest is None or fastest is None:
-        return [Text("On none of these machines anything fits.", style="bold red")]
-    return [
-        Text(f"No machine {_limits(advice)}.", style="bold red"),
-        *(
-            f"The {kind} is {_named(offer)}: {hours(offer.figures.duration_s)}, {money(offer.figures.cost, sign)}."
-            for kind, offer in (("fastest", fastest), ("cheapest", cheapest))
-        ),
-    ]
+        yield phrase("On none of these machines anything fits."), "bold red"
+        return
+    yield phrase("No machine {limits}.", limits=_limits(advice)), "bold red"
+    for offer in (fastest, cheapest):
+        fields = {
+            "machine": _named(offer),
+            "time": hours(offer.figures.duration_s),
+            "cost": money(offer.figures.cost, sign),
+        }
+        is_fastest = offer is fastest
+        yield (
+            (
+                phrase("The fastest is {machine}: {time}, {cost}.", **fields)
+                if is_fastest
+                else phrase("The cheapest is {machine}: {time}, {cost}.", **fields)
+            ),
+            "",
+        )
 
 
-def _limits(advice: RentAdvice) -> str:
-    """`ends within 24 h and costs at most $50`; "" without either."""
-    limits = [] if advice.deadline_s is None else [f"ends within {hours(advice.deadline_s)}"]
-    limits += [] if advice.budget is None else [f"costs at most {money(advice.budget, advice.table.sign)}"]
-    return " and ".join(limits)
+def _limits(advice: RentAdvice) -> Phrase | None:
+    """`ends within 24 h and costs at most $50`; None without either."""
+    deadline_s, budget, sign = advice.deadline_s, advice.budget, advice.table.sign
+    in_time = None if deadline_s is None else phrase("ends within {time}", time=hours(deadline_s))
+    cheap = None if budget is None else phrase("costs at most {cost}", cost=money(budget, sign))
+    return phrase("{first} and {last}", first=in_time, last=cheap) if in_time and cheap else in_time or cheap
 
 
-def _interruptions(offer: Offer, sign: str) -> list[str]:
+def _interruptions(offer: Offer, sign: str) -> Iterator[Phrase]:
     expected = offer.figures.interruptions
-    if expected is None:
-        return []
-    count = f"{expected.count:.1f}" if expected.count < 9.95 else f"{expected.count:,.0f}"
-    return [
-        f"Expect {count} interruptions (each machine every {offer.machine.hours_between_interruptions:g} h). They cost "
-        f"{money(expected.cost, sign)} and {hours(expected.waiting_s)} of waiting. Save every "
-        f"{hours(expected.checkpoint_interval_s)}."
-    ]
+    if expected is not None:
+        yield phrase(
+            "Expect {count} interruptions (each machine every {between} h). They cost {cost} and {waiting} of waiting. "
+            "Save every {interval}.",
+            count=f"{expected.count:.1f}" if expected.count < 9.95 else f"{expected.count:,.0f}",
+            between=f"{offer.machine.hours_between_interruptions:g}",
+            cost=money(expected.cost, sign),
+            waiting=hours(expected.waiting_s),
+            interval=hours(expected.checkpoint_interval_s),
+        )
 
 
-def _ram(offer: Offer) -> str:
+def _ram(offer: Offer) -> Phrase:
     have = offer.question.cluster.host_memory_bytes_per_node
-    per_node = " per machine" if offer.figures.nodes > 1 else ""
-    return (
-        f"{per_node}, of {gib(have)}" if have is not None else f"{per_node}; the table does not give the machine's RAM"
-    )
+    text = phrase("{need} GiB of RAM", need=gib(offer.candidate.memory.host_bytes_per_node))
+    if offer.figures.nodes > 1:
+        text = phrase("{need} per machine", need=text)
+    if have is None:
+        return phrase("{need}; the table does not give the machine's RAM", need=text)
+    return phrase("{need}, which has {have}", need=text, have=gib(have))
 
 
 def _table(advice: RentAdvice, shown: Sequence[Offer], console: Console) -> None:
-    header = f"  {'machines':<{_TITLE_WIDTH}} {'':4} {'hours':>5} {'cost':>7} {'/M tok':>6}  plan"
-    cells(console, header, style="bold")
+    width = 3 + max((cell_len(_named(offer)) for offer in shown), default=0)
+    longest = max((len(offer.figures.plan.rung) for offer in shown), default=0) + 1
+    titles = zip((phrase("hours"), phrase("cost"), phrase("/M tok")), _CELLS, strict=True)
+    figures = " ".join([*(padded(translate(title), cell) for title, cell in titles), f" {translate(phrase('plan'))}"])
+    named_row(console, f"  {translate(phrase('machines'))}", figures.ljust(longest), width=width, style="bold")
     for offer in shown:
-        figures, title = offer.figures, _title(offer)
-        title = title if len(title) <= _TITLE_WIDTH else f"{title[: _TITLE_WIDTH - 1]}~"
-        duration_h = figures.duration_s / 3600
+        job = offer.figures
+        duration_h = job.duration_s / 3600
         digits = 2 if duration_h < 9.995 else 1 if duration_h < 99.95 else 0
+        cost = f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}"
+        values = f"{duration_h:,.{digits}f}", cost, _cents(job.cost_per_million_tokens)
+        figures = " ".join(padded(value, cell) for value, cell in zip(values, _CELLS, strict=True))
+        plan = f"{job.plan.rung}{'?' * _needs_unknown_ram(offer)}".ljust(longest)
         is_chosen = offer is advice.recommended
-        line = (
-            f"{'>' if is_chosen else ' '} {title:<{_TITLE_WIDTH}} {'spot' if figures.spot else '':4} "
-            f"{f'{duration_h:,.{digits}f}':>5} {f'{figures.cost:,.{2 if figures.cost < 99.995 else 0}f}':>7} "
-            f"{_cents(figures.cost_per_million_tokens):>6}  {figures.plan.rung}{'?' * _needs_unknown_ram(offer)}"
-        )
-        cells(console, line, style="bold green" if is_chosen else "" if figures.meets_limits else "dim")
+        style = "bold green" if is_chosen else "" if job.meets_limits else "dim"
+        name = f"{'>' if is_chosen else ' '} {_named(offer)}"
+        named_row(console, name, f"{figures}  {plan}", width=width, style=style)
 
 
-def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> list[str]:
+def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
     hidden, table = len(advice.offers) - len(shown), advice.table
-    notes = [
-        f"cost in {table.currency}; /M tok: cost of a million tokens"
-        + "; faint: not within the limits" * bool(_limits(advice))
-    ]
+    units = phrase("cost in {currency}; /M tok: cost of a million tokens", currency=table.currency)
+    yield phrase("{units}; faint: not within the limits", units=units) if _limits(advice) else units
     if any(map(_needs_unknown_ram, shown)):
-        notes.append("?: the plan needs RAM, and the table does not give the machine's.")
+        yield phrase("?: the plan needs RAM, and the table does not give the machine's.")
     if hidden:
-        notes.append(f"One of these is at least as cheap and as fast as each of the {hidden} others (--all).")
+        yield phrase("{count} more are neither cheaper nor faster than one of these (--all).", count=hidden)
     if advice.left_out:
-        notes.append(f"On {counted_noun(len(advice.left_out), 'further choice')} of machines the job cannot run.")
+        yield phrase("On {count} of the choices the job cannot run.", count=len(advice.left_out))
     if any(offer.figures.spot for offer in shown):
-        notes.append(
+        yield phrase(
             "spot: the provider may take the machine back. Included are checkpoints, repeated work, restarts, and "
-            f"{hours(WAIT_S)} on average until another machine is available, unpaid."
+            "{time} on average until another machine is available, unpaid.",
+            time=hours(WAIT_S),
         )
-    dates = table.dates
-    of = "" if dates is None else f" of {dates[0]}" if dates[0] == dates[1] else f" of {dates[0]} to {dates[1]}"
-    name = "The table of this package" if table.is_shipped else table.name
-    notes.append(
-        f"{name} has {counted_noun(len(table.machines), 'machine')} with prices{of}; --prices FILE.csv takes "
-        "another. Storage, traffic and taxes are not included."
+    name: str = phrase("this package") if table.is_shipped else table.name
+    if table.dates is not None:
+        oldest, newest = table.dates
+        when = oldest if oldest == newest else phrase("{low} to {high}", low=oldest, high=newest)
+        name = phrase("{name} ({note})", name=name, note=when)
+    yield phrase(
+        "{count} machines, with the prices of {table}; --prices FILE.csv takes others. Storage, traffic and taxes are "
+        "not included.",
+        count=len(table.machines),
+        table=name,
     )
-    return notes
-
-
-def _title(offer: Offer) -> str:
-    cluster = cluster_title(offer.question.cluster, speed=False)
-    return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
 
 
 def _named(offer: Offer) -> str:
-    return f"{_title(offer)}{', spot' * offer.figures.spot}"
+    cluster = cluster_title(offer.question.cluster, speed=False)
+    title = f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
+    return f"{title}{', spot' * offer.figures.spot}"
 
 
 def _needs_unknown_ram(offer: Offer) -> bool:
     return offer.question.cluster.host_memory_bytes_per_node is None and offer.candidate.plan.offloads
+
+
+def _tokens_cost(offer: Offer, sign: str) -> str:
+    amount = _cents(offer.figures.cost_per_million_tokens)
+    return f"{sign}{amount}" if len(sign) < 2 else f"{amount} {sign}"
 
 
 def _cents(amount: float) -> str:

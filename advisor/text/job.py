@@ -39,7 +39,7 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
     steps = duration.steps
     text = phrase(
         "The whole job takes about {time}: {steps}, {gpu_hours}",
-        time=_with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1]))),
+        time=with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1]))),
         steps=phrase("{count} steps", count=f"{steps:,}") if steps != 1 else phrase("{count} step", count=steps),
         gpu_hours=_gpu_hours(duration),
     )
@@ -47,11 +47,11 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
         return phrase("{job} (--price makes it a cost).", job=text)
     ends = duration.cost_range(price)
     paid = money(duration.cost(price), price.currency)
-    paid = _with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
+    paid = with_ends(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
     return phrase("{job}, {cost} at {price}.", job=text, cost=paid, price=price_label(price))
 
 
-def _with_ends(figure: str, ends: tuple[str, str] | None) -> str:
+def with_ends(figure: str, ends: tuple[str, str] | None) -> str:
     """A figure, and its interval in brackets where the ends differ."""
     if ends is None or ends[0] == ends[1]:
         return figure

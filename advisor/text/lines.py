@@ -143,6 +143,16 @@ def cells(console: Console, line: str, *, style: str = "") -> None:
         sentence(console, re.sub(" {2,}", "  ", line.strip()), style=style, hang=4)
 
 
+def named_row(console: Console, name: str, figures: str, *, width: int, style: str = "") -> None:
+    """A table's line: a name, and figures from column `width` on; a longer name stands above them. Where the terminal
+    is too narrow for both, the figures keep their columns at its right edge."""
+    width = min(width, max(console.width, NARROWEST) - cell_len(figures))
+    if cell_len(name) > width:
+        sentence(console, name[1:], style=style, hang=4)
+        name = ""
+    row(console, (padded(name, -width) + figures).rstrip(), style=style)
+
+
 def ended(text: str) -> str:
     """A sentence with a full stop, unless another's words have ended it already."""
     if text.endswith((".", "!", "?")):

@@ -15,6 +15,8 @@ from ...estimators.json_form import to_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .language import Language
+
 OutputMode = Literal["human", "json", "quiet"]
 
 
@@ -22,6 +24,8 @@ class Output(NamedTuple):
     """The answer on stdout in one of the modes, and what happens meanwhile on stderr, line by line."""
 
     mode: OutputMode
+    language: Language = "en"
+    """Of what people read on stdout."""
 
     def say(self, text: str) -> None:
         """A line of progress or a warning; it never goes to stdout."""
@@ -48,7 +52,14 @@ class Output(NamedTuple):
         if self.mode == "json":
             print(json.dumps(to_json(form()), indent=1))
         elif self.mode == "human":
-            render(self.console())
+            self.print(render, self.console())
+
+    def print(self, render: Callable[[Console], object], console: Console) -> None:
+        """Print for people, in their language where the terminal can show it."""
+        from .lines import in_language  # imported here: JSON needs no terminal library
+
+        with in_language(console, self.language):
+            render(console)
 
     def console(self, *, on_stderr: bool = False) -> Console:
         """A terminal for people."""

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..errors import ClusterError
+from ..phrase import phrase
 from .cluster import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "gpus.csv"
@@ -48,15 +49,15 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            f"{name!r} could be any of {', '.join(names)}",
-            why="they differ in memory or speed",
-            fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
+            phrase("{name!r} could be any of {names}", name=name, names=", ".join(names)),
+            why=phrase("they differ in memory or speed"),
+            fix=phrase("name one of them, such as {example}", example=f"--gpus {names[-1].replace(' ', '-')}"),
         )
     near = nearest_names(name)
     raise ClusterError(
-        f"no GPU called {name!r} is known",
-        why="its memory and speed cannot be guessed",
-        fix=f"nearest: {', '.join(near)}; or give the memory alone, such as --gpus 2x24GB",
+        phrase("no GPU called {name!r} is known", name=name),
+        why=phrase("its memory and speed cannot be guessed"),
+        fix=phrase("nearest: {names}; or give the memory alone, such as --gpus 2x24GB", names=", ".join(near)),
     )
 
 

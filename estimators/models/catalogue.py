@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UnknownModelError
+from ..phrase import phrase
 from .families import shape_from_config
 from .model_shape import ModelShape
 
@@ -87,9 +88,9 @@ def find(name: str) -> ModelShape:
     if found:
         return _one(name, found)
     raise UnknownModelError(
-        f"no model named {name[:80]!r} in the catalogue",
-        why=f"nearest names: {', '.join(nearest(name))}",
-        fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
+        phrase("no model named {name!r} in the catalogue", name=name[:80]),
+        why=phrase("nearest names: {names}", names=", ".join(nearest(name))),
+        fix=phrase("give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B"),
     )
 
 

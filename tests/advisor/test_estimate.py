@@ -72,7 +72,7 @@ def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> Non
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"rung": "zero4"}, "unknown rung"),
+        ({"rung": "zero4"}, "unknown strategy"),
         ({"settings": "reduce_bucket=1"}, "no setting"),
         ({"settings": "reduce_bucket_size=many"}, "reduce_bucket_size"),
         ({"settings": "zero_stage=1"}, "no setting"),

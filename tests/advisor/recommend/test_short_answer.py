@@ -84,7 +84,12 @@ def test_a_host_of_unknown_ram_is_not_assumed_to_have_terabytes() -> None:
 
 def test_details_add_reasons_assumptions_and_the_script() -> None:
     short, long = (_answer(question) for question in (QUESTIONS[0], f"{QUESTIONS[0]} --details"))
-    for words in ("TrainingArguments(", "Assumed: ", "No other rung fits.", "estimate_zero3_model_states_mem_needs"):
+    for words in (
+        "TrainingArguments(",
+        "Assumed: ",
+        "No other strategy fits.",
+        "estimate_zero3_model_states_mem_needs",
+    ):
         assert [line for line in long if words in line], words
         assert not [line for line in short if words in line], words
     told = " ".join(line.strip() for line in short)

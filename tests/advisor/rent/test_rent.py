@@ -135,7 +135,7 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     assert code == 1 and "No machine ends within" in printed and "The fastest is One 2 x 8 x H100-SXM5" in printed
     code, printed = _printed("--budget 1000 --all", prices, capsys)
     assert code == 0 and "The fastest that costs at most $1,000" in printed and "spot: the provider" in printed
-    assert "prices.csv has 6 machines" in printed
+    assert "6 machines, with the prices of prices.csv" in printed
 
 
 @pytest.mark.parametrize(

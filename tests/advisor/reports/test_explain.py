@@ -144,7 +144,7 @@ def test_json_is_one_object() -> None:
     "option, said",
     [
         (["--component", "flux"], "no component"),
-        (["--rung", "zero9"], "unknown rung"),
+        (["--rung", "zero9"], "unknown strategy"),
         (["--rung", "zero3-nvme"], "cannot run"),
     ],
 )
