@@ -257,7 +257,7 @@ def what_lacks(question: Question, missed: Candidate) -> Phrase:
     have = cluster.host_memory_bytes_per_node
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
     text = phrase(
-        "The closest, {rung}, would take {need} of {have} GiB per {device}",
+        "The closest, {rung}, would take {need} GiB per {device} ({have} available)",
         rung=missed.rung,
         need=gib(missed.device_bytes),
         have=gib(cluster.gpu.memory_bytes),
@@ -267,16 +267,14 @@ def what_lacks(question: Question, missed: Candidate) -> Phrase:
         probability = chance(missed.fit.probability)
         text = phrase("{needs}, which fits with a probability of {chance}", needs=text, chance=probability)
     if memory.host_bytes_per_node > (have or MOST_HOST_BYTES):
-        need = gib(memory.host_bytes_per_node)
-        text = (
-            phrase("{needs} and {need} GiB of RAM per node (--ram)", needs=text, need=need)
-            if have is None
-            else phrase("{needs} and {need} of {have} GiB of RAM per node", needs=text, need=need, have=gib(have))
-        )
+        text = phrase("{needs} and {need} GiB of RAM per node", needs=text, need=gib(memory.host_bytes_per_node))
+        note = "--ram" if have is None else phrase("{have} available", have=gib(have))
+        text = phrase("{needs} ({note})", needs=text, note=note)
     if disk and not room:
         text = phrase("{needs} and {need} GiB of NVMe per node (--nvme)", needs=text, need=gib(disk))
     elif room is not None and disk > room:
-        text = phrase("{needs} and {need} of {have} GiB of NVMe per node", needs=text, need=gib(disk), have=gib(room))
+        drive = {"need": gib(disk), "have": gib(room)}
+        text = phrase("{needs} and {need} GiB of NVMe per node ({have} available)", needs=text, **drive)
     return phrase("{words}.", words=text)
 
 

@@ -63,7 +63,7 @@ def _charts(answer: Recommendation) -> list[doc.Section]:
     memory_table, time_table = doc.plan_tables(plans)
     memory = joined(
         doc.note(
-            "The best plan of every strategy; the dashed line is the card's memory. Bars that leave the picture are cut. "
+            "The best plan of every strategy; the dashed line is the card's memory. Longer bars are cut. "
             "Rest on a part for its bytes, formula and source."
         ),
         doc.figure(_memory(answer, with_sources=True), draw_stacked_bars, memory_table),

@@ -57,7 +57,7 @@ def _verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
     ends = figures.cost_low, figures.cost_high, figures.duration_s_low, figures.duration_s_high
     cost, duration = money(figures.cost, sign), hours(figures.duration_s)
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
-        cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)))
+        cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
     best = phrase("The cheapest: {machine}.", machine=_named(chosen))
     if _limits(advice):

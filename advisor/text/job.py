@@ -39,7 +39,7 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
     steps = duration.steps
     text = phrase(
         "The whole job takes about {time}: {steps}, {gpu_hours}",
-        time=with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1]))),
+        time=with_ends(hours(duration.duration_s), between and (hours(between[0]), hours(between[1])), named=True),
         steps=phrase("{count} steps", count=f"{steps:,}") if steps != 1 else phrase("{count} step", count=steps),
         gpu_hours=_gpu_hours(duration),
     )
@@ -51,10 +51,12 @@ def verdict_sentence(duration: JobDuration, price: Price | None) -> Phrase:
     return phrase("{job}, {cost} at {price}.", job=text, cost=paid, price=price_label(price))
 
 
-def with_ends(figure: str, ends: tuple[str, str] | None) -> str:
-    """A figure, and its interval in brackets where the ends differ."""
+def with_ends(figure: str, ends: tuple[str, str] | None, *, named: bool = False) -> str:
+    """A figure, and its interval in brackets where the ends differ. named: says what the interval is."""
     if ends is None or ends[0] == ends[1]:
         return figure
+    if named:
+        return phrase("{figure} ({low} to {high} in 80 % of runs)", figure=figure, low=ends[0], high=ends[1])
     return phrase("{figure} ({low} to {high})", figure=figure, low=ends[0], high=ends[1])
 
 

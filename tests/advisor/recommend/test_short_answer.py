@@ -46,14 +46,16 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
     ("asked", "lacks"),
     [
         ("--ram 128GB", "127.7 GiB of NVMe per node (--nvme)."),
-        ("--ram 64GB --nvme /nvme:100GB", "127.7 of 93.1 GiB of NVMe per node."),
+        ("--ram 64GB --nvme /nvme:100GB", "127.7 GiB of NVMe per node (93.1 available)."),
     ],
 )
 def test_the_closest_plan_is_said_to_lack_what_it_lacks(asked: str, lacks: str) -> None:
     """Where GPU and RAM suffice, the drive is what is missing; and no blank line stands beside another."""
     lines = _answer(f"Qwen2.5-7B --gpus 2xRTX5090 {asked}")
     verdict = " ".join(line.strip() for line in lines[: lines.index("")])
-    assert verdict.startswith("Nothing fits. The closest, zero3-nvme, would take 27.6 of 31.4 GiB per GPU and ")
+    assert verdict.startswith(
+        "Nothing fits. The closest, zero3-nvme, would take 27.6 GiB per GPU (31.4 available) and "
+    )
     assert verdict.endswith(lacks)
     assert "\n\n\n" not in "\n".join(lines)
 
@@ -88,7 +90,7 @@ def test_details_add_reasons_assumptions_and_the_script() -> None:
         "TrainingArguments(",
         "Assumed: ",
         "No other strategy fits.",
-        "estimate_zero3_model_states_mem_needs",
+        "estimate_zero3_model_states",
     ):
         assert [line for line in long if words in line], words
         assert not [line for line in short if words in line], words
