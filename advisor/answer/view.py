@@ -15,7 +15,7 @@ from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, NEEDS_RAM, Candidate, chance, duration_of
-from ..text.job import hours, money, parts_sentences
+from ..text.job import hours, money, parts_sentences, price_label
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
 from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probe_row, probes_of
@@ -216,7 +216,9 @@ def _figures(question: Question, chosen: Candidate) -> Iterator[Figure]:
         note=f"{chosen.time.tokens_per_step:,} {question.model.unit}",
     )
     if duration is not None:
-        cost = "" if price is None else money(duration.cost(price), price.currency)
+        cost = ""
+        if price is not None:
+            cost = f"{money(duration.cost(price), price.currency)} at {price_label(price)}"
         yield Figure(
             name="job",
             title="The whole job",

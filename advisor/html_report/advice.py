@@ -100,11 +100,17 @@ def _ladder(view: AnswerView) -> Markup:
     )
 
 
+_FIRST_COLUMNS = ("rung", "tokens_per_s", "verdict")
+"""What a phone has room for."""
+
+
 def _plans_table(view: AnswerView) -> Markup:
     """A row for every plan; a rung without a plan has its reason alone."""
-    rows = [[_cell(row, name, getattr(row, name)) for name in view.columns] + [row.verdict] for row in view.ladder]
+    named = {"verdict": "verdict", **view.columns}
+    titles = {name: named[name] for name in dict.fromkeys((*_FIRST_COLUMNS, *view.columns))}
+    rows = [[_cell(row, name, getattr(row, name)) for name in titles] for row in view.ladder]
     classes = ["chosen" if row.is_chosen else "" if row.fits else "faded" for row in view.ladder]
-    return doc.table([*view.columns.values(), "verdict"], rows, classes=classes)
+    return doc.table([*titles.values()], rows, classes=classes)
 
 
 def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:

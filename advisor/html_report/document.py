@@ -193,7 +193,7 @@ def copyable(text: str) -> Markup:
     if not text:
         return Markup()
     button = element("button", "Copy", type="button", data_copy=True)
-    return element("div", button, element("pre", element("code", text)), class_="copy")
+    return element("div", button, element("pre", element("code", text), tabindex="0"), class_="copy")
 
 
 def folded(title: str, body: Markup) -> Markup:
@@ -209,7 +209,7 @@ def printed(render: Callable[[Console], object], width: int = 80) -> str:
 
 
 def as_printed(render: Callable[[Console], object], title: str = "The answer as it is printed") -> Markup:
-    return folded(title, element("pre", printed(render)))
+    return folded(title, element("pre", printed(render), tabindex="0"))
 
 
 _HINT = re.compile(r"<title>[^<]*</title>")

@@ -100,6 +100,10 @@ class Scatter:
     """The end of the horizontal scale; points beyond it are left out."""
 
 
+Spot = tuple[float, float, float, float]
+"""Left, top, right and bottom of what is drawn."""
+
+
 def front(points: Sequence[Point]) -> list[Point]:
     """The points that no other beats in one quantity without losing in the other, by rising x and y."""
     best: list[Point] = []
@@ -120,9 +124,14 @@ def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
     highest = 1.12 * max((point.y for point in shown), default=1.0) or 1.0
     rows, left, y_of = vertical_axis(round_steps(highest, 5), highest, top, bottom, right, chart.write_y)
     x_of = Scale(0, end, left, right)
-    limit = None
+    limit, taken = (
+        None,
+        [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in shown],
+    )
     if chart.limit is not None and chart.limit <= end:
-        limit = vertical_limit(x_of(chart.limit), chart.limit_words, top - 8, [(top - 4, bottom)], width)
+        x = x_of(chart.limit)
+        limit = vertical_limit(x, chart.limit_words, top - 8, [(top - 4, bottom)], width)
+        taken.append((x - 3, top, x + 3, bottom))
     return frame(
         chart.title,
         width,
@@ -134,7 +143,7 @@ def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
         limit,
         _front_line(best, x_of, y_of),
         *(_point(point, x_of, y_of, point in best) for point in sorted(shown, key=lambda point: point.chosen)),
-        *_names(best, x_of, y_of, SMALL if narrow else 12),
+        *_names(best, x_of, y_of, SMALL if narrow else 12, taken),
     )
 
 
@@ -165,15 +174,16 @@ def _point(point: Point, x_of: Scale, y_of: Scale, on_front: bool) -> Markup:
     )
 
 
-def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float) -> list[Markup]:
-    """Names of the front's points, the chosen first, each where nothing is written yet."""
-    taken: list[tuple[float, float, float, float]] = []
+def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float, drawn_at: Sequence[Spot]) -> list[Markup]:
+    """Names of the front's points, the chosen first, each where nothing is drawn or written yet."""
+    taken = list(drawn_at)
     drawn: dict[str, Markup] = {}
     for point in sorted(best, key=lambda point: (not point.chosen, -point.y)):
         if point.label in drawn or point.y < _LEAST_NAMED * best[-1].y:
             continue
         long, x0, y0 = text_width(point.label, size), x_of(point.x), y_of(point.y)
-        for x, y in ((x0 - long / 2, y0 - 11), (x0 - long - 10, y0 + 4), (x0 + 11, y0 + 4), (x0 - long / 2, y0 + 20)):
+        beside = (x0 - long / 2, y0 - 11), (x0 - long - 10, y0 + 4), (x0 + 11, y0 + 4), (x0 - long / 2, y0 + 20)
+        for x, y in (*beside, (x0 - long, y0 - 11), (x0 - long, y0 + 20)):
             spot = (x, y - size, x + long, y + 2)
             if x_of.start <= x and x + long <= x_of.end and not any(_overlap(spot, other) for other in taken):
                 taken.append(spot)
@@ -183,7 +193,7 @@ def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float) -> list
     return list(drawn.values())
 
 
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+def _overlap(one: Spot, other: Spot) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 

@@ -5,7 +5,7 @@ tip.setAttribute("aria-hidden", "true"); // the focused element has the same lab
 for (const title of document.querySelectorAll("svg.picture * > title")) {
   const owner = title.parentElement;
   owner.dataset.tip = title.textContent;
-  if (!owner.hasAttribute("aria-label")) owner.setAttribute("aria-label", title.textContent);
+  if (owner.hasAttribute("role") && !owner.hasAttribute("aria-label")) owner.setAttribute("aria-label", title.textContent);
   title.remove();
 }
 function show(target, x, y) {

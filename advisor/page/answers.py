@@ -41,15 +41,15 @@ PICTURES = ("memory", "time", "scatter")
 
 COLUMNS = {
     "rung": "strategy",
-    "batch": "batch",
-    "checkpointing": "checkpointing",
+    "tokens_per_s": "tokens/s",
+    "verdict": "verdict",
     "gpu_gib": "GPU GiB",
     "ram_gib": "RAM GiB",
     "nvme_gib": "NVMe GiB",
-    "tokens_per_s": "tokens/s",
-    "verdict": "verdict",
+    "batch": "batch",
+    "checkpointing": "checkpointing",
 }
-"""Titles of the table's columns by field of `LadderRow`."""
+"""Titles of the table's columns by field of `LadderRow`; a phone has room for the first three."""
 
 _EXCERPT_COLUMNS = 60
 """Of a line of a configuration; a phone shows 40 and scrolls."""

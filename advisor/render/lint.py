@@ -133,7 +133,7 @@ def render_findings(name: str, report: LintReport, console: Console) -> None:
 
 
 def _counts(report: LintReport) -> Iterator[Phrase]:
-    errors, warnings, advice = map(report.count, ("error", "warning", "advice"))
+    errors, warnings, advice = report.count("error"), report.count("warning"), report.count("advice")
     if errors:
         yield phrase("1 error") if errors == 1 else phrase("{count} errors", count=errors)
     if warnings:

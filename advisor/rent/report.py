@@ -37,14 +37,14 @@ def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) ->
         for reason, number in Counter(one.reason for one in advice.left_out).items():
             sentence(console, phrase("On {count} of the choices: {reason}.", count=number, reason=reason))
         return
-    for line in (*training_subject(chosen.question), *advice.basis):
-        sentence(console, line)
+    for subject in (*training_subject(chosen.question), *advice.basis):
+        sentence(console, subject)
     blank(console)
     shown = advice.offers if all_offers else advice.front
     _table(advice, shown, console)
     blank(console)
-    for line in _notes(advice, shown):
-        sentence(console, line, style="dim")
+    for note in _notes(advice, shown):
+        sentence(console, note, style="dim")
 
 
 def _verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
