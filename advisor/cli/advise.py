@@ -63,7 +63,7 @@ from .options import (
 )
 @click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
-@report_options("every plan's memory", own_force=True)
+@report_options("every plan's memory; scaling.svg of memory and speed against length, batch, GPUs", own_force=True)
 @output_options
 @gc_paused()
 def advise(
@@ -125,7 +125,8 @@ def advise(
         from ..html_report.document import write_report
 
         path = str(place) if isinstance(place, Path) else "ds_config.json"
-        write_report(advice_report(answer, path), html, output.say, plot=plot)
+        picture = "" if plot is None else plot.stem
+        write_report(advice_report(answer, path, picture), html, output.say, plot=plot)
     return deliver(
         answer,
         place,

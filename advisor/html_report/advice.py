@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
+from ..answer.scaling import Series, scaling_of
 from ..answer.view import AnswerView, LadderRow, view_of
 from ..render.answer import print_answer, section_title
 from ..search.candidate import Candidate
@@ -14,10 +17,15 @@ from .bar_charts import StackedBars, draw_stacked_bars
 from .canvas import Markup, element, joined
 from .line_charts import draw_scatter
 from .plans import memory_bars, speed_against_memory, time_bars
+from .scaling import draw_all, draw_series
 
 
-def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
-    """The report, and the chart of every plan's memory. config_path: the path of the configuration in the commands."""
+def advice_report(answer: Recommendation, config_path: str, picture: str = "") -> doc.Report:
+    """The report, and its chart.
+
+    config_path: the path of the configuration in the commands.
+    picture:     the name of the chart's file without its suffix: `scaling`, or else every plan's memory.
+    """
     view = view_of(answer, config_path=config_path, details=True)
     rows = [[change.flags, change.outcome] for change in view.change_rows]
     changes = doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], rows))
@@ -41,8 +49,31 @@ def advice_report(answer: Recommendation, config_path: str) -> doc.Report:
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),
-        chart=lambda: draw_stacked_bars(_memory(answer)),
+        chart=lambda: _picture(answer, picture),
     )
+
+
+def _scaling(answer: Recommendation) -> tuple[Series, ...]:
+    chosen = answer.recommended
+    return () if chosen is None else scaling_of(answer.question, chosen)
+
+
+def _series_table(series: Series) -> Markup:
+    rows = [
+        [value, "nothing fits", doc.speed(None), doc.size(None)]
+        if plan is None
+        else [value, plan.rung, doc.speed(plan.tokens_per_s), doc.size(plan.device_bytes)]
+        for value, plan in zip(series.values, series.plans, strict=True)
+    ]
+    return doc.figures_table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
+
+
+def _picture(answer: Recommendation, name: str) -> Markup:
+    """The picture of --plot: of a file called `scaling` that of all series, else every plan's memory."""
+    cluster, series = answer.question.cluster, _scaling(answer) if name == "scaling" else ()
+    if series:
+        return draw_all(series, limit_bytes=cluster.gpu.memory_bytes, device=device_label(cluster))
+    return draw_stacked_bars(_memory(answer))
 
 
 def _plans(answer: Recommendation) -> dict[str, Candidate]:
@@ -84,10 +115,18 @@ def _charts(answer: Recommendation) -> list[doc.Section]:
             doc.folded("Figures as a table", _plans_table(every)),
         ),
     )
+    draw = partial(draw_series, limit_bytes=limit, device=device)
+    scaling = joined(*(doc.figure(series, draw, _series_table(series)) for series in _scaling(answer)))
+    if scaling:
+        note = (
+            "The fastest plan that fits for each value; for each micro batch the recommended one. Green: this question."
+        )
+        scaling = joined(doc.note(note), scaling)
     return [
         doc.Section("memory", f"Memory per {device}", memory),
         doc.Section("time", "Time of a step", time),
         doc.Section("speed", "Speed against memory", speeds),
+        doc.Section("scaling", "Longer sequences, larger batches, more GPUs", scaling),
     ]
 
 

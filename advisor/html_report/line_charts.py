@@ -182,7 +182,7 @@ def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float, drawn_a
         if point.label in drawn or point.y < _LEAST_NAMED * best[-1].y:
             continue
         long, x0, y0 = text_width(point.label, size), x_of(point.x), y_of(point.y)
-        beside = (x0 - long / 2, y0 - 11), (x0 - long - 10, y0 + 4), (x0 + 11, y0 + 4), (x0 - long / 2, y0 + 20)
+        beside = (x0 - long / 2, y0 - 11), (x0 - long - 14, y0 + 4), (x0 + 11, y0 + 4), (x0 - long / 2, y0 + 20)
         for x, y in (*beside, (x0 - long, y0 - 11), (x0 - long, y0 + 20)):
             spot = (x, y - size, x + long, y + 2)
             if x_of.start <= x and x + long <= x_of.end and not any(_overlap(spot, other) for other in taken):

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Literal, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Literal, cast
 
 from ...estimators.phrase import Phrase
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Language = Literal["en", "zh"]
 
@@ -74,6 +77,19 @@ def use_language(language: Language) -> Iterator[None]:
     finally:
         _templates.clear()
         _templates.update(before)
+
+
+def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
+    """Sentences in this language, or in English where the terminal cannot show it."""
+    return use_language(language if can_encode(console, SAMPLES[language]) else "en")
+
+
+def can_encode(console: Console, text: str) -> bool:
+    try:
+        text.encode(console.encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def translate(text: str) -> str:

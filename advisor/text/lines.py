@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from .families import MEMORY_FAMILIES, memory_by_family
-from .language import SAMPLES, Language, translate, use_language
+from .language import can_encode, translate
 from .output import printable
 from .units import gib
 
@@ -166,19 +165,6 @@ def capitalised(text: str) -> str:
 
 def blank(console: Console) -> None:
     console.print()
-
-
-def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
-    """Sentences in this language, or in English where the terminal cannot show it."""
-    return use_language(language if can_encode(console, SAMPLES[language]) else "en")
-
-
-def can_encode(console: Console, text: str) -> bool:
-    try:
-        text.encode(console.encoding)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True
 
 
 _INKS = {

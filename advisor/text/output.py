@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
     def print(self, render: Callable[[Console], object], console: Console) -> None:
         """Print for people, in their language where the terminal can show it."""
-        from .lines import in_language  # imported here: JSON needs no terminal library
+        from .language import in_language  # imported here: JSON needs none
 
         with in_language(console, self.language):
             render(console)

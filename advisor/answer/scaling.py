@@ -1,0 +1,83 @@
+"""How memory and speed follow the sequence length, the micro batch and the number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ...estimators.errors import WorkloadError
+from ..question.cluster import join_nodes
+from ..question.question import Question
+from ..search.candidate import Candidate, predict
+from ..search.search import fastest
+
+_MOST_GPUS = 64
+_SHORTER, _LONGER = 2, 5
+"""Halvings and doublings of the sequence length."""
+_MOST_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One quantity of the question varied, and the plan for each value; None: no plan fits."""
+
+    title: str
+    values: tuple[str, ...]
+    plans: tuple[Candidate | None, ...]
+    own: int
+    """The position of the question's own value, -1 where it is not among them."""
+
+
+def scaling_of(question: Question, chosen: Candidate) -> tuple[Series, ...]:
+    """The fastest plan that fits for each sequence length and number of GPUs, and the chosen plan at each micro batch
+    up to the first that does not fit. A series of one value is left out."""
+    kinds = (
+        ("sequence length", _lengths(question), str(question.workload.seq_len)),
+        ("micro batch", _batches(question, chosen), str(chosen.plan.micro_batch_size)),
+        ("GPUs", _gpus(question), str(question.cluster.world_size)),
+    )
+    found = []
+    for title, pairs, own in kinds:
+        values, plans = zip(*(pairs := list(pairs)), strict=True) if pairs else ((), ())  # type: ignore[assignment]
+        if sum(plan is not None for plan in plans) > 1:
+            found.append(
+                Series(title=title, values=values, plans=plans, own=values.index(own) if own in values else -1)
+            )
+    return tuple(found)
+
+
+Pair = tuple[str, Candidate | None]
+
+
+def _lengths(question: Question) -> Iterator[Pair]:
+    own = question.workload.seq_len
+    for power in range(-_SHORTER, _LONGER + 1) if question.model.fixed_len is None else ():
+        length = int(own * 2.0**power)
+        with suppress(
+            WorkloadError
+        ):  # longer than the model's positions; the GPUs that share a sample do not divide it
+            workload = replace(question.workload, seq_len=length, document_len=None)
+            yield str(length), fastest(replace(question, workload=workload))
+
+
+def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:
+    size, own = 1, chosen.plan.micro_batch_size
+    sizes = sorted({own, *(2**power for power in range(_MOST_BATCH.bit_length()))})
+    for size in sizes if question.workload.global_batch_size is None else ():
+        plan = replace(chosen.plan, micro_batch_size=size)
+        candidate = predict(question.model, question.workload, question.cluster, plan)
+        yield str(size), candidate
+        if candidate.device_bytes > question.cluster.gpu.memory_bytes:
+            return
+
+
+def _gpus(question: Question) -> Iterator[Pair]:
+    cluster = question.cluster
+    per_node, count = max(8, cluster.gpus_per_node), 1
+    while count <= max(_MOST_GPUS, cluster.world_size) and not cluster.gpu.is_cpu:
+        nodes = max(1, count // per_node)
+        machines = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=count // nodes))
+        with suppress(WorkloadError):  # the global batch does not divide
+            yield str(count), fastest(replace(question, cluster=machines))
+        count *= 2

@@ -1,0 +1,130 @@
+"""The picture of a series: speed above memory, with the GPU's memory and the changes of strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..answer.scaling import Series
+from ..text.labels import shape_label
+from ..text.units import gib, rate
+from .canvas import (
+    GIB,
+    SMALL,
+    WIDE,
+    Markup,
+    Scale,
+    element,
+    fill,
+    frame,
+    joined,
+    line,
+    round_steps,
+    small,
+    stroke,
+    text_width,
+    vertical_axis,
+)
+
+_TOP, _PANEL, _GAP = 48.0, 110.0, 34.0
+"""Heights of what is above the panels, of a panel, and of the space between two."""
+
+_HEIGHT = _TOP + 2 * _PANEL + _GAP + 42.0
+
+
+def draw_all(every: Sequence[Series], *, limit_bytes: int, device: str) -> Markup:
+    """All series, one under the other."""
+    drawn = [draw_series(series, limit_bytes=limit_bytes, device=device) for series in every]
+    placed = (element("g", each, transform=f"translate(0 {_HEIGHT * row:g})") for row, each in enumerate(drawn))
+    return frame(
+        "Speed and memory against " + ", ".join(each.title for each in every), WIDE, _HEIGHT * len(drawn), *placed
+    )
+
+
+def draw_series(series: Series, width: int = WIDE, *, limit_bytes: int, device: str) -> Markup:
+    """The chart as SVG."""
+    shown = [(index, plan) for index, plan in enumerate(series.plans) if plan is not None]
+    speeds = {index: plan.tokens_per_s for index, plan in shown}
+    sizes = {index: float(plan.device_bytes) for index, plan in shown}
+    top, below, right, bottom = _TOP, _TOP + _PANEL + _GAP, width - 12.0, _TOP + 2 * _PANEL + _GAP
+    fastest, most = 1.1 * max(speeds.values()), 1.1 * max(limit_bytes, *sizes.values())
+    panels = []
+    lefts = []
+    for highest, start, write in (
+        (fastest, top, lambda value: rate(value) if value else "0"),
+        (most, below, GIB.write),
+    ):
+        steps = round_steps(highest, 3, 1 if start == top else GIB.size)
+        rows, left, y_of = vertical_axis(steps, highest, start, start + _PANEL, right, write)
+        panels.append((rows, y_of))
+        lefts.append(left)
+    x_of = Scale(0, max(1, len(series.values) - 1), max(lefts) + 18, right - 18)
+    (speed_rows, speed_y), (size_rows, size_y) = panels
+    limit = size_y(limit_bytes)
+    words = f"{gib(limit_bytes)} GiB per {device}"
+    hints = {
+        index: f"{series.title} {series.values[index]}: {plan.rung}, {shape_label(plan.plan)}, "
+        f"{rate(plan.tokens_per_s)} tokens/s, {gib(plan.device_bytes)} GiB, {plan.fit.reason}"
+        for index, plan in shown
+    }
+    return frame(
+        f"Speed and memory per {device} against {series.title}, with the strategy",
+        width,
+        _HEIGHT,
+        small(0, 12, f"tokens/s, by {series.title}"),
+        speed_rows,
+        size_rows,
+        small(0, below - 10, f"GiB per {device}"),
+        *(
+            small(x_of(index), bottom + 16, value, anchor="middle", ink="text" if index == series.own else "soft")
+            for index, value in enumerate(series.values)
+        ),
+        small(right, bottom + 34, series.title, anchor="end"),
+        line(max(lefts), limit, right, limit, "limit"),
+        small(right, limit - 5, words, anchor="end", ink="limit"),
+        *_strategies(series, x_of, top, bottom),
+        *(
+            joined(_curve(values, x_of, y_of), *_points(values, hints, series.own, x_of, y_of))
+            for values, y_of in ((speeds, speed_y), (sizes, size_y))
+        ),
+    )
+
+
+def _strategies(series: Series, x_of: Scale, top: float, bottom: float) -> list[Markup]:
+    """The name of each strategy above the first value that has it, with a line where it begins."""
+    drawn, before, free = [], "", [0.0, 0.0]
+    for index, plan in enumerate(series.plans):
+        name = "nothing fits" if plan is None else plan.rung
+        if name == before:
+            continue
+        x, long = x_of(index), text_width(name, SMALL)
+        begins = min(x - 14, x_of.end + 18 - long)
+        row = next((row for row, taken in enumerate(free) if begins >= taken), None)
+        if before:
+            drawn.append(line(x - 18, top - 4, x - 18, bottom))
+        if row is not None:
+            drawn.append(small(begins, top - 8 - 14 * row, name, ink="text"))
+            free[row] = begins + long + 8
+        before = name
+    return drawn
+
+
+def _curve(values: dict[int, float], x_of: Scale, y_of: Scale) -> Markup:
+    path = "M" + "L".join(f"{x_of(index):.1f} {y_of(value):.1f}" for index, value in values.items())
+    return element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights"))
+
+
+def _points(values: dict[int, float], hints: dict[int, str], own: int, x_of: Scale, y_of: Scale) -> list[Markup]:
+    return [
+        element(
+            "circle",
+            element("title", hints[index]),
+            cx=x_of(index),
+            cy=y_of(value),
+            r=6 if index == own else 4,
+            tabindex="0",
+            role="img",
+            aria_label=hints[index],
+            **fill("good" if index == own else "weights"),
+        )
+        for index, value in values.items()
+    ]
