@@ -80,7 +80,7 @@ def draw_series(series: Series, width: int = WIDE, *, limit_bytes: int, device: 
         ),
         small(right, bottom + 34, series.title, anchor="end"),
         line(max(lefts), limit, right, limit, "limit"),
-        small(right, limit - 5, words, anchor="end", ink="limit"),
+        small(max(lefts) + 4, limit - 5, words, ink="limit"),
         *_strategies(series, x_of, top, bottom),
         *(
             joined(_curve(values, x_of, y_of), *_points(values, hints, series.own, x_of, y_of))
@@ -100,7 +100,7 @@ def _strategies(series: Series, x_of: Scale, top: float, bottom: float) -> list[
         begins = min(x - 14, x_of.end + 18 - long)
         row = next((row for row, taken in enumerate(free) if begins >= taken), None)
         if before:
-            drawn.append(line(x - 18, top - 4, x - 18, bottom))
+            drawn.append(line(x - 18, top - 4, x - 18, bottom, "soft"))
         if row is not None:
             drawn.append(small(begins, top - 8 - 14 * row, name, ink="text"))
             free[row] = begins + long + 8

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...estimators.phrase import phrase
 from ..launch.script_arguments import ScriptArguments
 from .imported_run import DeepSpeedPart
 from .source import Source
@@ -64,7 +65,7 @@ def _llama_factory_details(reading: Reading) -> None:
 
 LLAMA_FACTORY = ToolFormat(
     name="llama-factory",
-    title="a LLaMA-Factory configuration",
+    title=phrase("a LLaMA-Factory configuration"),
     tool="LLaMA-Factory",
     program="llama-factory",
     is_file=lambda source: (
@@ -164,7 +165,7 @@ def _is_ms_swift(source: Source) -> bool:
 
 MS_SWIFT = ToolFormat(
     name="ms-swift",
-    title="an ms-swift configuration",
+    title=phrase("an ms-swift configuration"),
     tool="ms-swift",
     program="ms-swift",
     is_file=_is_ms_swift,
@@ -266,7 +267,7 @@ def _axolotl_kernels(reading: Reading) -> None:
 
 AXOLOTL = ToolFormat(
     name="axolotl",
-    title="an axolotl configuration",
+    title=phrase("an axolotl configuration"),
     tool="axolotl",
     program="axolotl",
     is_file=lambda source: "base_model" in source.values,

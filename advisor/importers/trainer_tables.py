@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...estimators.phrase import phrase
 from .source import Source
 from .tool_format import Reading, ToolFormat
 
@@ -49,7 +50,7 @@ def _training_arguments_details(reading: Reading) -> None:
 
 TRAINING_ARGUMENTS = ToolFormat(
     name="training-arguments",
-    title="a file of TrainingArguments",
+    title=phrase("a file of TrainingArguments"),
     tool="the Trainer",
     is_file=lambda source: (
         source.arguments.are_training_arguments
@@ -68,7 +69,7 @@ TRAINING_ARGUMENTS = ToolFormat(
 SCRIPT = replace(
     TRAINING_ARGUMENTS,
     name="script",
-    title="a script that starts a training",
+    title=phrase("a script that starts a training"),
     tool="",
     is_file=lambda _: False,
     program="script",
@@ -110,7 +111,7 @@ def _trl_details(reading: Reading) -> None:
 TRL = replace(
     TRAINING_ARGUMENTS,
     name="trl",
-    title="a TRL configuration",
+    title=phrase("a TRL configuration"),
     tool="TRL",
     program="trl",
     is_file=_is_trl,

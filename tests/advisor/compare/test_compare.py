@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from io import StringIO
@@ -334,3 +335,15 @@ def test_what_cannot_be_compared_gets_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err
+
+
+def test_figures_keep_their_columns_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that is too long stands above its figures."""
+    monkeypatch.setenv("COLUMNS", "50")
+    assert run_here(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--offline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index(" micro batch x accumulation")
+    figures = [lines[at + 1], *(line for line in lines if re.match(" (fits|GPU GiB) ", line))]
+    assert {len(line) for line in figures} == {50} and max(map(len, lines)) <= 50

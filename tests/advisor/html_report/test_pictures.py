@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.scaling import scaling_of
 from ds_advise.advisor.html_report.bar_charts import Bar, Part, StackedBars, draw_stacked_bars
 from ds_advise.advisor.html_report.canvas import (
     INKS,
@@ -30,6 +32,7 @@ from ds_advise.advisor.html_report.line_charts import (
     layers_of,
 )
 from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
+from ds_advise.advisor.html_report.scaling import draw_series
 from ds_advise.advisor.text.families import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
@@ -148,3 +151,22 @@ def test_layers_add_up_to_the_rows() -> None:
     chart = StackedArea(title="t", times=(0, 1), layers=layers, spans=(), x_title="", limit=9, limit_words="x")
     assert chart.heights == (3, 10)
     assert "x" in [node.text for node in ET.fromstring(draw_stacked_area(chart)).iter(f"{SVG}text")]
+
+
+def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strategy_changes() -> None:
+    """A longer sequence, a larger micro batch, more GPUs: the question's value is the recommended plan, the last micro
+    batch exceeds the card, and every strategy is named."""
+    answer = advise("Qwen2.5-1.5B", gpus="1x24GB", deepspeed_estimate=False, offline=True)
+    assert answer.recommended is not None
+    series = {one.title: one for one in scaling_of(answer.question, answer.recommended)}
+    assert list(series) == ["sequence length", "micro batch", "GPUs"]
+    for one in series.values():
+        own = one.plans[one.own]
+        assert own is not None and own.device_bytes == answer.recommended.device_bytes
+        picture = draw_series(one, limit_bytes=answer.question.cluster.gpu.memory_bytes, device="GPU")
+        assert {plan.rung for plan in one.plans if plan is not None} <= set(
+            re.findall(r">([a-z0-9-]+)</text>", picture)
+        )
+    last = series["micro batch"].plans[-1]
+    assert last is not None and last.device_bytes > answer.question.cluster.gpu.memory_bytes
+    assert len({plan.rung for plan in series["GPUs"].plans if plan is not None}) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,17 @@ def _printed(words: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> tu
     )
     out, error = capsys.readouterr()
     return code, " ".join((out + error).split())
+
+
+def test_a_much_faster_machine_of_nearly_the_same_cost_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice the GPUs take about half the time, and cost hardly more. No name is cut."""
+    name = "A provider with a very long name"
+    (tmp_path / "prices.csv").write_text(f"provider,gpus,price_per_gpu\n{name},1/2xA100-80GB,2\n")
+    _, printed = _printed("", tmp_path / "prices.csv", capsys)
+    assert re.search(rf"For \$0\.\d\d more in [\d.]+ h: {name} 2 x A100-SXM4-80GB\.", printed), printed
+    assert printed.count(f"{name} 2 x A100-SXM4-80GB") == 2
 
 
 def test_the_answer_names_the_machine_and_what_it_costs(

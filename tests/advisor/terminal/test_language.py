@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from rich.cells import cell_len
@@ -133,3 +133,18 @@ def test_only_what_people_read_on_the_screen_is_translated() -> None:
     for asked in (["--json"], ["--markdown"]):
         assert not re.search(r"[\u3000-\u9fff]|\\u", run(*asked, LC_ALL="zh_CN.UTF-8"))
     assert " fits." in run(charset="ascii", LC_ALL="zh_CN.UTF-8")
+
+
+def test_errors_and_other_commands_speak_it_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """And their columns end where they do in English."""
+    assert run(["Qwen2.5-7B", "--gpus", "2xGTX9999", "--lang", "zh"]) == 2
+    assert "没有叫 'GTX9999' 的显卡: 猜不出它的显存和速度; " in capsys.readouterr().err
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 7}}')
+    assert run(["lint", str(tmp_path / "ds.json"), "--lang", "zh"]) == 1
+    assert "1 个错误" in capsys.readouterr().out
+    ends = []
+    for language in ("en", "zh"):
+        run(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2x24GB", "--offline", "--lang", language])
+        printed = capsys.readouterr().out
+        ends.append([cell_len(line) for line in printed.splitlines() if re.search(r" {3}\S+ {3,}\S+ {2,}\S+$", line)])
+    assert "两者都放得下" in printed and ends[0] == ends[1]
