@@ -59,7 +59,7 @@ def _scaling(answer: Recommendation) -> tuple[Series, ...]:
 
 
 def _series_table(series: Series) -> Markup:
-    rows = [
+    rows: list[list[doc.Cell]] = [
         [value, "nothing fits", doc.speed(None), doc.size(None)]
         if plan is None
         else [value, plan.rung, doc.speed(plan.tokens_per_s), doc.size(plan.device_bytes)]

@@ -14,7 +14,8 @@ from ..answer.reasons import time_shares
 from ..answer.recommendation import DryRunAnswer
 from ..search.candidate import Fit, chance
 from ..text.labels import cluster_title, component_title, versions_label
-from ..text.lines import NARROWEST, bar, blank, can_encode, cells, row, sentence
+from ..text.language import can_encode
+from ..text.lines import NARROWEST, bar, blank, cells, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
 from ..verification.probe import ProbeAnswer, ProbeFigure
