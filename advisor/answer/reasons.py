@@ -47,7 +47,7 @@ def _taken_others(ladder: Sequence[LadderStep], chosen: Candidate) -> list[Candi
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     others = _taken_others(ladder, chosen)
     if not others:
-        return "No other strategy fits."
+        return phrase("No other strategy fits.")
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:

@@ -34,7 +34,7 @@ from ...ds_configs.training_script import (
 )
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.objectives import loss_of
-from ...estimators.phrase import named, phrase
+from ...estimators.phrase import listed, named, phrase
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ..question.question import Question
@@ -103,19 +103,21 @@ def jobs_of(
 def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str]]:
     """The variables to set before the start, each with a sentence on the reason."""
     cluster = answer.question.cluster
-    where = " on every node" if cluster.nodes > 1 else ""
     variables = " ".join(f"{name}={value}" for name, value in _variables(answer).items())
     if cluster.gpu.is_cpu:
-        why = "Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):"
+        why = phrase("Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):")
         return [(f"{variables} {threads_setting(cluster)}", why)]
     settings = []
     if variables:
-        comma = "," if where else ""
-        why = f"Before the start{comma}{where} (fragmentation can take a quarter more without it):"
+        why = phrase("Before the start (fragmentation can take a quarter more without it):")
+        if cluster.nodes > 1:
+            why = phrase("Before the start, on every node (fragmentation can take a quarter more without it):")
         settings.append((variables, why))
     costs = _costs_without_threads(answer, chosen)
     if costs:
-        why = f"For the optimizer on the host{where} (without it a step takes {costs}):"
+        why = phrase("For the optimizer on the host (without it a step takes {costs}):", costs=costs)
+        if cluster.nodes > 1:
+            why = phrase("For the optimizer on the host on every node (without it a step takes {costs}):", costs=costs)
         settings.append((threads_setting(cluster), why))
     return settings
 
@@ -174,7 +176,13 @@ def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
     for launcher, ratio in slower_without_threads(answer.question, chosen).items():
         if ratio > _LEAST_RATIO:
             by_cost.setdefault(times(ratio), []).append(launcher)
-    return ", ".join(f"{cost} as long with {' or '.join(launchers)}" for cost, launchers in by_cost.items())
+    parts = []
+    for cost, (name, *more) in by_cost.items():
+        names: str = name
+        for other in more:
+            names = phrase("{first} or {last}", first=names, last=other)
+        parts.append(phrase("{ratio} as long with {launchers}", ratio=cost, launchers=names))
+    return listed(parts) if parts else ""
 
 
 def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> Iterator[Block]:
@@ -286,15 +294,18 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
         yield Block(text=_kept_threads(answer, chosen, cluster.threads_per_rank))
     by_launcher = start_commands(answer, chosen, config_path)
-    where = " on every node" if cluster.nodes > 1 else ""
     first, *others = by_launcher
-    yield Block(text=f"Start it with {first}:", code=tuple(by_launcher[first]), is_shell=True)
+    yield Block(text=phrase("Start it with {launcher}:", launcher=first), code=tuple(by_launcher[first]), is_shell=True)
     for launcher in others:
-        place = " in a Slurm allocation (--emit slurm writes a job script)" if launcher == "srun" else where
-        yield Block(text=f"Or with {launcher}{place}:", code=tuple(by_launcher[launcher]), is_shell=True)
+        how = phrase("Or with {launcher}:", launcher=launcher)
+        if launcher == "srun":
+            how = phrase("Or with srun in a Slurm allocation (--emit slurm writes a job script):")
+        elif cluster.nodes > 1:
+            how = phrase("Or with {launcher} on every node:", launcher=launcher)
+        yield Block(text=how, code=tuple(by_launcher[launcher]), is_shell=True)
     if "srun" in by_launcher:
         command = _launch(answer, chosen, config_path, " --slurm")
-        yield Block(text="Or let ds-advise check, start and watch it there:", code=(command,), is_shell=True)
+        yield Block(text=phrase("Or let ds-advise check, start and watch it there:"), code=(command,), is_shell=True)
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
@@ -302,12 +313,13 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
-        yield Block(text="In the training script:", code=tuple(lines))
+        yield Block(text=phrase("In the training script:"), code=tuple(lines))
         if workload.uses_trainer and plan.zero_stage == 3:
             kind = arguments_class(workload)
-            yield Block(text=f"Create the {kind} before the model: it is then sharded while it loads.")
+            early = phrase("Create the {kind} before the model: it is then sharded while it loads.", kind=kind)
+            yield Block(text=early)
     if plan.cpu_checkpointing:
-        yield Block(text="offload needs a version of transformers that has it, such as 5.23.")
+        yield Block(text=phrase("offload needs a version of transformers that has it, such as 5.23."))
     yield from _after_trainer(answer, chosen)
 
 
