@@ -51,7 +51,7 @@ class TrainingSettings:
         Option("Logger of the loss; auto: TensorBoard if installed."),
     ] = "auto"
     merge: Annotated[bool, Option("Also save the model with the LoRA adapters merged.", methods=LORA_METHODS)] = False
-    rung: Annotated[Rung | None, Option("Rung.", default_text="the fastest that fits")] = None
+    rung: Annotated[Rung | None, Option("Strategy.", default_text="the fastest that fits")] = None
     proof: Proof = "probe"
     """How to prove that it fits; "none" leaves out the check of the disk too."""
     offline: bool = False
