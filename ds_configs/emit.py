@@ -7,7 +7,7 @@ from typing import Any
 
 from ..estimators.errors import ClusterError, WorkloadError
 from ..estimators.hardware.cluster import Cluster
-from ..estimators.models.families import family_of
+from ..estimators.models.families import family_of, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import PLAN_FIELDS, Plan
@@ -120,6 +120,8 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
         zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
         if OPTIMIZERS[workload.optimizer].per_matrix:
             zero["reduce_scatter"] = False
+        if classes := leaf_classes_to_write(model, workload.software):
+            zero["leaf_module"] = {"classes": [*classes]}
     return zero
 
 

@@ -269,3 +269,20 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
             "a sequence of {seq_len} tokens does not divide over {ranks} ranks", seq_len=workload.seq_len, ranks=ranks
         )
     return None
+
+
+def context_parallel_words(model: ModelShape, workload: Workload, ranks: int) -> str:
+    """What could share a sample among ranks that the heads do not divide over; "" where it could not either.
+
+    accelerate's context parallelism splits the tokens, in two parts a rank, and passes keys and values around: it needs
+    FSDP2, the kernel sdpa, and causal attention without a window (accelerate 1.15 accelerator.py `_prepare_cp`,
+    big_modeling.py `_attach_context_parallel_hooks`; transformers 5.23 trainer.py `_prepare_context_parallel_inputs`).
+    It is not predicted.
+    """
+    heads = (block.attention for block in model.blocks)
+    plain = all(each.causal and each.window is None for each in heads) and not any(
+        block.cross_attention for block in model.blocks
+    )
+    if not plain or workload.attention != "sdpa" or workload.seq_len % (2 * ranks):
+        return ""
+    return f"; context parallelism has no limit of heads: accelerate's ParallelismConfig(cp_size={ranks}) with FSDP2"

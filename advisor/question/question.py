@@ -19,7 +19,7 @@ from ...estimators.optimizers import optimizer
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
-from ...estimators.unsupported import undividable, unsupported
+from ...estimators.unsupported import context_parallel_words, undividable, unsupported
 from ...estimators.workload import NEXT_TOKEN, Workload
 from .options import LARGEST_COUNT, CheckpointingChoice, Experts, OptimizerDtype, Risk
 
@@ -152,7 +152,8 @@ class Question:
             raise WorkloadError(
                 f"{size} GPUs cannot share a sample",
                 why=obstacle,
-                fix="pass another --sequence-parallel-size, or leave it out",
+                fix="pass another --sequence-parallel-size, or leave it out"
+                + context_parallel_words(self.model, self.workload, size),
             )
 
     def _check_experts(self) -> None:

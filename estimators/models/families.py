@@ -75,6 +75,9 @@ class FamilySpec(NamedTuple):
     return it leaves out the linear layers of the same names: those of dense layers and of shared experts."""
     module_experts: bool = False
     """Before transformers 5 each expert is a module of three linear layers; the others' experts were always fused."""
+    leaf_classes: tuple[str, ...] = ()
+    """Classes of its mixture before transformers 5, where DeepSpeed does not make it a leaf by default. Ranks call
+    different experts, and without a leaf ZeRO-3 gathers an expert on the ranks that call it only, which hangs."""
     pair_router: bool = False
     """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
     loss_in_weight_type: bool = False
@@ -149,6 +152,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         supports=("liger",),
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
+        leaf_classes=("DeepseekV2MoE", "DeepseekV2Moe"),
     ),
     "deepseek_v3": FamilySpec(
         "DeepseekV3",
@@ -157,6 +161,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         supports=("liger",),
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
+        leaf_classes=("DeepseekV3MoE",),
     ),
     "ernie4_5": FamilySpec(
         "Ernie4_5",
@@ -272,7 +277,12 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "olmo2": FamilySpec("Olmo2", decoder(OLMO_2), _OLMO_2, supports=("ulysses", "tiles", "liger")),
     "olmo3": FamilySpec("Olmo3", decoder(OLMO_2, window=all_but_each(4)), _OLMO_2),
     "olmoe": FamilySpec(
-        "Olmoe", experts.olmoe, supports=("ulysses",), peft_experts=PEFT_EXPERTS["qwen2_moe"], module_experts=True
+        "Olmoe",
+        experts.olmoe,
+        supports=("ulysses",),
+        peft_experts=PEFT_EXPERTS["qwen2_moe"],
+        module_experts=True,
+        leaf_classes=("OlmoeSparseMoeBlock",),
     ),
     "opt": FamilySpec("OPT", dense.opt, LayerVariant(norm="layer", scaled_query=True, summed_input=True)),
     "phi": FamilySpec(
@@ -313,7 +323,12 @@ FAMILIES: Mapping[str, FamilySpec] = {
         module_experts=True,
     ),
     "qwen3_next": FamilySpec(
-        "Qwen3Next", experts.qwen3_next, _QWEN_3_5, peft_experts=PEFT_EXPERTS["qwen2_moe"], module_experts=True
+        "Qwen3Next",
+        experts.qwen3_next,
+        _QWEN_3_5,
+        peft_experts=PEFT_EXPERTS["qwen2_moe"],
+        module_experts=True,
+        leaf_classes=("Qwen3NextSparseMoeBlock",),
     ),
     "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
     "seed_oss": FamilySpec(
@@ -384,8 +399,17 @@ def module_experts(model: ModelShape, software: Software) -> int:
 
 
 def leaf_experts(model: ModelShape, software: Software) -> bool:
-    """A mixture is a leaf to ZeRO-3 by default: since DeepSpeed 0.18 (deepspeedai/DeepSpeed #7604)."""
-    return software.deepspeed >= (0, 18) and supports(model, "leaf_experts")
+    """A mixture is a leaf to ZeRO-3: by default since DeepSpeed 0.18 (deepspeedai/DeepSpeed #7604), or by the
+    configuration that is written."""
+    by_default = software.deepspeed >= (0, 18) and supports(model, "leaf_experts")
+    return by_default or bool(leaf_classes_to_write(model, software))
+
+
+def leaf_classes_to_write(model: ModelShape, software: Software) -> tuple[str, ...]:
+    """The classes of `zero_optimization.leaf_module` that a model needs at stage 3; () for none, and for a DeepSpeed
+    without the key."""
+    needed = software.deepspeed >= (0, 18) and module_experts(model, software)
+    return family_of(model).leaf_classes if needed else ()
 
 
 def layer_variant(model: ModelShape, block: Block) -> LayerVariant:

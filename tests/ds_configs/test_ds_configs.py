@@ -17,7 +17,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu, gpu_of_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import RUNGS, Plan, Rung
-from ds_advise.estimators.workload import Framework, Precision, Workload
+from ds_advise.estimators.workload import Framework, Precision, Software, Workload
 
 MODEL = find("Qwen2.5-7B")
 CLUSTER = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24), nvme_path="/local nvme", nvme_bytes_per_node=10**12)
@@ -244,3 +244,11 @@ def test_a_value_that_deepspeed_refuses_is_named(given: dict[str, Any], key: str
     """The error names the key; nothing is guessed."""
     with pytest.raises(ConfigFileError, match=key):
         plan_from_ds_config(given, MODEL, CLUSTER)
+
+
+@pytest.mark.parametrize(("release", "classes"), [((4, 57), ["OlmoeSparseMoeBlock"]), ((5, 0), None)])
+def test_experts_that_are_modules_are_leaves_at_stage_3(release: tuple[int, int], classes: list[str] | None) -> None:
+    """Where DeepSpeed has no default; fused experts are called by every rank and need none."""
+    workload = Workload(software=Software(transformers=release))
+    zero = ds_config(plan("zero3"), find("OLMoE-1B-7B-0924"), workload, CLUSTER, flavor="hf")["zero_optimization"]
+    assert zero.get("leaf_module") == (None if classes is None else {"classes": classes})

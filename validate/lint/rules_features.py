@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
+from ...estimators.models.families import leaf_classes_to_write
 from .. import parse_version
 from . import rule_conditions as when
 from .installed_facts import installed_version, source_folder
@@ -99,6 +100,30 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
         refused.append("zero_optimization.zero_quantized_gradients")
     for path in refused:
         yield violation(path, f"AutoEP at stage 3 does not go with {path.rpartition('.')[2]}")
+
+
+@EXPERT_RULES.warning(
+    "DS655 experts at stage 3 that are no leaf",
+    why="ranks call different experts, and a rank that gathers the weights of an expert waits for the ranks that do "
+    "not call it: the training hangs. DeepSpeed makes leaves of Mixtral, Qwen2-MoE and Qwen3-MoE only",
+    source="runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES; utils/z3_leaf_module.py",
+    options={"model": "OLMoE-1B-7B-0924", "gpus": "8xH100", "software": "transformers=4.57"},
+    bad=plain(bf16=ON, zero_optimization=zero(3)),
+    good=plain(bf16=ON, zero_optimization=zero(3, leaf_module={"classes": ["OlmoeSparseMoeBlock"]})),
+)
+def no_leaf(config: LintedConfig) -> Iterator[Violation]:
+    if config.stage != 3 or config.model is None or config.workload is None or config.world_size == 1:
+        return
+    needed = leaf_classes_to_write(config.model, config.workload.software)
+    given = config.block("zero_optimization.leaf_module")
+    named = {str(name).rpartition(".")[2] for name in given.get("classes") or ()}
+    if needed and not named & {*needed} and not given.get("names") and not given.get("name_suffixes"):
+        classes = ", ".join(f'"{name}"' for name in needed)
+        yield violation(
+            "zero_optimization.leaf_module",
+            f"each expert of {config.model.name} is a module",
+            fix=f'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script',
+        )
 
 
 CHECKPOINT_RULES = Rules("Checkpointing")

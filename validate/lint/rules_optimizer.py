@@ -10,7 +10,7 @@ from .facts import Parameter
 from .linted_config import LintedConfig, nearest, number_in, shown
 from .rule import Rules, Severity, Violation, bad_value, unknown_name, unquoted, violation
 from .rule_conditions import Condition, at
-from .rule_examples import ADAMW, ON, plain, zero
+from .rule_examples import ADAMW, ON, plain, trainer, zero
 
 OPTIMIZER_RULES = Rules("Optimizer")
 
@@ -20,6 +20,7 @@ _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 """DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
 _SGD = {"type": "SGD", "params": {"lr": 0.1}}
+_MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 
 
 @OPTIMIZER_RULES.error(
@@ -139,8 +140,48 @@ OPTIMIZER_RULES.error(
     fix='set "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__",
     since="0.19",
-    bad=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3)),
-    good=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3, reduce_scatter=False)),
+    bad=plain(optimizer=_MUON, zero_optimization=zero(3)),
+    good=plain(optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
+)
+OPTIMIZER_RULES.warning(
+    "DS511 Muon that is AdamW",
+    at("optimizer.type", when.per_matrix & when.stages(3) & when.for_trainer, "no parameter is updated by Muon"),
+    why="the Trainer builds the model under zero.Init, where this DeepSpeed reads a placeholder's shape in place of "
+    "the layer's, finds no matrix, and updates every parameter by AdamW without a warning (DeepSpeed PR 8438)",
+    fix="install DeepSpeed 0.19.7 or later, or use stage 2",
+    since="0.19",
+    until="0.19.7",
+    source="__init__.py set_optimizer_flags, before `_layer_shape`",
+    bad=trainer(optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
+    good=trainer(optimizer=_MUON, zero_optimization=zero(2)),
+)
+OPTIMIZER_RULES.warning(
+    "DS513 Muon at stage 0 that is SGD",
+    at("optimizer.type", when.per_matrix & when.stages(0), "matrices are updated by their gradient alone"),
+    why="below DeepSpeed 0.19.7 only ZeRO orthogonalizes the gradients, and without it they are applied as they are "
+    "(DeepSpeed PR 8442)",
+    fix="install DeepSpeed 0.19.7 or later, or use stage 1 or 2",
+    since="0.19",
+    until="0.19.7",
+    source="runtime/zero/muon/muon_optimizer.py step",
+    bad=plain(optimizer=_MUON),
+    good=plain(optimizer=_MUON, zero_optimization=zero(2)),
+)
+OPTIMIZER_RULES.warning(
+    "DS512 Muon with accumulation at stage 3",
+    at(
+        "gradient_accumulation_steps",
+        when.number(lambda steps: steps > 1) & when.per_matrix & when.stages(3),
+        "Muon's momentum advances {number} times a step",
+    ),
+    why="this DeepSpeed orthogonalizes the gradient of each micro batch, not their sum, so that the weights are other "
+    "than with the same batch in one piece (DeepSpeed PR 8600)",
+    fix="install DeepSpeed 0.19.8, use stage 2, or do not accumulate",
+    since="0.19",
+    until="0.19.8",
+    source="runtime/zero/stage3.py, before `_apply_muon_to_accumulated_grads`",
+    bad=plain(gradient_accumulation_steps=4, optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
+    good=plain(gradient_accumulation_steps=4, optimizer=_MUON, zero_optimization=zero(2)),
 )
 
 
