@@ -107,7 +107,7 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
     if cluster.gpu.is_cpu:
         why = phrase("Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):")
         return [(f"{variables} {threads_setting(cluster)}", why)]
-    settings = []
+    settings: list[tuple[str, str]] = []
     if variables:
         why = phrase("Before the start (fragmentation can take a quarter more without it):")
         if cluster.nodes > 1:

@@ -309,12 +309,12 @@ class _Functions(TorchFunctionMode):
         key: torch.Tensor,
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
-        *rest: Any,
+        dropout_p: float = 0.0,
         is_causal: bool = False,
         **more: Any,
     ) -> torch.Tensor:
         if query.dim() != 4:  # no fused kernel (torch 2.13 aten/src/ATen/native/transformers/sdp_utils_cpp.h)
-            return _ATTENTION(query, key, value, attn_mask, *rest, is_causal=is_causal, **more)
+            return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **more)
         batch, heads, tokens, width = query.shape
         head_major = query.stride(-3) > query.stride(-2)
         # A fused kernel's output has the queries' layout; that of head-major ones is turned round by `replay`.
