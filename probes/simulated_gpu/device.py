@@ -26,14 +26,14 @@ CompositeImplicitAutograd key matter; other operators reach FakeTensorMode undec
 def register() -> None:
     """Register the simulated device with torch; once per process, before its first tensor.
 
-    Raises RuntimeError on a torch without a Python backend for PrivateUse1.
+    Raises RuntimeError before torch 2.13: 2.4 has no Python backend for PrivateUse1, and fake tensors of 2.11 do not
+    keep its device (both were tried).
     """
-    try:
-        from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise RuntimeError(f"dry runs need torch 2.13 or newer, and this is torch {torch.__version__}")
+    from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-        create: Any = torch._C._acc.create_empty_tensor
-    except (ImportError, AttributeError):
-        raise RuntimeError(f"torch {torch.__version__} offers no Python-defined device; torch 2.13 does") from None
+    create: Any = torch._C._acc.create_empty_tensor
 
     class Module(_DummyBackendModule):
         """The module `torch.simgpu`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +165,9 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert len(phases) > 2 and set(phases) <= {"start", "load"}
 
 
-def test_a_torch_without_a_simulated_device_is_told_which_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_is_refused_with_the_version_that_dry_runs_need(monkeypatch: pytest.MonkeyPatch) -> None:
     from ds_advise.probes.simulated_gpu import device
 
-    monkeypatch.setitem(sys.modules, "torch.utils.backend_registration", None)
-    with pytest.raises(RuntimeError, match=r"offers no Python-defined device; torch 2\.13 does"):
+    monkeypatch.setattr("torch.__version__", "2.11.0+cu130")
+    with pytest.raises(RuntimeError, match=r"need torch 2\.13 or newer, and this is torch 2\.11\.0"):
         device.register()
