@@ -210,14 +210,15 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     # Shards that nothing gathers are saved whole, whatever `save_only_model` says (transformers 5.23 `save_model`).
     leaves = zero.get("stage") != 3 or bool(zero.get("stage3_gather_16bit_weights_on_model_save"))
     only_model = leaves and run.workload.uses_trainer and bool(arguments.flag("save_only_model"))
-    one, free = checkpoint_bytes(run.shape, run.workload, only_model=only_model), free_bytes(output_dir)
+    stage, free = int(zero.get("stage", 0)), free_bytes(output_dir)
+    one = checkpoint_bytes(run.shape, run.workload, stage, only_model=only_model)
     count = 1 if kept is None else kept
     if count * one <= free:
         if kept is None:
             room = f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free"
             text = f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             if leaves and not only_model and run.workload.uses_trainer:
-                small = gib(checkpoint_bytes(run.shape, run.workload, only_model=True))
+                small = gib(checkpoint_bytes(run.shape, run.workload, stage, only_model=True))
                 text += f"; with --save_only_model True each takes {small} GiB, and no training resumes from it"
             say(text)
         return []

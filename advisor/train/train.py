@@ -85,15 +85,15 @@ def proven(proposed: Proposal, *, memory_limit_bytes: int | None, output: Output
         weights_folder(settings.model, question.model, offline=settings.offline)
     if proposed.answer.recommended is None or settings.proof == "none":
         return proposed
-    check_disk(question, proposed.folder.path)
+    check_disk(question, proposed.answer.recommended.plan.zero_stage, proposed.folder.path)
     answer = prove(proposed.answer, settings, memory_limit_bytes=memory_limit_bytes, output=output)
     return replace(proposed, answer=answer)
 
 
-def check_disk(question: Question, folder: Path) -> None:
+def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
     """Raises ConfigFileError where the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the
     model."""
-    checkpoint = checkpoint_bytes(question.model, question.workload)
+    checkpoint = checkpoint_bytes(question.model, question.workload, zero_stage)
     needed = (KEPT_CHECKPOINTS + 1) * checkpoint + question.workload.weight_bytes * question.model.parameters
     free = free_bytes(folder)
     if needed > free:

@@ -143,12 +143,13 @@ _LARGEST_STATES_BYTES = 8.0
 """Assumed for an unknown optimizer: Adam's two fp32 states."""
 
 
-def checkpoint_bytes(model: ModelShape, workload: Workload, *, only_model: bool = False) -> int:
-    """One checkpoint of the Trainer under DeepSpeed, all ranks together: (2 W + 4 + O) P bytes.
+def checkpoint_bytes(model: ModelShape, workload: Workload, zero_stage: int, *, only_model: bool = False) -> int:
+    """One checkpoint of the Trainer under DeepSpeed, all ranks: (2 W + 4 + O) P bytes, at stage 3 (W + 4 + O) P.
 
-    W bytes per weight in the model's own format and in DeepSpeed's, fp32 masters, O bytes of states. LoRA: (4 + W +
-    4 + O) Pt; DeepSpeed leaves out frozen weights (transformers 5.23.0 `_save_optimizer_and_scheduler`). Not
-    counted: scheduler and random states, some kB a rank.
+    W bytes per weight in the model's own format and, below stage 3, in DeepSpeed's (at stage 3 its files hold no
+    weights but the masters); fp32 masters, O bytes of states. LoRA: (4 + W + 4 + O) Pt and (4 + 4 + O) Pt; DeepSpeed
+    leaves out frozen weights (transformers 5.23.0 `_save_optimizer_and_scheduler`). Not counted: scheduler and random
+    states, some kB a rank.
 
     only_model: what `save_only_model` leaves of it, W P or the adapters.
     """
@@ -158,7 +159,10 @@ def checkpoint_bytes(model: ModelShape, workload: Workload, *, only_model: bool 
     states = _LARGEST_STATES_BYTES if optimizer is None else optimizer.state_bytes
     whole = tensors.trainable_numel if workload.method == "full" else tensors.copied
     saved = workload.weight_bytes * whole + _ADAPTER_BYTES * (trained - whole)
-    return int(saved) if only_model else int(saved + (workload.weight_bytes + _MASTER_BYTES + states) * trained)
+    if only_model:
+        return int(saved)
+    own = 0 if zero_stage == 3 else workload.weight_bytes
+    return int(saved + (own + _MASTER_BYTES + states) * trained)
 
 
 GPU_HOURS_BETWEEN_FAILURES = 16_384 * 54 * 24 / 419
@@ -193,7 +197,7 @@ class Saving:
         return self.count * self.write_s
 
 
-def saving(model: ModelShape, workload: Workload, cluster: Cluster, training_s: float) -> Saving:
+def saving(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, training_s: float) -> Saving:
     """The checkpoints of `training_s` seconds.
 
         write = bytes / nodes / rate of a node's drive
@@ -201,7 +205,7 @@ def saving(model: ModelShape, workload: Workload, cluster: Cluster, training_s: 
 
     Not covered: a network drive that all nodes share; asynchronous checkpoints.
     """
-    size = checkpoint_bytes(model, workload)
+    size = checkpoint_bytes(model, workload, plan.zero_stage)
     write = size / cluster.nodes / nvme_write_bytes_per_s(cluster)
     between_failures = GPU_HOURS_BETWEEN_FAILURES * HOUR_S / cluster.world_size
     seldom = max(MOST_LOST_SHARE * training_s, write / MOST_WRITING_SHARE, LEAST_LOST_S)
@@ -308,7 +312,7 @@ def job_duration(
     if shorter.seq_len != seq_len:
         at_length = {length: estimate_time(model, length, cluster, plan).step_s for length in (workload, shorter)}
         step_s *= at_length[shorter] / at_length[workload]
-    saved = saving(model, workload, cluster, steps * step_s)
+    saved = saving(model, workload, cluster, plan, steps * step_s)
     evaluation_s = 0.0
     if job.evaluation_samples:
         evaluated = evaluation_plan(plan, job)

@@ -260,7 +260,7 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     while it loads are found without a run."""
     run = _run(folder)
     assert run.shape is not None
-    one = checkpoint_bytes(run.shape, run.workload)
+    one = checkpoint_bytes(run.shape, run.workload, 2)
     assert one == (2 + 2 + 4 + 8) * run.shape.parameters
     monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
@@ -274,7 +274,7 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert found(run, "--save_total_limit", "1") == []
     assert "3 checkpoints" in found(run, "--save_total_limit", "2")[0]
     assert found(run, "--save_strategy", "no") == []
-    assert checkpoint_bytes(run.shape, run.workload, only_model=True) == 2 * run.shape.parameters
+    assert checkpoint_bytes(run.shape, run.workload, 2, only_model=True) == 2 * run.shape.parameters
     assert found(run, "--save_total_limit", "20", "--save_only_model", "True") == []
     assert "21 checkpoints" in found(run, "--save_total_limit", "20", "--save_only_model", "False")[0]
     assert (found(run), len(printed)) == ([], 1)

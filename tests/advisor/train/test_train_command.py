@@ -358,17 +358,17 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Two checkpoints, the one being written, and the model."""
     shape, cluster = shape_from_config(TINY, name="small"), Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
     full = Question(model=shape, workload=Workload(), cluster=cluster)
-    assert checkpoint_bytes(shape, full.workload) == 16 * shape.parameters
+    assert checkpoint_bytes(shape, full.workload, 2) == 16 * shape.parameters
     lora = Question(model=shape, workload=Workload(method="lora"), cluster=cluster)
-    assert checkpoint_bytes(shape, lora.workload) == 18 * lora.trainable_parameters
-    needed = 3 * checkpoint_bytes(shape, full.workload) + 2 * shape.parameters
+    assert checkpoint_bytes(shape, lora.workload, 2) == 18 * lora.trainable_parameters
+    needed = 3 * checkpoint_bytes(shape, full.workload, 2) + 2 * shape.parameters
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         if fits:
-            check_disk(full, tmp_path)
+            check_disk(full, 2, tmp_path)
         else:
             with pytest.raises(ConfigFileError, match="but checkpoints and the model need"):
-                check_disk(full, tmp_path)
+                check_disk(full, 2, tmp_path)
 
 
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_a_price_counts_gpus_or_nodes_by_the_hour() -> None:
 def test_checkpoints_come_by_failures_and_not_so_often_that_writing_counts() -> None:
     assert young_interval_s(2, 100) == 20
     for training_s in (60.0, 3600.0, 30 * 86400.0):
-        saved = saving(MODEL, WORKLOAD, CLUSTER, training_s)
+        saved = saving(MODEL, WORKLOAD, CLUSTER, PLAN, training_s)
         assert saved.count == 1 or saved.total_s <= 1.5 * MOST_WRITING_SHARE * training_s
         assert saved.interval_s <= training_s
 
