@@ -146,8 +146,8 @@ def rollout_title(question: Question) -> Phrase:
         gpus = rollouts.server_gpus
         return phrase("a vLLM server on {gpus} of {all} GPUs", gpus=gpus, all=training + gpus)
     if rollouts.vllm_enable_sleep_mode:
-        return phrase("vLLM on the GPUs that train, asleep meanwhile")
-    return phrase("vLLM on the GPUs that train")
+        return phrase("colocated vLLM, asleep during training")
+    return phrase("colocated vLLM without sleep")
 
 
 def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[Phrase, ...]:
@@ -168,4 +168,4 @@ def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> t
     ]
     if not slower:
         return (text,)
-    return (text, phrase("The other ways: {choices} tokens/s.", choices=listed(slower)))
+    return (text, phrase("Alternatives: {choices} tokens/s.", choices=listed(slower)))
