@@ -59,9 +59,9 @@ COMMANDS = {
     "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How(says="overlap_comm"),
     "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How(says="pairs/s"),
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How(says="GPUs train"),
-    "ds-advise from examples/train_lora/qwen3_lora_sft_ds3.yaml --gpus 4xA100-80GB": How(
-        elsewhere="docs/from.md shows its output, which is compared below"
-    ),
+    "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How(says="job.sbatch"),
+    "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model "
+    "--output_dir out": How(elsewhere="test_job_files_run.py, for each kind"),
     "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
         elsewhere="test_packaging.py installs what it can without a network"
     ),

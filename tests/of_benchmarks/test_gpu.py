@@ -169,7 +169,7 @@ def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
     assert "| allocated, dry run | 1 | 10.0% | +10.0% | +10.0% |" in text
     assert "| step, schedule | 1 | 20.0% | -20.0% | -20.0% |" in text
     assert f"| {full.name} | " in text
-    assert "x the GPU |" in text
+    assert "x the memory |" in text
     assert f"| {QUESTIONS[0].name} | 1 | {ran.rung} | {ran.rung} | 100.0% |" in text
 
 

@@ -133,9 +133,9 @@ def test_preferences_of_llama_factory_take_all_logits_in_fp32(
     file = tmp_path / "a.yaml"
     file.write_text(f"model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta: 0.1\n{settings}\n")
     answer = import_file(file, gpus="2xA100-80GB", offline=True)
-    assert (None if answer.figures is None else answer.figures.workload.objective) == objective
+    assert (None if answer.figures is None else answer.figures.question.workload.objective) == objective
     if answer.figures is not None:
-        assert answer.figures.workload.loss == "standard" and answer.run.uncounted == ()
+        assert answer.figures.question.workload.loss == "standard" and answer.run.uncounted == ()
 
 
 def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:
