@@ -174,7 +174,8 @@ class RolloutOptions(TypedDict, total=False):
         int | None, Option("GPUs of a vLLM engine.", default_text="the fewest that hold the model")
     ]
     vllm_enable_sleep_mode: Annotated[
-        OnOffChoice, Option("vLLM gives its memory back while the same GPUs train; auto: if it is faster.", "auto")
+        OnOffChoice,
+        Option("Sleep of a colocated vLLM, which frees its memory during training; auto: if that is faster.", "auto"),
     ]
     ds3_gather_for_generation: Annotated[
         OnOff, Option("At stage 3 generate has all weights gathered; off: a layer at a time.", "on")
