@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import ds_config
-from ...ds_configs.jobs.files import JobFile, JobKind, job_files
-from ...ds_configs.jobs.job import Job
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     PROGRAMS,
     Launcher,
-    config_arguments,
     launch_commands,
     threads_setting,
     unset_threads,
@@ -73,7 +70,7 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
     return None if answer.recommended is None else plan_config(answer, answer.recommended)
 
 
-def _variables(answer: Recommendation) -> dict[str, str]:
+def rank_variables(answer: Recommendation) -> dict[str, str]:
     """The variables that every rank needs, whatever the plan."""
     gpu = answer.question.cluster.gpu
     if gpu.is_cpu:
@@ -83,27 +80,10 @@ def _variables(answer: Recommendation) -> dict[str, str]:
     return {}
 
 
-def jobs_of(
-    answer: Recommendation, chosen: Candidate, kinds: tuple[JobKind, ...], config_path: str
-) -> tuple[JobFile, ...]:
-    """The job files of a plan, in the folder of its configuration. Raises ClusterError as `job_files` does."""
-    workload, cluster = answer.question.workload, answer.question.cluster
-    job = Job(
-        cluster=cluster,
-        config=plan_config(answer, chosen),
-        config_path=config_path,
-        config_words=tuple(config_arguments(workload.framework, config_path)),
-        variables=_variables(answer),
-        host_bytes_per_node=chosen.memory.host_bytes_per_node,
-        output_dir="output" if workload.uses_trainer else None,
-    )
-    return job_files(job, kinds, Path(config_path).parent)
-
-
 def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str]]:
     """The variables to set before the start, each with a sentence on the reason."""
     cluster = answer.question.cluster
-    variables = " ".join(f"{name}={value}" for name, value in _variables(answer).items())
+    variables = " ".join(f"{name}={value}" for name, value in rank_variables(answer).items())
     if cluster.gpu.is_cpu:
         why = phrase("Before the start (otherwise DeepSpeed looks for a GPU, and every rank uses all cores):")
         return [(f"{variables} {threads_setting(cluster)}", why)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...ds_configs.jobs.files import JobKind
+from ...ds_configs.jobs import JobKind
 from ...probes.gc_pause import gc_paused
 from ..question.options import (
     OPTIONS,

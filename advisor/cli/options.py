@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ...ds_configs.jobs.files import JOB_KINDS
+from ...ds_configs.jobs import JOB_KINDS
 from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, Option, RolloutOptions, names_in, parse_count
 from ..text.language import Language, language_of_environment
 from ..text.output import Output, OutputMode

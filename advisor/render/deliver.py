@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...ds_configs.files import config_text, write_config, write_text
-from ...ds_configs.jobs.files import JobKind
+from ...ds_configs.jobs import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
-from ..answer.start import jobs_of, plan_config, recommended_config
+from ..answer.start import plan_config, recommended_config
 from ..text.output import Output
 
 if TYPE_CHECKING:
@@ -87,9 +87,12 @@ def _written(
             if plan is not None:
                 write_config(plan_config(answer, plan), path, force=force)
                 answer = replace(answer, files=(*answer.files, str(path)))
-        for job in () if chosen is None else jobs_of(answer, chosen, emit, str(destination)):
-            write_text(job.text, job.path, force=force)
-            answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
+        if emit and chosen is not None:
+            from ..answer.jobs import jobs_of  # imported here: few answers write them
+
+            for job in jobs_of(answer, chosen, emit, str(destination)):
+                write_text(job.text, job.path, force=force)
+                answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
     except DsAdviseError as error:
         return answer, error
     return answer, None

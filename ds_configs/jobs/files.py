@@ -9,19 +9,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
+from . import JobKind
 from .job import Job
 from .kubernetes import create_configmap, train_job
 from .launchers import accelerate_config, hostfile, start_accelerate, start_hostfile
 from .ray_train import ray_script
 from .skypilot import skypilot_task
 from .slurm import slurm_script
-
-JobKind = Literal["slurm", "kubernetes", "skypilot", "ray", "accelerate", "hostfile"]
-"""What a job file is for."""
-
-JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 
 class JobFile(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.ds_configs.jobs.files import JobKind, job_files
+from ds_advise.ds_configs.jobs import JobKind
+from ds_advise.ds_configs.jobs.files import job_files
 from ds_advise.ds_configs.jobs.job import Job
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.hardware.cluster import Cluster

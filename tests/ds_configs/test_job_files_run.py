@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from ds_advise.advisor.cli.main import run
-from ds_advise.ds_configs.jobs.files import JobKind
+from ds_advise.ds_configs.jobs import JobKind
 
 from tests.helpers import TINY
 
