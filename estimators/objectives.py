@@ -132,9 +132,9 @@ def has_reference_model(workload: Workload) -> bool:
 
 
 def breaks_traces(workload: Workload, plan: Plan) -> bool:
-    """Whether the policy also runs forward without gradients. Each forward pass begins a
-    new trace of modules at stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`): a
-    backward pass is never in one, prefetches nothing, and nothing is kept for it."""
+    """Whether the policy also runs forward without gradients. Each forward pass begins a new trace of modules at
+    stage 3 (deepspeed 0.19.8 runtime/zero/parameter_offload.py `_start_of_forward_hook`): a backward pass is never in
+    one, prefetches nothing, and nothing is kept for it."""
     if workload.rollouts:
         return workload.rollouts.breaks_traces(workload.method, plan.gradient_accumulation_steps)
     return policy_passes(workload) > 0 or (reference_passes(workload) > 0 and workload.method != "full")
@@ -152,7 +152,7 @@ def reference_plan(plan: Plan) -> Plan:
 
 @lru_cache(maxsize=64)
 def reward_workload(workload: Workload) -> Workload:
-    """How a reward model runs beside a policy: whole, frozen, on all completions of a generation."""
+    """How the reward model of a policy runs: whole, frozen, on all completions of a generation."""
     return Workload(
         objective="reward",
         framework="trl",

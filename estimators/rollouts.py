@@ -22,7 +22,7 @@ from typing import Any, Literal
 Rollout = Literal["generate", "vllm-colocate", "vllm-server"]
 
 PROMPT_LEN = 512
-"""Tokens of a prompt that are assumed beside the completion: TRL's `max_prompt_length` until it was removed."""
+"""Tokens that are assumed of a prompt: TRL's `max_prompt_length` until it was removed."""
 
 BATCH_SIZE = 1024
 """Completions of a step that are assumed, about: DeepSeekMath's batch (arXiv:2402.03300, 4.2)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,13 +18,23 @@ from ..text.units import gib, percent, rate, seconds
 
 StepPhase = Literal["rollout", "scoring", "training"]
 
-_MEMORY = {
-    "rollout": ("rollout_prefill", "rollout", "weight_synchronization"),
-    "scoring": ("scoring", "rewards"),
+_TITLES: Mapping[StepPhase, Phrase] = {
+    "rollout": phrase("rollout"),
+    "scoring": phrase("scoring"),
+    "training": phrase("training"),
 }
-"""Names of `MemoryEstimate.phases`; all others are the training's."""
 
-_TIME = {"rollout": ROLLOUT_TERMS, "scoring": SCORING_TERMS}
+_OF_MEMORY: Mapping[str, StepPhase] = {
+    **dict.fromkeys(("rollout_prefill", "rollout", "weight_synchronization"), "rollout"),
+    **dict.fromkeys(("scoring", "rewards"), "scoring"),
+}
+"""The phase of a step by the name of one of `MemoryEstimate.phases`; all others are the training's."""
+
+_OF_TIME: Mapping[str, StepPhase] = {
+    **dict.fromkeys(ROLLOUT_TERMS, "rollout"),
+    **dict.fromkeys(SCORING_TERMS, "scoring"),
+}
+"""The phase of a step by the name of a term of its time; all others are the training's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,28 +57,22 @@ def phases_of(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     if "rollout" not in time.components:
         return ()
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
-    names: tuple[StepPhase, ...] = ("rollout", "scoring", "training")
-    found = []
-    for name in names:
-        others = [each for key, each in _MEMORY.items() if key != name]
-        own = _MEMORY.get(name)
-        peaks = [
-            phase.allocated_bytes
-            for phase in memory.phases
-            if (phase.name in own if own else not any(phase.name in each for each in others))
-        ]
-        terms = _TIME.get(name)
-        taken = sum(
-            part
-            for term, part in time.components.items()
-            if (term in terms if terms else term not in (*ROLLOUT_TERMS, *SCORING_TERMS))
+    taken_s, peaks = dict.fromkeys(_TITLES, 0.0), dict.fromkeys(_TITLES, 0)
+    for term, part_s in time.components.items():
+        taken_s[_OF_TIME.get(term, "training")] += part_s
+    for phase in memory.phases:
+        name = _OF_MEMORY.get(phase.name, "training")
+        peaks[name] = max(peaks[name], phase.allocated_bytes)
+    return tuple(
+        PhaseFigures(
+            name=name,
+            seconds=taken_s[name],
+            allocated_bytes_per_gpu=peaks[name],
+            device_bytes_per_gpu=peaks[name] + beyond,
         )
-        if taken:
-            peak = max(peaks, default=0)
-            found.append(
-                PhaseFigures(name=name, seconds=taken, allocated_bytes_per_gpu=peak, device_bytes_per_gpu=peak + beyond)
-            )
-    return tuple(found)
+        for name in _TITLES
+        if taken_s[name]
+    )
 
 
 def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase]:
@@ -89,11 +93,10 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[Phrase
             size=plan.micro_batch_size,
         ),
     }
-    titles = {"rollout": phrase("rollout"), "scoring": phrase("scoring"), "training": phrase("training")}
     for phase in phases_of(candidate):
         yield phrase(
             "{phase}: {time} ({share}), {need} GiB per {device}; {what}",
-            phase=titles[phase.name],
+            phase=_TITLES[phase.name],
             time=seconds(phase.seconds),
             share=percent(phase.seconds / candidate.time.step_s),
             need=gib(phase.device_bytes_per_gpu),

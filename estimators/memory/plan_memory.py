@@ -63,7 +63,7 @@ from .host_memory import (
     swap_buffers,
     with_ranks_on_cpu,
 )
-from .rollout_memory import BesidePasses, held_beside, rollout_phases
+from .rollout_memory import HeldByTraining, held_in_every_phase, rollout_phases
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, reference_model, second_copy
@@ -111,20 +111,22 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         if workload.rollouts is not None:
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)
-            phases = rollout_phases(BesidePasses(sharded, resident, 0, (), cluster), workload, plan)
-            plain = replace(plain, phases=_beside(plain.phases + phases, held_beside(workload, cluster, plan)))
+            phases = rollout_phases(HeldByTraining(sharded, resident, 0, (), cluster), workload, plan)
+            plain = replace(
+                plain, phases=_with_terms(plain.phases + phases, held_in_every_phase(workload, cluster, plan))
+            )
         return with_ranks_on_cpu(plain, cluster)
     workload = _as_cast(workload, plan).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
     if workload.rollouts is not None:
-        phases += rollout_phases(memory.beside_passes, workload, plan)
-    beside = held_beside(workload, cluster, memory.plan)
-    phases = _beside(phases, beside)
+        phases += rollout_phases(memory.held_by_training, workload, plan)
+    held = held_in_every_phase(workload, cluster, memory.plan)
+    phases = _with_terms(phases, held)
     peak = max(phase.allocated_bytes for phase in phases)
     phases = memory.load + phases
-    kept = total_bytes(memory.resident + beside)
+    kept = total_bytes(memory.resident + held)
     transient, expandable = max(0, peak - kept), workload.software.expandable_segments
     if cluster.gpu.is_cpu:
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
@@ -155,9 +157,9 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     return with_ranks_on_cpu(estimate, cluster)
 
 
-def _beside(phases: tuple[Phase, ...], beside: Terms) -> tuple[Phase, ...]:
+def _with_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:
     """The phases with what is held in all of them."""
-    return tuple(Phase(name=phase.name, terms=phase.terms + beside) for phase in phases) if beside else phases
+    return tuple(Phase(name=phase.name, terms=phase.terms + terms) for phase in phases) if terms else phases
 
 
 def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
@@ -357,10 +359,10 @@ class BatchIndependentMemory:
         return self._gathered(max(own, passed), 0)
 
     @cached_property
-    def beside_passes(self) -> BesidePasses:
+    def held_by_training(self) -> HeldByTraining:
         """What is held while completions are generated or scored."""
         in_scoring = self.gathered_in_scoring
-        return BesidePasses(self.sharded, self.resident, self.gathered.persistent, in_scoring, self.cluster)
+        return HeldByTraining(self.sharded, self.resident, self.gathered.persistent, in_scoring, self.cluster)
 
     @cached_property
     def weights_in_pass(self) -> WeightsInPass:

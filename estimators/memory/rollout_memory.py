@@ -1,4 +1,4 @@
-"""Memory of reinforcement learning beside the training: generation, scoring, a reward model, vLLM on the same GPU.
+"""Memory of reinforcement learning besides the training: generation, scoring, a reward model, vLLM on the same GPU.
 
 Each is a phase of the step, and a plan fits if all of them do. With b = B n completions of P prompt and C completion
 tokens in a generation on each GPU:
@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms
+from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.kv_cache import cached_elements
 from ..models.model_shape import ModelShape
@@ -36,7 +36,7 @@ LOGIT_BYTES = 14
 """Bytes per logit of the next token: 16-bit logits, an fp32 copy, probabilities, and torch.multinomial's random numbers
 (transformers 5.23 generation/utils.py `_sample`)."""
 
-VLLM_BESIDE_BYTES = 3 << 30
+VLLM_OVERHEAD_BYTES = 3 << 30
 """What a vLLM engine needs of its part besides weights and keys and values: a profiled pass of 4096 tokens
 (`max_num_batched_tokens` in TRL), CUDA graphs and the context. Rounded up: graphs of a 7B model take 0.5 to 1 GiB,
 activations of 4096 tokens about 1 GiB (vLLM's log). Not measured here."""
@@ -68,7 +68,7 @@ _SCORED = Formula(
 _REWARD = "trl 1.16 trainer/grpo_trainer.py _calculate_rewards, models/utils.py prepare_deepspeed"
 
 
-class BesidePasses(NamedTuple):
+class HeldByTraining(NamedTuple):
     """What the training holds while completions are generated or scored."""
 
     sharded: ShardedTensors
@@ -80,7 +80,7 @@ class BesidePasses(NamedTuple):
     cluster: Cluster
 
 
-def held_beside(workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
+def held_in_every_phase(workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
     """What is held in every phase: a reward model, and a vLLM engine on the same GPU."""
     rollouts = workload.rollouts
     if rollouts is None:
@@ -109,8 +109,9 @@ def _reward_model(workload: Workload, plan: Plan, ranks: int) -> Terms:
     return tuple(part._replace(declared=part.declared._replace(name="reward_model", source=_REWARD)) for part in terms)
 
 
-def rollout_phases(held: BesidePasses, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
-    """The phases beside the training, none for an objective without completions. Without `held_beside`."""
+def rollout_phases(held: HeldByTraining, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
+    """The phases before the training, without what is `held_in_every_phase`; none for an objective without
+    completions."""
     rollouts = workload.rollouts
     if rollouts is None:
         return ()
@@ -126,7 +127,6 @@ def rollout_phases(held: BesidePasses, workload: Workload, plan: Plan) -> tuple[
     phases: list[Phase] = []
     if rollouts.rollout == "generate":
         whole = resident + _whole(held, plan, gathers=rollouts.ds3_gather_for_generation)
-
         first = unsaved(model, workload.of_length(prompt), completions)
         logits = _NEXT_LOGITS.term(
             LOGIT_BYTES * completions * model.vocab_size, k=LOGIT_BYTES, b=completions, V=model.vocab_size
@@ -145,7 +145,7 @@ def rollout_phases(held: BesidePasses, workload: Workload, plan: Plan) -> tuple[
     if reference_passes(workload) or rollouts.policy_passes(plan.gradient_accumulation_steps):
         tokens = min(HEAD_TOKENS, plan.micro_batch_size * workload.scored_len)
         chunk = _SCORED.term(width * tokens * HEAD_COLUMNS, w=width, c=tokens, v=HEAD_COLUMNS)
-        forward = max(unsaved(model, workload, plan.micro_batch_size), chunk, key=_bytes)
+        forward = max(unsaved(model, workload, plan.micro_batch_size), chunk, key=total_bytes)
         phases.append(Phase(name="scoring", terms=resident + held.in_scoring + forward))
     if rollouts.reward_model is not None:
         reward = rollouts.reward_model
@@ -154,11 +154,7 @@ def rollout_phases(held: BesidePasses, workload: Workload, plan: Plan) -> tuple[
     return tuple(phases)
 
 
-def _bytes(terms: Terms) -> int:
-    return sum(term.size_bytes for term in terms)
-
-
-def _whole(held: BesidePasses, plan: Plan, *, gathers: bool) -> Terms:
+def _whole(held: HeldByTraining, plan: Plan, *, gathers: bool) -> Terms:
     """The model as `generate` needs it at stage 3: whole, from shards that an offloading engine brings first, or a
     layer at a time."""
     tensors, width = held.sharded.tensors, held.sharded.tensors.workload.weight_bytes
@@ -172,7 +168,7 @@ def _whole(held: BesidePasses, plan: Plan, *, gathers: bool) -> Terms:
     return _GATHERED.term(width * numel, w=width, whole=numel)
 
 
-def _handed_over(held: BesidePasses, plan: Plan) -> Terms:
+def _handed_over(held: HeldByTraining, plan: Plan) -> Terms:
     """Weights that stage 3 gathers for vLLM: tensor by tensor, with adapters all, which are merged."""
     tensors, width = held.sharded.tensors, held.sharded.tensors.workload.weight_bytes
     if plan.zero_stage < 3 or held.sharded.world_size == 1:
@@ -193,4 +189,4 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
     ranks = rollouts.vllm_tensor_parallel_size
     weights = workload.weight_bytes * model.parameters / ranks
     kept = workload.weight_bytes * cached_elements(model, workload.seq_len, latent=True)
-    return ranks * (share * memory_bytes - VLLM_BESIDE_BYTES - weights) / max(1, kept)
+    return ranks * (share * memory_bytes - VLLM_OVERHEAD_BYTES - weights) / max(1, kept)

@@ -1,4 +1,4 @@
-"""Seconds of generating and scoring completions, the parts of a step of reinforcement learning beside the training.
+"""Seconds of generating and scoring completions, the parts of a step of reinforcement learning before the training.
 
 An engine of t GPUs generates b sequences at a time, of P prompt and C completion tokens:
 
@@ -43,12 +43,12 @@ from .roofline import KERNEL_S, memory_rate
 from .step import Step
 
 TOKEN_OPERATIONS, LAYER_OPERATIONS = 35, 2
-"""Operations that `generate` launches for each token beside those of a forward pass, and for each layer: of the loop
-and the mask; the copies that append keys and values. Counted under a dispatch mode (transformers 5.23, Qwen2, padded
-batch)."""
+"""Operations that `generate` launches in addition to those of a forward pass: for each token (the loop and the mask),
+and for each layer (the copies that append keys and values). Counted under a dispatch mode (transformers 5.23, Qwen2,
+padded batch)."""
 
 GRAPH_LAYER_OPERATIONS = 6
-"""Kernels of a layer in vLLM's graph beside the products, whose start `compute_time` counts: two fused norms, the
+"""Kernels of a layer in vLLM's graph besides the products, whose start `compute_time` counts: two fused norms, the
 activation, rotary embedding, the cache's write, attention."""
 
 ROLLOUT_TERMS = ("rollout", "weight synchronization")
