@@ -39,11 +39,11 @@ def scaling_of(question: Question, chosen: Candidate) -> tuple[Series, ...]:
     )
     found = []
     for title, pairs, own in kinds:
-        values, plans = zip(*(pairs := list(pairs)), strict=True) if pairs else ((), ())  # type: ignore[assignment]
-        if sum(plan is not None for plan in plans) > 1:
-            found.append(
-                Series(title=title, values=values, plans=plans, own=values.index(own) if own in values else -1)
-            )
+        plans = dict(pairs)
+        if sum(plan is not None for plan in plans.values()) > 1:
+            values = tuple(plans)
+            position = values.index(own) if own in plans else -1
+            found.append(Series(title=title, values=values, plans=tuple(plans.values()), own=position))
     return tuple(found)
 
 
@@ -51,20 +51,20 @@ Pair = tuple[str, Candidate | None]
 
 
 def _lengths(question: Question) -> Iterator[Pair]:
-    own = question.workload.seq_len
-    for power in range(-_SHORTER, _LONGER + 1) if question.model.fixed_len is None else ():
-        length = int(own * 2.0**power)
-        with suppress(
-            WorkloadError
-        ):  # longer than the model's positions; the GPUs that share a sample do not divide it
+    if question.model.fixed_len is not None:
+        return
+    for power in range(-_SHORTER, _LONGER + 1):
+        length = int(question.workload.seq_len * 2.0**power)
+        # Too long for the model's positions, or for the GPUs that share a sample.
+        with suppress(WorkloadError):
             workload = replace(question.workload, seq_len=length, document_len=None)
             yield str(length), fastest(replace(question, workload=workload))
 
 
 def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:
-    size, own = 1, chosen.plan.micro_batch_size
-    sizes = sorted({own, *(2**power for power in range(_MOST_BATCH.bit_length()))})
-    for size in sizes if question.workload.global_batch_size is None else ():
+    if question.workload.global_batch_size is not None:
+        return
+    for size in sorted({chosen.plan.micro_batch_size, *(2**power for power in range(_MOST_BATCH.bit_length()))}):
         plan = replace(chosen.plan, micro_batch_size=size)
         candidate = predict(question.model, question.workload, question.cluster, plan)
         yield str(size), candidate

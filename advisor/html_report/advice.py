@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from ..answer.advice import advice_of
@@ -27,6 +28,8 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     picture:     the name of the chart's file without its suffix: `scaling`, or else every plan's memory.
     """
     view = view_of(answer, config_path=config_path, details=True)
+    chosen = answer.recommended
+    series = () if chosen is None else scaling_of(answer.question, chosen)
     rows = [[change.flags, change.outcome] for change in view.change_rows]
     changes = doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], rows))
     steps = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
@@ -39,7 +42,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
         tiles=[(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures],
         sections=(
             doc.Section("start", "Start it", joined(*steps)) if fits else changes,
-            *_charts(answer),
+            *_charts(answer, series),
             doc.Section("ladder", "The ladder", _ladder(view)),
             doc.Section("figures", "Where the figures come from", _terms(answer)),
             *([changes] if fits else []),
@@ -49,13 +52,8 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
             doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
         ),
         data=advice_of(answer),
-        chart=lambda: _picture(answer, picture),
+        chart=lambda: _picture(answer, picture, series),
     )
-
-
-def _scaling(answer: Recommendation) -> tuple[Series, ...]:
-    chosen = answer.recommended
-    return () if chosen is None else scaling_of(answer.question, chosen)
 
 
 def _series_table(series: Series) -> Markup:
@@ -68,10 +66,10 @@ def _series_table(series: Series) -> Markup:
     return doc.figures_table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
 
 
-def _picture(answer: Recommendation, name: str) -> Markup:
+def _picture(answer: Recommendation, name: str, series: Sequence[Series]) -> Markup:
     """The picture of --plot: of a file called `scaling` that of all series, else every plan's memory."""
-    cluster, series = answer.question.cluster, _scaling(answer) if name == "scaling" else ()
-    if series:
+    cluster = answer.question.cluster
+    if name == "scaling" and series:
         return draw_all(series, limit_bytes=cluster.gpu.memory_bytes, device=device_label(cluster))
     return draw_stacked_bars(_memory(answer))
 
@@ -86,7 +84,7 @@ def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBar
     return memory_bars(_plans(answer), limit, chosen=answer.recommended, device=device, with_sources=with_sources)
 
 
-def _charts(answer: Recommendation) -> list[doc.Section]:
+def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.Section]:
     plans = _plans(answer)
     if not plans:
         return []
@@ -116,7 +114,7 @@ def _charts(answer: Recommendation) -> list[doc.Section]:
         ),
     )
     draw = partial(draw_series, limit_bytes=limit, device=device)
-    scaling = joined(*(doc.figure(series, draw, _series_table(series)) for series in _scaling(answer)))
+    scaling = joined(*(doc.figure(series, draw, _series_table(series)) for series in every_series))
     if scaling:
         note = (
             "The fastest plan that fits for each value; for each micro batch the recommended one. Green: this question."

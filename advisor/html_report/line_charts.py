@@ -124,10 +124,8 @@ def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
     highest = 1.12 * max((point.y for point in shown), default=1.0) or 1.0
     rows, left, y_of = vertical_axis(round_steps(highest, 5), highest, top, bottom, right, chart.write_y)
     x_of = Scale(0, end, left, right)
-    limit, taken = (
-        None,
-        [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in shown],
-    )
+    limit = None
+    taken = [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in shown]
     if chart.limit is not None and chart.limit <= end:
         x = x_of(chart.limit)
         limit = vertical_limit(x, chart.limit_words, top - 8, [(top - 4, bottom)], width)

@@ -116,21 +116,12 @@ def _nothing(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
         yield phrase("On none of these machines anything fits."), "bold red"
         return
     yield phrase("No machine {limits}.", limits=_limits(advice)), "bold red"
-    for offer in (fastest, cheapest):
-        fields = {
-            "machine": _named(offer),
-            "time": hours(offer.figures.duration_s),
-            "cost": money(offer.figures.cost, sign),
-        }
-        is_fastest = offer is fastest
-        yield (
-            (
-                phrase("The fastest is {machine}: {time}, {cost}.", **fields)
-                if is_fastest
-                else phrase("The cheapest is {machine}: {time}, {cost}.", **fields)
-            ),
-            "",
-        )
+    fields = [
+        {"machine": _named(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
+        for offer in (fastest, cheapest)
+    ]
+    yield phrase("The fastest is {machine}: {time}, {cost}.", **fields[0]), ""
+    yield phrase("The cheapest is {machine}: {time}, {cost}.", **fields[1]), ""
 
 
 def _limits(advice: RentAdvice) -> Phrase | None:
