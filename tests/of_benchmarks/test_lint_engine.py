@@ -26,7 +26,7 @@ def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     """`deepspeed.initialize` and one step on the simulated GPU."""
     found = compare(12, 11, facts())
     assert not _disagreements(found)
-    assert 1 <= sum(bool(case.refused) for case in found) <= 11
+    assert 2 <= sum(bool(case.refused) for case in found) <= 10
 
 
 def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pyte
         except Exception as error:
             refused += 1
             assert errors(config, facts()), (config, error)
-    assert refused > 100
+    assert refused > 120
 
 
 NOT_SEEN = {
