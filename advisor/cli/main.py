@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ...probes.gc_pause import gc_paused
-from ..text.language import language_of_environment, translate, use_language
+from ..text.language import Language, language_of_environment, translate, use_language
 from ..text.output import printable
 from .options import complete_model, help_records
 
@@ -152,8 +153,8 @@ def run(args: list[str]) -> int:
                 traceback.print_exc()
             raise
     except DsAdviseError as error:
-        spoken = args[args.index("--lang") + 1 :][:1] if "--lang" in args else []
-        with use_language("zh" if spoken == ["zh"] else "en" if spoken else language_of_environment()):
+        asked = re.search(r"--lang[= ](en|zh)\b", " ".join(args))
+        with use_language(cast(Language, asked[1]) if asked else language_of_environment()):
             _report(*map(translate, (error.what, error.why, error.fix)))
     except click.NoSuchOption as error:
         near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
