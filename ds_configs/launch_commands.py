@@ -76,12 +76,18 @@ class Rendezvous(NamedTuple):
     job: str = ""
 
 
+_FIRST_PORT, _PORTS = 10_000, 20_000
+"""Below Linux's ephemeral ports."""
+
+
 def slurm_port(job: str) -> int:
-    """A port for the rendezvous of a job, so that two jobs on one node do not meet; below Linux's ephemeral ports."""
-    return 10_000 + int(job) % 20_000
+    """A port for the rendezvous of a job, so that two jobs on one node do not meet."""
+    return _FIRST_PORT + int(job) % _PORTS
 
 
-IN_ALLOCATION = Rendezvous("slurm", address=_SLURM_HEAD, port="$((10000 + SLURM_JOB_ID % 20000))", job=_SLURM_JOB)
+IN_ALLOCATION = Rendezvous(
+    "slurm", address=_SLURM_HEAD, port=f"$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))", job=_SLURM_JOB
+)
 """The rendezvous of any allocation, with `slurm_port`, by the shell of its first node."""
 
 
