@@ -180,7 +180,7 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
         return (taken,)
     sample = gib(HOST_LOGIT_BYTES * workload.seq_len * question.model.vocab_size)
     on_host = phrase(
-        "Every rank keeps {size} GiB of logits in RAM per evaluated sample; preprocess_logits_for_metrics avoids both.",
+        "Every rank keeps {size} GiB of logits in RAM per evaluated sample; preprocess_logits_for_metrics keeps less.",
         size=sample,
     )
     return taken, on_host

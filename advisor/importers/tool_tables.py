@@ -44,7 +44,7 @@ def _llama_factory_details(reading: Reading) -> None:
         training |= {"framework": "trl", "loss": "standard"}
         reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # change no figure
         if method == "lora" and arguments.text("ref_model") is not None:
-            reading.lacks("a reference model of its own beside adapters")
+            reading.lacks("a reference model of its own with adapters")
     if method == "lora":
         training |= {"method": "lora", **arguments.lora}
         if arguments.flag("resize_vocab"):

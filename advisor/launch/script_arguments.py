@@ -41,6 +41,7 @@ _NEW_TOKENS = 20
 """transformers 5.23 generation/utils.py: `max_new_tokens` where nothing limits the length."""
 
 _LEAST_KEPT = 2
+"""Batches whose logits are on the GPU at once, at least, where nothing sends them to the host."""
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")

@@ -388,7 +388,7 @@ GROUPS: Mapping[str, type] = {
     "Training on the CPU": CpuOptions,
     "Method": MethodOptions,
     "Reinforcement learning": RolloutOptions,
-    "Module of one's own": ModuleOptions,
+    "Your own module": ModuleOptions,
     "Training": TrainingOptions,
     "Software": SoftwareOptions,
     "Amount of training": JobOptions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 from zlib import crc32
@@ -329,13 +330,12 @@ _OBJECTIVES: tuple[tuple[Objective, bool], ...] = (
     ("simpo", False),
     ("reward", False),
 )
+_by_trl = partial(Case, world_size=8, micro_batch_size=2, seq_len=1024)
+
 PREFERENCES = tuple(
-    Case(
+    _by_trl(
         model=model,
         rung=rung,
-        world_size=8,
-        micro_batch_size=2,
-        seq_len=1024,
         checkpointing=checkpointing,
         method=method,
         modules_to_save=("score",) if objective == "reward" and method == "lora" else (),
@@ -358,12 +358,9 @@ PREFERENCES = tuple(
 
 
 ROLLOUTS = tuple(
-    Case(
+    _by_trl(
         model=model,
         rung=rung,
-        world_size=8,
-        micro_batch_size=2,
-        seq_len=1024,
         gradient_accumulation_steps=2,
         checkpointing=checkpointing,
         method=method,

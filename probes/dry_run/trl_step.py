@@ -85,7 +85,7 @@ def with_objective(
         return replace(
             subject,
             make_batch=lambda samples: completions(run.workload, samples, device),
-            engine_loss=lambda engine, batch: trainer._compute_loss(engine, batch),
+            engine_loss=trainer._compute_loss,
             before_training=partial(before_training, trainer, run.workload),
         )
     return replace(
@@ -102,11 +102,11 @@ def _default(field: Any) -> Any:
 class _Accelerator:
     """accelerate's Accelerator as far as losses use it."""
 
+    num_processes, is_main_process = 1, True
+
     def __init__(self, device: str, config: dict[str, Any]) -> None:
         self.device = torch.device(device)
         self.state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
-
-    num_processes, is_main_process = 1, True
 
     def gather(self, values: Any, **_: Any) -> Any:
         return values
