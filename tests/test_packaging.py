@@ -109,6 +109,7 @@ def test_python_dash_m_runs_the_same_program() -> None:
     assert shown.stdout.strip() == f"ds-advise, version {ds_advise.__version__}"
 
 
+@pytest.mark.slow
 def test_tests_run_in_a_clone_whose_name_cannot_be_imported(tmp_path: Path) -> None:
     """git names a clone after the repository, and pytest takes no folder with a dash for a package."""
     clone = tmp_path / "ds-advise"

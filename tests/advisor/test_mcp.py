@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def with_client(folder: Path, task: Callable[[Any], Awaitable[Any]]) -> Any:
         async with mcp.Client(started) as client:
             return await task(client)
 
-    return anyio.run(connected)
+    # In a thread of its own: Playwright keeps a loop running in the thread of the tests of the page.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(anyio.run, connected).result()
 
 
 def test_a_tool_answers_as_the_command_and_writes_only_the_file_that_it_names(
