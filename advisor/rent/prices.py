@@ -21,23 +21,15 @@ COLUMNS = (
     "machine",
     "gpus",
     "price_per_gpu",
-    "spot_per_gpu",
     "price_per_machine",
-    "spot_per_machine",
     "nodes",
     "ram",
     "interconnect",
-    "hours_between_interruptions",
     "currency",
     "date",
     "source",
 )
 """The columns of a table. Prices are per hour, one of each pair; empty cells are unknown."""
-
-HOURS_BETWEEN_INTERRUPTIONS = 4.4
-"""Default for one spot machine: 802 preemptions in 3,498 machine-hours of AWS p3.2xlarge in 2023
-(github.com/skypilot-org/spot-traces, preemption/1-node/aws-04-22-2023 and 4-node/aws-08-03-2023, of "Can't Be Late",
-NSDI 2024). Calmer machines and providers are common, hence the column."""
 
 SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
 """Currencies with a sign before the amount."""
@@ -63,10 +55,6 @@ class Machine:
     """The number that their network may join."""
     price: Price | None
     """Of a node, on demand; None if unknown."""
-    spot: Price | None
-    """Of a node that the provider may take back."""
-    hours_between_interruptions: float
-    """Mean of one spot machine."""
     price_date: str
     """The day of the price, "" if unknown."""
     price_source: str
@@ -160,21 +148,18 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     match = _COUNTS.fullmatch(row["gpus"])
     counts, kind = (match[1], match[2]) if match else ("1", row["gpus"])
     sizes = [int(count) for count in counts.split("/")]
-    if len(sizes) > 1 and (row.get("price_per_machine") or row.get("spot_per_machine")):
+    if len(sizes) > 1 and row.get("price_per_machine"):
         raise ConfigFileError(
             f"{where}: machines of {counts} GPUs have one price", fix="use price_per_gpu, or a row for each size"
         )
     nodes = _number(row, "nodes", where, 1.0, most=MOST_NODES)
-    hours = _number(row, "hours_between_interruptions", where, HOURS_BETWEEN_INTERRUPTIONS, most=100_000)
     for size in sizes:
         yield Machine(
             provider=row.get("provider", ""),
             machine=row.get("machine", ""),
             cluster=_cluster(f"{size}x{kind}", row, where, ram_factor=size if len(sizes) > 1 else 1),
             most_nodes=int(nodes),
-            price=_price(row, "price", size, where),
-            spot=_price(row, "spot", size, where),
-            hours_between_interruptions=hours,
+            price=_price(row, size, where),
             price_date=row.get("date", ""),
             price_source=row.get("source", ""),
         )
@@ -197,15 +182,14 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
     )
 
 
-def _price(row: Mapping[str, str], kind: str, gpus: int, where: str) -> Price | None:
+def _price(row: Mapping[str, str], gpus: int, where: str) -> Price | None:
     """The price of a machine; None where the row has none."""
-    per_gpu, per_machine = f"{kind}_per_gpu", f"{kind}_per_machine"
-    if row.get(per_gpu) and row.get(per_machine):
-        raise ConfigFileError(f"{where} has both {per_gpu} and {per_machine}", fix="leave one of them empty")
-    if row.get(per_gpu):
-        return Price(per_hour=gpus * _number(row, per_gpu, where, 0.0, most=MOST_PER_HOUR), unit="node")
-    if row.get(per_machine):
-        return Price(per_hour=_number(row, per_machine, where, 0.0, most=MOST_PER_HOUR * gpus), unit="node")
+    if row.get("price_per_gpu") and row.get("price_per_machine"):
+        raise ConfigFileError(f"{where} has both price_per_gpu and price_per_machine", fix="leave one of them empty")
+    if row.get("price_per_gpu"):
+        return Price(per_hour=gpus * _number(row, "price_per_gpu", where, 0.0, most=MOST_PER_HOUR), unit="node")
+    if row.get("price_per_machine"):
+        return Price(per_hour=_number(row, "price_per_machine", where, 0.0, most=MOST_PER_HOUR * gpus), unit="node")
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import phrase
 from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
-from ...estimators.time.job import HOUR_S, JobDuration, Price, young_interval_s
+from ...estimators.time.job import JobDuration, Price
 from ..advise import ask
 from ..answer.advice import JobFigures, job_figures
 from ..answer.what_if import gpus_argument
@@ -30,17 +29,6 @@ TOKENS = "100M"
 
 MOST_NODES = 4
 """Default limit on the machines joined by their network."""
-
-BOOT_S = 300.0
-"""From the order of a machine to the start of the training on it: boot, image, drivers; an assumption."""
-
-WAIT_S = 2.3 * HOUR_S
-"""From an interruption until such a machine is available again, unpaid: the traces behind `HOURS_BETWEEN_INTERRUPTIONS`
-lack 1,853 machine-hours for 802 preemptions."""
-
-_HOPELESS = 20.0
-"""Time to the next checkpoint over the time between interruptions at which nothing is ever finished: e^20 attempts for
-each checkpoint."""
 
 _MOST_BUDGET = 1e9
 _AMOUNT = re.compile(r"([$€£₹]|[a-z]{3})?\s*(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]{3})?", re.ASCII)
@@ -58,18 +46,6 @@ class RentPlan(PlanSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interruptions:
-    """Expected interruptions of the job by the provider."""
-
-    count: float
-    checkpoint_interval_s: float
-    waiting_s: float
-    """Unpaid, between an interruption and the next start."""
-    cost: float
-    """Of repeated work, restarts and checkpoints."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class OfferFigures:
     """A number of machines, and the job on them."""
 
@@ -79,8 +55,6 @@ class OfferFigures:
     """As --gpus takes it."""
     nodes: int
     gpus_per_node: int
-    spot: bool
-    """The provider may take the machines back."""
     price_per_hour: float
     """All machines together."""
     price_date: str
@@ -91,7 +65,7 @@ class OfferFigures:
     cost_high: float | None
     cost_per_million_tokens: float
     duration_s: float
-    """From the first start to the end, with interruptions."""
+    """From the start to the end."""
     duration_s_low: float | None
     duration_s_high: float | None
     on_pareto_front: bool = False
@@ -100,9 +74,6 @@ class OfferFigures:
     """It is in time and within the budget."""
     plan: RentPlan
     job: JobFigures
-    """The job without interruptions."""
-    interruptions: Interruptions | None
-    """Null on demand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +266,7 @@ class _Market:
         self._found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
 
     def offers(self, machines: tuple[Machine, ...], *, most_nodes: int) -> Iterator[Offer | LeftOut]:
-        """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and its own limit, at each of its prices."""
+        """Every machine in numbers of 1, 2, 4 ... up to `most_nodes` and its own limit."""
         for machine in machines:
             nodes = 1
             while nodes <= min(most_nodes, machine.most_nodes):
@@ -311,9 +282,8 @@ class _Market:
         if isinstance(found, str):
             yield from_attributes(LeftOut, machine, gpus=gpus_argument(cluster), reason=found)
             return
-        for price, is_spot in ((machine.price, False), (machine.spot, True)):
-            if price is not None:
-                yield _offer(machine, price, is_spot, *found)
+        if machine.price is not None:
+            yield _offer(machine, machine.price, *found)
 
     def _search(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
         """The question about a cluster, its best plan and the job under it, or why there is none."""
@@ -335,50 +305,23 @@ class _Market:
         return question, candidate, duration
 
 
-def _offer(
-    machine: Machine, price: Price, is_spot: bool, question: Question, candidate: Candidate, duration: JobDuration
-) -> Offer | LeftOut:
-    """The job at one price. A restart boots, loads the model and reads the checkpoint, which is taken to last as long
-    as writing it."""
-    cluster, write_s = duration.cluster, duration.saving.write_s
-    gpus = gpus_argument(cluster)
-    paid_s, waiting_s, interruptions = duration.duration_s, 0.0, None
-    if is_spot:
-        run = interrupted_run(
-            duration.training_s + duration.evaluation_s,
-            write_s=write_s,
-            restart_s=BOOT_S + duration.loading_s + write_s,
-            between_s=machine.hours_between_interruptions * HOUR_S / cluster.nodes,
-        )
-        if run is None:
-            return from_attributes(
-                LeftOut, machine, gpus=gpus, reason=phrase("is interrupted more often than it can save")
-            )
-        paid_s = duration.loading_s + run.paid_s
-        waiting_s = run.interruptions * WAIT_S
-        interruptions = Interruptions(
-            count=run.interruptions,
-            checkpoint_interval_s=run.interval_s,
-            waiting_s=waiting_s,
-            cost=price.cost(cluster, paid_s - duration.duration_s),
-        )
-    duration_s, cost = paid_s + waiting_s, price.cost(cluster, paid_s)
-    cost_low, cost_high = _interval(cost, duration)
-    duration_s_low, duration_s_high = _interval(duration_s, duration)
+def _offer(machine: Machine, price: Price, question: Question, candidate: Candidate, duration: JobDuration) -> Offer:
+    """The job on the question's cluster, at the price of one machine."""
+    cluster, cost = duration.cluster, price.cost(duration.cluster, duration.duration_s)
+    low_s, high_s = duration.duration_s_range or (None, None)
     figures = from_attributes(
         OfferFigures,
         machine,
         cluster,
-        gpus=gpus,
-        spot=is_spot,
+        gpus=gpus_argument(cluster),
         price_per_hour=price.per_hour * cluster.nodes,
         cost=cost,
-        cost_low=cost_low,
-        cost_high=cost_high,
+        cost_low=None if low_s is None else price.cost(cluster, low_s),
+        cost_high=None if high_s is None else price.cost(cluster, high_s),
         cost_per_million_tokens=cost / (duration.tokens / 1e6),
-        duration_s=duration_s,
-        duration_s_low=duration_s_low,
-        duration_s_high=duration_s_high,
+        duration_s=duration.duration_s,
+        duration_s_low=low_s,
+        duration_s_high=high_s,
         plan=from_attributes(
             RentPlan,
             candidate,
@@ -389,45 +332,5 @@ def _offer(
             fit_probability=candidate.fit.probability,
         ),
         job=job_figures(duration, None),
-        interruptions=interruptions,
     )
     return Offer(machine, question, candidate, figures)
-
-
-def _interval(value: float, duration: JobDuration) -> tuple[float, float] | tuple[None, None]:
-    """The 80 % interval of a value that is proportional to the job's duration."""
-    if duration.duration_s_range is None:
-        return None, None
-    low, high = duration.duration_s_range
-    return low * value / duration.duration_s, high * value / duration.duration_s
-
-
-class InterruptedRun(NamedTuple):
-    """Expected figures of a run that is interrupted at random."""
-
-    paid_s: float
-    """While all machines run: work, checkpoints, restarts and repeated work."""
-    interruptions: float
-    interval_s: float
-    """Work between two checkpoints."""
-
-
-def interrupted_run(work_s: float, *, write_s: float, restart_s: float, between_s: float) -> InterruptedRun | None:
-    """The expected run of `work_s` seconds of work; None where it would hardly ever reach a checkpoint.
-
-        paid = M exp(R / M) (exp((tau + w) / M) - 1) work / tau
-        tau = sqrt(2 w M), at most the work (Young)
-
-    with M = between_s, w = write_s, R = restart_s. Exact for interruptions at random times (exponentially distributed),
-    also during a checkpoint or a restart, and checkpoints that survive (J. T. Daly, "A higher order estimate of the
-    optimum checkpoint interval for restart dumps", 2006, doi:10.1016/j.future.2004.11.016). An interruption of one
-    machine stops the group: M is that of the group.
-
-    Not covered: warnings minutes before the end, in which a last checkpoint may be written; prices that change.
-    """
-    tau = min(work_s, young_interval_s(write_s, between_s))
-    segment, restart = (tau + write_s) / between_s, restart_s / between_s
-    if max(segment, restart) > _HOPELESS:
-        return None
-    paid_s = between_s * exp(restart) * (exp(segment) - 1) * work_s / tau
-    return InterruptedRun(paid_s=paid_s, interruptions=paid_s / between_s, interval_s=tau)

@@ -16,7 +16,7 @@ from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_
 from ..text.language import translate
 from ..text.lines import blank, named_row, padded, sentence
 from ..text.units import gib, rate
-from .rent import WAIT_S, Offer, RentAdvice
+from .rent import Offer, RentAdvice
 
 _LESS_TIME, _MORE_COST = 0.6, 1.1
 """A machine with at most this share of the time, for at most this multiple of the cost, is named beside the cheapest:
@@ -76,7 +76,7 @@ def _verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
         ),
         "",
     )
-    yield from ((line, "") for line in (*_much_faster(advice, chosen), *_interruptions(chosen, sign)))
+    yield from ((line, "") for line in _much_faster(advice, chosen))
     yield (
         phrase(
             "Plan: {plan}, micro batch {batch}, {checkpointing}; it needs {need} GiB per GPU and {ram}.",
@@ -132,20 +132,6 @@ def _limits(advice: RentAdvice) -> Phrase | None:
     return phrase("{first} and {last}", first=in_time, last=cheap) if in_time and cheap else in_time or cheap
 
 
-def _interruptions(offer: Offer, sign: str) -> Iterator[Phrase]:
-    expected = offer.figures.interruptions
-    if expected is not None:
-        yield phrase(
-            "Expect {count} interruptions (each machine every {between} h). They cost {cost} and {waiting} of waiting. "
-            "Save every {interval}.",
-            count=f"{expected.count:.1f}" if expected.count < 9.95 else f"{expected.count:,.0f}",
-            between=f"{offer.machine.hours_between_interruptions:g}",
-            cost=money(expected.cost, sign),
-            waiting=hours(expected.waiting_s),
-            interval=hours(expected.checkpoint_interval_s),
-        )
-
-
 def _ram(offer: Offer) -> Phrase:
     have = offer.question.cluster.host_memory_bytes_per_node
     text = phrase("{need} GiB of RAM", need=gib(offer.candidate.memory.host_bytes_per_node))
@@ -186,12 +172,6 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
         yield phrase("{count} more are neither cheaper nor faster than one of these (--all).", count=hidden)
     if advice.left_out:
         yield phrase("On {count} of the choices the job cannot run.", count=len(advice.left_out))
-    if any(offer.figures.spot for offer in shown):
-        yield phrase(
-            "spot: the provider may take the machine back. Included are checkpoints, repeated work, restarts, and "
-            "{time} on average until another machine is available, unpaid.",
-            time=hours(WAIT_S),
-        )
     name: str = phrase("this package") if table.is_shipped else table.name
     if table.dates is not None:
         oldest, newest = table.dates
@@ -207,8 +187,7 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
 
 def _named(offer: Offer) -> str:
     cluster = cluster_title(offer.question.cluster, speed=False)
-    title = f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
-    return f"{title}{', spot' * offer.figures.spot}"
+    return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
 
 
 def _needs_unknown_ram(offer: Offer) -> bool:

@@ -47,14 +47,12 @@ def table() -> str:
     """200 machines; prices only need to differ."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["provider", "gpus", "price_per_gpu", "spot_per_gpu", "nodes"])
+    writer.writerow(["provider", "gpus", "price_per_gpu", "nodes"])
     for number, gpu in enumerate(GPUS):
         for provider in (1, 2):
             for count in (1, 2, 4, 8):
                 nodes = 4 if count == 8 and gpu in JOINED and provider == 1 else 1
-                writer.writerow(
-                    [f"provider {provider}", f"{count}x{gpu}", 0.1 * (number + provider), 0.05 * (number + 1), nodes]
-                )
+                writer.writerow([f"provider {provider}", f"{count}x{gpu}", 0.1 * (number + provider), nodes])
     return out.getvalue()
 
 

@@ -16,9 +16,8 @@ def test_every_shipped_price_has_a_date_and_a_source() -> None:
     for machine in table.machines:
         assert machine.provider and machine.price_source
         assert date.fromisoformat(machine.price_date) <= date(2026, 11, 23)
-        assert machine.price is not None or machine.spot is not None
-        for price in (machine.price, machine.spot):
-            assert price is None or 0.1 < price.per_hour / machine.cluster.gpus_per_node < 20
+        assert machine.price is not None
+        assert 0.1 < machine.price.per_hour / machine.cluster.gpus_per_node < 20
         assert not machine.cluster.gpu.assumed
 
 
@@ -29,11 +28,10 @@ def _table(folder: Path, text: str) -> Path:
 
 
 def test_a_row_of_a_users_table(tmp_path: Path) -> None:
-    header = "provider,gpus,price_per_gpu,spot_per_machine,ram,nodes,interconnect,currency"
-    table = read_prices(_table(tmp_path, f"{header}\nMine,8xH100,2.5,12,1800GiB,4,400Gb/s,eur\n"))
+    header = "provider,gpus,price_per_gpu,ram,nodes,interconnect,currency"
+    table = read_prices(_table(tmp_path, f"{header}\nMine,8xH100,2.5,1800GiB,4,400Gb/s,eur\n"))
     (machine,) = table.machines
     assert machine.price is not None and machine.price.per_hour == 20
-    assert machine.spot is not None and machine.spot.per_hour == 12
     assert machine.cluster.host_memory_bytes_per_node == 1800 * 2**30
     assert machine.cluster.interconnect_bytes_per_s == 50e9
     assert (machine.most_nodes, table.currency, table.dates) == (4, "EUR", None)
@@ -73,7 +71,6 @@ HEADER = "gpus,price_per_gpu\n"
         ("gpus,ram\n8xH100,lots\n", "line 2: --ram 'lots' is not a size"),
         ("gpus,interconnect\n8xH100,fast\n", "line 2: --interconnect 'fast'"),
         ("gpus,nodes\n8xH100,0\n", "nodes is '0'"),
-        ("gpus,hours_between_interruptions\n8xH100,never\n", "hours_between_interruptions is 'never'"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_told(tmp_path: Path, text: str, why: str) -> None:
