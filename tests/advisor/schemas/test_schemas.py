@@ -41,7 +41,7 @@ def test_what_is_printed_is_as_the_schema_says(
     monkeypatch.chdir(tmp_path)
     for name, stage in (("a.json", 2), ("b.json", 3)):
         Path(name).write_text(json.dumps({"zero_optimization": {"stage": stage, "typo": 1}, "bf16": {"enabled": True}}))
-    Path("prices.csv").write_text("gpus,price_per_gpu,spot_per_gpu\n1/2xA100-80GB,1.39,0.7\n1x4GB,0.1,\n")
+    Path("prices.csv").write_text("gpus,price_per_gpu\n1/2xA100-80GB,1.39\n1x4GB,0.1\n")
     Path("axolotl.yaml").write_text("base_model: Qwen2.5-1.5B\ndeepspeed: a.json\nbf16: true\n")
     assert run([*COMMANDS[what].split(), "--json"]) in (0, 1)
     form = schema_of_command(what.partition(",")[0])
