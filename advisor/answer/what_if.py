@@ -116,8 +116,14 @@ def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> P
     if rounds:
         text = phrase("{outcome}, less exact", outcome=text)
     if chosen is None:
-        return phrase("fits: {outcome}", outcome=text)
-    return phrase("{outcome} ({ratio} x)", outcome=text, ratio=f"{best.tokens_per_s / chosen.tokens_per_s:.1f}")
+        text = phrase("fits: {outcome}", outcome=text)
+    else:
+        ratio = f"{best.tokens_per_s / chosen.tokens_per_s:.1f}"
+        text = phrase("{outcome} ({ratio} x)", outcome=text, ratio=ratio)
+    need = best.fit.assumed_host_bytes
+    if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
+        text = phrase("{outcome}, needs {need} GiB of RAM", outcome=text, need=f"{-(-need // 2**30):,}")
+    return text
 
 
 def _altered(question: Question, **workload: Any) -> Question:

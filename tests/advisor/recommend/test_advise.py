@@ -156,8 +156,9 @@ def test_nothing_fits_is_an_answer_with_the_least_changes() -> None:
 )
 def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str, Any]) -> None:
     """The question asked again with the flags of each change has the rung and the speed that are promised, or fits
-    nothing where that is promised."""
+    nothing where that is promised. It presumes no more RAM than the answer or the change names."""
     answer = ask(model, gpus, **options)
+    known = 0 if answer.recommended is None else answer.recommended.fit.assumed_host_bytes
     assert answer.changes
     for change in answer.changes:
         flags = re.findall(r"--([\w-]+) (\S+)", change.flags)
@@ -173,6 +174,9 @@ def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str
             assert promised is not None, change
             assert best.rung == promised[1], change
             assert best.tokens_per_s == pytest.approx(float(promised[2].replace(",", "")), rel=0.03), change
+            named = re.search(r"needs ([\d,]+) GiB of RAM", change.outcome)
+            most = max(known, int(named[1].replace(",", "")) * 2**30 if named else 0)
+            assert best.fit.assumed_host_bytes <= most, change
 
 
 @pytest.mark.parametrize(
