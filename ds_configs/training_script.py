@@ -52,6 +52,8 @@ def training_arguments(
             arguments["gradient_checkpointing_kwargs"]["offload"] = True
     if workload.precision != "fp32":
         arguments[workload.precision] = True
+    if workload.products == "tf32":
+        arguments["tf32"] = True
     spec = optimizer(workload.optimizer)
     if not spec.block_type:
         arguments["optim"] = spec.trainer_names[0]

@@ -38,6 +38,9 @@ class Software:
     autocast: bool = False
     """Trained weights are fp32 and cast in every pass (`torch.autocast`). Plain PyTorch only; for adapters see
     `fp32_adapters`."""
+    tf32: bool = False
+    """Products of fp32 numbers run in TF32 on GPUs that have it (`torch.backends.cuda.matmul.allow_tf32`, on by default
+    in torch 1.7 to 1.11; the Trainer's `tf32`); fused attention does not. A dry run's schedule counts fp32."""
     fp32_adapters: bool = False
     """Adapters stay in the fp32 that peft creates them in (before 0.7 always, since 0.12 again); DeepSpeed's engine
     casts them to the training precision."""
@@ -65,6 +68,8 @@ DEFAULT = Software()
 
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
+Products = Literal["bf16", "fp16", "fp32", "tf32"]
+"""How matrix products compute."""
 TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
 """torch's name of each."""
 PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
@@ -185,6 +190,10 @@ class Workload:
             return self.software.optimizer_step
         fused = self.uses_trainer and self.software.transformers >= FUSED_BY_DEFAULT
         return "fused" if fused else "foreach"
+
+    @property
+    def products(self) -> Products:
+        return "tf32" if self.precision == "fp32" and self.software.tf32 else self.precision
 
     @property
     def weight_bytes(self) -> int:

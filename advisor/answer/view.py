@@ -333,7 +333,7 @@ def _job_parts(question: Question, chosen: Candidate) -> Iterator[str]:
 def _utilization(question: Question, chosen: Candidate) -> str:
     model, workload, cluster = question.model, question.workload, question.cluster
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
-    peak = peak_flops_per_s(cluster.gpu, workload.precision)
+    peak = peak_flops_per_s(cluster.gpu, workload.products)
     if share is None or peak is None or cluster.gpu.is_cpu:
         return ""
     return phrase(
@@ -343,7 +343,7 @@ def _utilization(question: Question, chosen: Candidate) -> str:
         device=device_label(cluster),
         share=percent(share),
         peak=amount(peak, "flop/s"),
-        precision=workload.precision,
+        precision=workload.products,
     )
 
 

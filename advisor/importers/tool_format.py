@@ -182,9 +182,11 @@ class ToolFormat:
             reading.training.update(rollout_options(arguments, objective))
         elif objective != NEXT_TOKEN:
             reading.lacks(f"{objective.upper()} training, a step of which has more than one model or pass")
-        if optimizer is not None:
-            software = reading.training.get("software") or {}
-            reading.training["software"] = {**software, "optimizer-step": step_of_trainer(optimizer)}
+        habits: dict[str, Any] = {} if optimizer is None else {"optimizer-step": step_of_trainer(optimizer)}
+        if arguments.flag("tf32") and reading.training["precision"] == "fp32":
+            habits["tf32"] = True
+        if habits:
+            reading.training["software"] = {**(reading.training.get("software") or {}), **habits}
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
                 reading.lacks(what)

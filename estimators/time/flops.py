@@ -55,7 +55,7 @@ from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention
 from ..models.program import Program
 from ..models.rank_part import of_rank
 from ..plan import Plan
-from ..workload import AttentionKernel, Precision, Workload
+from ..workload import AttentionKernel, Products, Workload
 
 FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
 """Backward attention products for one forward (rule 5)."""
@@ -316,10 +316,10 @@ def model_flops_utilization(
 ) -> float | None:
     """MFU = n (forward + backward FLOPs of a micro batch on one GPU) / (step_s x peak); None without a published peak.
 
-    The peak is the dense one at the training's precision. Recomputation (checkpointing, tiles, a flash kernel's
+    The peak is the dense one of the training's products. Recomputation (checkpointing, tiles, a flash kernel's
     scores) does not count (PaLM, arXiv:2204.02311 appendix B), nor do gradients of frozen weights.
     """
-    peak = peak_flops_per_s(cluster.gpu, workload.precision)
+    peak = peak_flops_per_s(cluster.gpu, workload.products)
     if not peak:
         return None
     rank, part = of_rank(model, plan), workload.of_rank(plan.sequence_parallel_size)
@@ -333,6 +333,8 @@ def model_flops_utilization(
     return needed / (time.step_s * peak)
 
 
-def peak_flops_per_s(gpu: Gpu, precision: Precision) -> float | None:
-    """The card's dense peak; torch computes fp32 without TF32 by default."""
-    return {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s}[precision]
+def peak_flops_per_s(gpu: Gpu, precision: Products) -> float | None:
+    """The card's dense peak."""
+    of_tf32 = gpu.tf32_flops_per_s or gpu.fp32_flops_per_s
+    peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s, "tf32": of_tf32}
+    return peaks[precision]

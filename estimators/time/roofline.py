@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ..errors import ClusterError
 from ..hardware.cluster import Gpu
-from ..workload import AttentionKernel, Precision
+from ..workload import AttentionKernel, Products
 
 HALF_RATE = "half rate"
 """Cards whose tensor cores sum in fp32 at half their rate (`Gpu.is_half_rate`), which power does not slow down."""
@@ -121,11 +121,16 @@ def product_s(
     return max(2.0 * rows * (inner + TILE_START) * columns * copies / rate, moved_s) + RAMP_S
 
 
-def product_rate(gpu: Gpu, precision: Precision) -> float:
+def product_rate(gpu: Gpu, precision: Products) -> float:
     """FLOP/s of a large matrix product in a model.
 
-    fp32 runs without TF32, as torch does by default. bf16 on a GPU without it is emulated in fp32.
+    TF32 runs on the tensor cores at the share of its peak that bf16 reaches, on a GPU without it as fp32. bf16 on a GPU
+    without it is emulated in fp32.
     """
+    if precision == "tf32":
+        if gpu.tf32_flops_per_s is None or gpu.bf16_flops_per_s is None:
+            return product_rate(gpu, "fp32")
+        return product_rate(gpu, "bf16") * gpu.tf32_flops_per_s / gpu.bf16_flops_per_s
     best = {"bf16": gpu.gemm_bf16_flops_per_s, "fp16": gpu.gemm_fp16_flops_per_s, "fp32": None}[precision]
     # Both 16-bit formats run on the same units; published timings differ by a few percent.
     if best is None and precision != "fp32" and (precision == "fp16" or gpu.has_bf16):
@@ -151,9 +156,11 @@ def _kind(gpu: Gpu) -> str:
 
 
 def attention_rate(
-    gpu: Gpu, precision: Precision, kernel: AttentionKernel, keys: int, *, backward: bool = False
+    gpu: Gpu, precision: Products, kernel: AttentionKernel, keys: int, *, backward: bool = False
 ) -> float:
     """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass."""
+    if precision == "tf32" and kernel != "eager":
+        precision = "fp32"
     products = product_rate(gpu, precision)
     if kernel in ("sdpa", "flash") and (measured := _measured_attention(gpu, precision, keys, backward)):
         return measured * SUSTAINED.get(_kind(gpu), SUSTAINED_ELSEWHERE)
@@ -162,14 +169,14 @@ def attention_rate(
         share, half = CPU_ATTENTION[what]
         return product_rate(gpu, "fp32") * share * keys / (keys + half)
     peak = gpu.bf16_flops_per_s if precision == "bf16" else gpu.fp16_flops_per_s
-    if kernel == "eager" or precision == "fp32" or peak is None:
+    if kernel == "eager" or precision not in ("bf16", "fp16") or peak is None:
         return products
     share = ATTENTION_OF_PEAK.get(_kind(gpu), 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
     rate = min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
     return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
 
 
-def _measured_attention(gpu: Gpu, precision: Precision, keys: int, backward: bool) -> float | None:
+def _measured_attention(gpu: Gpu, precision: Products, keys: int, backward: bool) -> float | None:
     """FLOP/s as measured on the device, None where they were not: seconds of an operation are linear in 1 / keys
     between two lengths, below the shortest as between the first two, and constant beyond the longest."""
     known = [speed for speed in gpu.attention if (speed.precision, speed.backward) == (precision, backward)]

@@ -196,7 +196,7 @@ class Step:
             "Pr": self.trained_per_rank,
             "Pn": self.trained_per_node,
             "reductions": self.reductions,
-            "R": product_rate(cluster.gpu, self.workload.precision),
+            "R": product_rate(cluster.gpu, self.workload.products),
             "W": memory_rate(cluster.gpu),
             "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
             "read": 1 / offload.nvme_read_s(cluster, 1),

@@ -89,7 +89,7 @@ def install(compute_capability: int) -> None:
     _functional.softmax = _softmax
 
 
-FLASH = "ds_advise_flash"
+FLASH = "ds_advise_fa"
 """Name of flash attention for transformers, without the flash-attn package."""
 
 

@@ -275,6 +275,16 @@ def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) 
     assert any("expandable_segments" in remark for remark in unset["remarks"]) and given["remarks"] == []
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tf32_counts_where_the_training_is_in_fp32(folder: Path, precision: str) -> None:
+    chosen = "--tf32 true" if precision == "fp32" else "--bf16 true --tf32 true"
+    (folder / "tf32.sh").write_text(SCRIPT.replace("--bf16 true", chosen))
+    answer = import_file(folder / "tf32.sh", gpus="A100-80GB", offline=True)
+    assert answer.figures is not None
+    workload = answer.figures.question.workload
+    assert (workload.precision, workload.software.tf32) == (precision, precision == "fp32")
+
+
 def test_options_of_from_override_the_file(folder: Path) -> None:
     answer = import_file(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
     assert answer.figures is not None

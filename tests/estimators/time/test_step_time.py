@@ -199,6 +199,26 @@ def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
     assert step_s("gpt-oss-20b", transformers=(4, 57)) == step_s("gpt-oss-20b")
 
 
+def test_tf32_speeds_up_the_products_of_fp32_numbers_where_the_gpu_has_it() -> None:
+    """An A100 multiplies in TF32 at half the rate of bf16, and moves as many bytes as in fp32."""
+    tf32 = Software(tf32=True)
+
+    def took(name: str, gpu: str, **settings_: Any) -> float:
+        workload = Workload(seq_len=4096, **settings_)
+        return seconds(estimate_time(MODEL, workload, parse_cluster(gpu), plan(zero_stage=0)), name)
+
+    products, operations = "matrix products", "elementwise operations"
+    fast = took(products, "A100-80GB", precision="fp32", software=tf32)
+    assert 6 * fast < took(products, "A100-80GB", precision="fp32")
+    assert fast == pytest.approx(2 * took(products, "A100-80GB"), rel=0.15)
+    assert took(operations, "A100-80GB", precision="fp32", software=tf32) == took(
+        operations, "A100-80GB", precision="fp32"
+    )
+    for gpu, precision in (("V100-32GB", "fp32"), ("A100-80GB", "bf16")):
+        same = {took(products, gpu, precision=precision, software=each) for each in (tf32, Software())}
+        assert len(same) == 1
+
+
 def test_gpt_2_masked_its_scores_twice_before_transformers_5() -> None:
     """Two bytes a pair read and two written, forward and backward, in every head and layer; the loss moved less."""
     gpt2, cluster, settings_ = find("gpt2"), parse_cluster("V100-32GB"), plan(zero_stage=0)

@@ -197,6 +197,8 @@ def runs(folder: Path) -> dict[str, Any]:
         "muon": Run(config=MUON, model=MODEL, cluster=h100s(1), workload=Workload(seq_len=64)),
         "foreach of the script": by_script("foreach"),
         "loop of the script": by_script("loop"),
+        "sdpa": Run(config=config(2), model=MODEL, workload=Workload(seq_len=64), cluster=h100s(1)),
+        "flash": Run(config=config(2), model=MODEL, workload=Workload(seq_len=64, attention="flash"), cluster=h100s(1)),
     }
     requests = [request_for(job, rank=None, iterations=2) for job in jobs.values()]
     return dict(zip(jobs, ask_each(requests, timeout_s=1200), strict=True))
@@ -287,6 +289,10 @@ def test_an_optimizer_of_the_script_steps_as_the_closed_form_says(runs: dict[str
     (said,) = (phase for phase in estimate.memory.phases if phase.name == "step")
     assert held == pytest.approx(said.allocated_bytes - workspace_of(said), rel=0.01)
     assert held > (2 + 2 + 12 + (8 if step == "foreach" else 12)) * PARAMETERS
+
+
+def test_flash_attention_needs_no_package_and_keeps_what_sdpas_flash_kernel_keeps(runs: dict[str, Any]) -> None:
+    assert runs["flash"].peak.allocated_bytes_per_gpu == runs["sdpa"].peak.allocated_bytes_per_gpu
 
 
 def test_losses_of_other_libraries_meet_the_closed_form() -> None:
