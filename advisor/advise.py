@@ -10,7 +10,7 @@ from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.images import with_images
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.objectives import trained_model
+from ..estimators.objectives import OBJECTIVES, trained_model
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
@@ -82,7 +82,9 @@ def ask(
             if asked is not None:
                 job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
                 chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
-                if given["global_batch"] is None and given["micro_batch"] != "max":
+                chosen["eval_samples"] = chosen["eval_samples"] or asked.job.evaluation_samples or None
+                is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
+                if is_free and given["micro_batch"] != "max":
                     chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
                 if given["packing"] and given["attention"] != "flash":
                     chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples

@@ -121,6 +121,8 @@ class Workload:
     """Samples per GPU of an evaluation between two steps; None: no evaluation."""
     eval_logits: int | None = None
     """Batches of an evaluation whose logits are on every GPU at once, for metrics; None: none."""
+    eval_samples: int | None = None
+    """Samples of such an evaluation, whose logits end in host RAM; None: not known."""
     eval_new_tokens: int | None = None
     """Tokens that an evaluation generates for each sample; None: it does not generate."""
     global_batch_size: int | None = None
@@ -215,6 +217,7 @@ def _of_weights(workload: Workload) -> Workload:
         global_batch_size=None,
         eval_batch=None,
         eval_logits=None,
+        eval_samples=None,
         eval_new_tokens=None,
         sequence_parallel_size=1,
         # TRL's head is gathered by itself at stage 3.

@@ -8,7 +8,6 @@ from typing import Literal
 
 from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.losses import LOSSES
-from ...estimators.memory.evaluation import HOST_LOGIT_BYTES
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
@@ -178,10 +177,13 @@ def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
         taken = phrase("Evaluation takes {size} GiB, less than training ({arguments}).", **fields)
     if not workload.eval_logits:
         return (taken,)
-    sample = gib(HOST_LOGIT_BYTES * workload.seq_len * question.model.vocab_size)
-    on_host = phrase(
-        "Every rank keeps {size} GiB of logits in RAM per evaluated sample; preprocess_logits_for_metrics keeps less.",
-        size=sample,
+    kept = sum(term.size_bytes for term in memory.host_pageable_terms if term.name == "evaluated_logits")
+    on_host = (
+        phrase("Its logits take {size} GiB of RAM per node; preprocess_logits_for_metrics keeps less.", size=gib(kept))
+        if workload.eval_samples
+        else phrase(
+            "Its logits take {size} GiB of RAM per node and more with more batches (--eval-samples).", size=gib(kept)
+        )
     )
     return taken, on_host
 
@@ -301,8 +303,8 @@ def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str
     return (phrase("{words}.", words=text),)
 
 
-def training_subject(question: Question) -> tuple[Phrase, Phrase]:
-    """The model, and its training whatever the machines."""
+def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phrase]:
+    """The model, and its training whatever the machines. tool: whose trainer has its objective."""
     model, workload = question.model, question.workload
     size = phrase("{count} parameters", count=count(model.parameters))
     if question.trainable_parameters != model.parameters:
@@ -313,7 +315,7 @@ def training_subject(question: Question) -> tuple[Phrase, Phrase]:
         training = phrase("{precision} · {optimizer}", **fields)
     return (
         phrase("{model} · {size} · {method}", model=model.name, size=size, method=method_title(workload)),
-        listed([training, *_unusual(workload)]),
+        listed([training, *_unusual(workload, tool)]),
     )
 
 
@@ -328,12 +330,12 @@ def _length(model: ModelShape, workload: Workload) -> str:
     )
 
 
-def _unusual(workload: Workload) -> Iterator[Phrase]:
+def _unusual(workload: Workload, tool: str) -> Iterator[Phrase]:
     """Documents, loss, kernels and software, as far as they differ from the defaults."""
     if workload.document_len is not None:
         yield phrase("documents of {tokens}", tokens=workload.document_len)
     if workload.objective != NEXT_TOKEN:
-        yield phrase("objective {objective} by TRL", objective=workload.objective)
+        yield phrase("objective {objective} by {tool}", objective=workload.objective, tool=tool)
     if workload.eval_new_tokens is not None:
         yield phrase("evaluation generates {tokens} tokens", tokens=workload.eval_new_tokens)
     if workload.loss != "standard":
@@ -349,8 +351,8 @@ def _unusual(workload: Workload) -> Iterator[Phrase]:
             yield named(name if value is True else f"no {name}" if value is False else f"{name} {version}")
 
 
-def subject_of(question: Question) -> tuple[str, str]:
-    """The model; its training and the machines."""
-    model, training = training_subject(question)
+def subject_of(question: Question, tool: str = "TRL") -> tuple[str, str]:
+    """The model; its training and the machines. tool: whose trainer has its objective."""
+    model, training = training_subject(question, tool)
     machines = cluster_title(question.cluster, speed=False)
     return model, phrase("{training} · {machines}", training=training, machines=machines)

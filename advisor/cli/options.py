@@ -48,7 +48,7 @@ COUNT = _Count()
 _TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
 
 OBJECTIVE = ("objective", "precompute_ref_log_probs", *names_in(RolloutOptions))
-EVALUATION = ("eval_batch", "eval_logits", "eval_new_tokens")
+EVALUATION = ("eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
 LORA = names_in(MethodOptions, without=("method", "quantization", *OBJECTIVE))
 
 

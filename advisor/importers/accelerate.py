@@ -63,6 +63,7 @@ class AccelerateFormat:
 
     name = "accelerate"
     title = "an accelerate configuration"
+    tool = ""
     offloads_checkpoints = False
 
     def matches(self, source: Source) -> bool:

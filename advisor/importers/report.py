@@ -35,6 +35,8 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
     if answer.source.started_by is not None:
         sentence(console, phrase("{script} starts it.", script=printable(str(answer.source.started_by.path))))
     if answer.figures is not None:
+        for line in subject_of(answer.figures.question, answer.form.tool or "TRL"):
+            sentence(console, line)
         _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in answer.remarks:
         sentence(console, capitalised(ended(printable(translate(remark)))))
@@ -52,8 +54,6 @@ def _listed(keys: Sequence[str]) -> str:
 
 
 def _figures(figures: ImportFigures, console: Console, *, leaves_batch: bool) -> None:
-    for line in subject_of(figures.question):
-        sentence(console, line)
     blank(console)
     better = figures.recommended
     if figures.as_is is None:

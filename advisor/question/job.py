@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
+from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ..data.counting import EPOCHS, count_data, global_batch
 from .options import JobOptions, QuestionOptions, names_in
+from .rollouts import rollouts_of
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -108,7 +111,7 @@ def job_of(
         samples = parse_amount("samples", options["samples"])
         held_out = round(samples * options["eval_split"])
         job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
-        return AskedJob(job=job, seq_len=None, basis=basis)
+        return _of_completions(AskedJob(job=job, seq_len=None, basis=basis), rollouts_of(options))
     assert options["data"] is not None
     counted = count_data(
         Path(options["data"]).expanduser(),
@@ -120,7 +123,21 @@ def job_of(
         evaluation_share=options["eval_split"],
         say=say,
     )
-    return AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *basis))
+    asked = AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *basis))
+    rollouts = rollouts_of(options)
+    if rollouts is not None and seq_len is None and asked.seq_len is not None:
+        asked = asked._replace(seq_len=asked.seq_len + rollouts.max_completion_length)
+    return _of_completions(asked, rollouts)
+
+
+def _of_completions(asked: AskedJob, rollouts: Rollouts | None) -> AskedJob:
+    """The job in completions, each counted as the longest, where the samples are prompts."""
+    if rollouts is None or asked.job.samples is None:
+        return asked
+    each = rollouts.num_generations * rollouts.num_iterations
+    job = replace(asked.job, samples=each * asked.job.samples, lengths=())
+    basis = phrase("Each sample is a prompt, trained on {count} times.", count=each)
+    return asked._replace(job=job, basis=(*asked.basis, basis))
 
 
 def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:

@@ -231,6 +231,13 @@ class TrainingOptions(TypedDict, total=False):
             default_text="none",
         ),
     ]
+    eval_samples: Annotated[
+        int | None,
+        Option(
+            "Samples of an evaluation, whose logits end in host RAM.",
+            default_text="those of --eval-split, else the --eval-logits batches",
+        ),
+    ]
     eval_new_tokens: Annotated[
         int | None,
         Option("Tokens that evaluations generate per sample (predict_with_generate).", default_text="none"),

@@ -144,7 +144,7 @@ class PastProbes:
 
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """The batch is in the configuration, the limit is compared by size, and a probe does not evaluate."""
-    apart = ("global_batch_size", "memory_limit_bytes", "eval_batch", "eval_logits", "eval_new_tokens")
+    apart = ("global_batch_size", "memory_limit_bytes", "eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
     return _digest(config, {name: value for name, value in workload.items() if name not in apart}, versions)
 
 

@@ -29,9 +29,6 @@ from .activations.loss import evaluated_loss_terms
 EVALUATION_BATCH = 8
 """`per_device_eval_batch_size` where nothing sets it (transformers 5.23 training_args.py)."""
 
-HOST_LOGIT_BYTES = 4
-"""Per logit on the host: numpy has no bf16 (transformers 5.23 trainer_pt_utils.py `nested_numpify`)."""
-
 _LOOP = "transformers 5.23 trainer.py evaluation_loop"
 _KEPT = Formula(
     "logits of earlier batches",

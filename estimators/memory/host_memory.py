@@ -108,6 +108,12 @@ _CHECKPOINTS = on_a_node(
     "save_on_cpu",
     {"layers": "checkpointed layers"},
 )
+_LOGITS = on_a_node(
+    "evaluated_logits",
+    "L k E S V",
+    "transformers 5.23 trainer_pt_utils.py EvalLoopContainer, nested_numpify",
+    {"E": "samples of all ranks that are evaluated", "k": "bytes per logit while they are joined"},
+)
 
 
 def pinned_block(size_bytes: int) -> int:
@@ -162,8 +168,23 @@ def process_terms(cluster: Cluster) -> Terms:
     return launcher + _PROCESSES.on_node(ranks, of_a_rank, process=of_a_rank)
 
 
-def with_ranks_on_cpu(memory: MemoryEstimate, cluster: Cluster) -> MemoryEstimate:
-    """The estimate; on a CPU the ranks' own memory is memory of the host, too."""
+def kept_logits(model: ModelShape, workload: Workload, cluster: Cluster) -> Terms:
+    """Logits of an evaluation that every rank gathers from all and keeps for metrics: E samples in fp32 (numpy has no
+    bf16), and what the last k batches of each rank are joined to; at least those k batches, as they are copied."""
+    if not workload.eval_logits:
+        return ()
+    width = 2 if workload.precision == "fp16" else 4
+    once = workload.eval_logits * (workload.eval_batch or 0) * cluster.world_size
+    samples = workload.eval_samples or once
+    copies = 2 * width if samples > once else width + (workload.weight_bytes if workload.precision == "bf16" else 0)
+    inputs = {"E": samples, "k": copies, "S": workload.seq_len, "V": model.vocab_size}
+    size = copies * samples * workload.seq_len * model.vocab_size
+    return _LOGITS.on_node(cluster.gpus_per_node, size, **inputs)
+
+
+def with_ranks_on_cpu(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> MemoryEstimate:
+    """The estimate with what an evaluation keeps; on a CPU the ranks' own memory is memory of the host, too."""
+    memory = replace(memory, host_pageable_terms=memory.host_pageable_terms + kept) if kept else memory
     if not cluster.gpu.is_cpu:
         return memory
     size = memory.device_bytes_per_gpu

@@ -57,6 +57,7 @@ from .gradients import FlatGradients, gradient_memory
 from .host_memory import (
     checkpoint_terms,
     host_terms,
+    kept_logits,
     loading_bytes,
     nvme_terms,
     process_terms,
@@ -105,7 +106,7 @@ _MOMENT = Formula(
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
     """Memory of one plan on one cluster, if `unsupported` does not reject it. Raises WorkloadError for an unknown
     optimizer."""
-    plan = in_sequences(plan, workload)
+    plan, logits = in_sequences(plan, workload), kept_logits(model, workload, cluster)
     if plan.sharding != "zero":
         plain = estimate_torch_memory(model, workload, cluster, plan)
         if workload.rollouts is not None:
@@ -115,7 +116,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
             plain = replace(
                 plain, phases=_with_terms(plain.phases + phases, held_in_every_phase(workload, cluster, plan))
             )
-        return with_ranks_on_cpu(plain, cluster)
+        return with_ranks_on_cpu(plain, cluster, logits)
     workload = _as_cast(workload, plan).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
@@ -154,7 +155,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         + spread_bytes,
         nvme_terms=node.nvme,
     )
-    return with_ranks_on_cpu(estimate, cluster)
+    return with_ranks_on_cpu(estimate, cluster, logits)
 
 
 def _with_terms(phases: tuple[Phase, ...], terms: Terms) -> tuple[Phase, ...]:

@@ -12,6 +12,7 @@ from ..memory.trainable import tensor_set
 from ..models.model_shape import ModelShape
 from ..optimizers import OPTIMIZERS
 from ..plan import Plan
+from ..rollouts import Rollouts
 from ..workload import Workload
 from .step_time import estimate_forward_s, estimate_time
 
@@ -231,6 +232,7 @@ class JobDuration(NamedTuple):
     """Duration of a job under one plan."""
 
     cluster: Cluster
+    """All that is paid for: a rollout server's GPUs, too."""
     steps: int
     step_s: float
     """Seconds of the average step; samples may be shorter than the sequence length."""
@@ -283,6 +285,13 @@ class JobDuration(NamedTuple):
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 
 
+def with_server(cluster: Cluster, rollouts: Rollouts) -> Cluster:
+    """The training's cluster and the rollout server's GPUs: a node of its own where several train."""
+    if rollouts.server_gpus and (rollouts.server_has_node or cluster.nodes > 1):
+        return replace(cluster, nodes=cluster.nodes + ceil(rollouts.server_gpus / cluster.gpus_per_node))
+    return replace(cluster, gpus_per_node=cluster.gpus_per_node + rollouts.server_gpus)
+
+
 def evaluation_plan(plan: Plan, job: Job) -> Plan:
     """The plan with an evaluation's batches."""
     if job.evaluation_batch is None:
@@ -320,7 +329,7 @@ def job_duration(
         evaluation_s = saved.count * batches * estimate_forward_s(model, shorter, cluster, evaluated)
     in_all = job.samples_in_all(seq_len)
     return JobDuration(
-        cluster=cluster,
+        cluster=cluster if workload.rollouts is None else with_server(cluster, workload.rollouts),
         steps=steps,
         step_s=step_s,
         tokens=job.tokens_in_all(seq_len),

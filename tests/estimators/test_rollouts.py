@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import answer, ask
+from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.phases import phases_of
 from ds_advise.advisor.answer.view import view_of
 from ds_advise.advisor.question.rollouts import rollout_choices
@@ -16,6 +17,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.kv_cache import cached_elements
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.rollouts import Rollouts
+from ds_advise.estimators.time.job import with_server
 from ds_advise.estimators.time.rollout_time import engine_of
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
 from ds_advise.estimators.workload import Workload
@@ -166,3 +168,20 @@ def test_a_reward_model_is_held_and_computes_all_completions_at_once() -> None:
     function = allocated(grpo(), replace(PLAN, zero_stage=2))
     assert reward["step"] - function["step"] == pytest.approx(2 * MODEL.parameters, rel=0.01)
     assert reward["rewards"] > reward["step"]
+
+
+def test_the_hours_and_the_cost_are_those_of_all_gpus_and_all_completions() -> None:
+    options: dict[str, Any] = {"objective": "grpo", "seq_len": 1024, "micro_batch": 4, "global_batch": 192}
+    options |= {"samples": 240, "epochs": 1.0, "price": "2/h", "num_generations": 8}
+    found = advice_of(answer(ask("Qwen2.5-1.5B", gpus="8xH100", **options, rollout="vllm-server", server_gpus=2)))
+    assert found.recommended is not None
+    job = found.recommended.job
+    assert job is not None and job.cost is not None
+    assert job.steps == 240 * 8 / 192
+    assert job.cost == pytest.approx(8 * 2 * job.duration_s / 3600)
+
+
+def test_a_server_on_nodes_of_its_own_is_rented_with_them() -> None:
+    server = Rollouts(rollout="vllm-server", server_gpus=8, server_has_node=True)
+    assert with_server(h100s(8), server) == replace(h100s(8), nodes=2)
+    assert with_server(h100s(6), replace(server, server_gpus=2, server_has_node=False)) == h100s(8)
