@@ -20,7 +20,7 @@ from .formats import Format
 from .imported_run import ImportedRun, Improvement
 from .source import Source, parsed
 
-_RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
+_RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

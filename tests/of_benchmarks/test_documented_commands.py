@@ -109,7 +109,7 @@ COMMANDS = {
     "ds-advise train --resume --output-dir output": How(code=2, says="output"),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
     "ds-advise lint ds_config.json": How(says="ds_config.json"),
-    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How(says="DS905"),
+    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How(says="ds_config.json"),
     "ds-advise lint ds_config.json --fix": How(says="ds_config.json"),
     "python make_config.py | ds-advise lint -": How(says="standard input"),
     "ds-advise Qwen2.5-14B --gpus 8xA100-80GB --software transformers=4.45,deepspeed=0.18,reentrant": How(says="fits"),

@@ -7,7 +7,6 @@ and noted.
 
 from __future__ import annotations
 
-import ast
 import bisect
 import json
 import re
@@ -27,13 +26,16 @@ MAX_DEPTH = 60
 _MAX_DIGITS = 400
 """Digits of a number; the largest float has 309. Python refuses to read integers beyond 4300."""
 
-FIX = "give the JSON file that you pass to DeepSpeed or to TrainingArguments(deepspeed=...)"
+FIX = "give the JSON file that you pass to DeepSpeed or to TrainingArguments(deepspeed=...), or see ds-advise from"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _STRING = {'"': re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"'), "'": re.compile(r"'((?:[^'\\\x00-\x1f]|\\.)*)'")}
 _LITERAL = re.compile(r"(true|false|null)(?=[\s,}\]#/]|$)")
 _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
+_PYTHON_CONSTANT = re.compile(r"(True|False|None)[ \t]*[,}\]]")
+"""Hjson reads it as text up to the end of the line: `True,`."""
+
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
 _BARE_STRING = re.compile(r"[^\r\n]+")
 _BLANKS = re.compile(r"[ \t]*")
@@ -132,9 +134,6 @@ def read_document(raw: bytes, *, name: str) -> Document:
         raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", **utf_8) from problem
     marked = text.startswith("\ufeff")
     reader = _Reader(text[1:] if marked else text, name)
-    found = python_dict(reader.text)
-    if found is not None:
-        raise ConfigFileError(f"{name}: not JSON: it is {found.what}", fix=found.fix)
     root = reader.document()
     return Document(reader.text, root, tuple(reader.departures), marked)
 
@@ -151,9 +150,6 @@ class _Reader:
         if start == len(self.text):
             self._fail("the file is empty", start)
         if self.text[start] != "{":
-            found = other_format(self.text)
-            if found is not None:
-                raise ConfigFileError(f"{self.name}: not JSON: it is {found.what}", fix=found.fix)
             self._fail("it does not begin with {", start)
         root = self._object(start, 1)
         end = self._skip(root.end)
@@ -210,6 +206,8 @@ class _Reader:
             return DocumentNode(value=float(strange[1].replace("Infinity", "inf")), start=at, end=strange.end())
         if not first or first in ",:}]":
             self._fail("a value is missing", at)
+        if python := _PYTHON_CONSTANT.match(text, at):
+            self._fail(f"{python[1]} is Python; json.dump writes the dict as JSON", at)
         bare = _BARE_STRING.match(text, at)
         assert bare is not None
         self._note("text without quotes", at, bare.end())
@@ -300,53 +298,3 @@ class _Reader:
     def _check(self, depth: int, at: int) -> None:
         if depth > MAX_DEPTH:
             self._fail(f"brackets are nested more than {MAX_DEPTH} deep", at)
-
-
-_PYTHON_VALUE = re.compile(r"\b(True|False|None)[ \t]*[,}\]]")
-"""A constant that Hjson reads as text up to the end of the line: `True,`."""
-
-_KEY_LINE = re.compile(r"(?:---[^\n]*\n)?(?:[ \t]*(?:#[^\n]*)?\n)*([A-Za-z_][\w.-]*)[ \t]*:(?:[ \t]|\r?\n|$)")
-_NAMED_FILE = re.compile(r"^\s*deepspeed_config_file:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-
-
-class OtherFormat(NamedTuple):
-    """The format of a text that is no configuration, and what to do."""
-
-    what: str
-    fix: str
-
-
-def python_dict(text: str) -> OtherFormat | None:
-    """For a dict as Python writes it, with a constant that JSON and Hjson read otherwise."""
-    tree = _python(text.strip()) if _PYTHON_VALUE.search(text) else None
-    statements = tree.body if tree is not None else []
-    alone = len(statements) == 1 and isinstance(statements[0], ast.Expr) and isinstance(statements[0].value, ast.Dict)
-    return OtherFormat("a Python dict", _dumped("ds_config")) if alone else None
-
-
-def other_format(text: str) -> OtherFormat | None:
-    """For a text that is not read as an object: Python code with a dict in it, or YAML; None for any other."""
-    nodes = list(ast.walk(tree)) if (tree := _python(text)) is not None else []
-    if any(isinstance(node, ast.Dict) and node.keys for node in nodes):
-        named = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
-        names = [target.id for node in named for target in node.targets if isinstance(target, ast.Name)]
-        return OtherFormat("Python code", _dumped(names[0] if names else "ds_config"))
-    if _KEY_LINE.match(text) is None:
-        return None
-    if "distributed_type:" in text or "deepspeed_config:" in text:
-        file = _NAMED_FILE.search(text)
-        fix = f"lint the file that it names: {file[1]}" if file else "lint the file of its deepspeed_config_file"
-        return OtherFormat("accelerate's own configuration", fix)
-    return OtherFormat("YAML, or an object without braces", "write it as JSON, which all readers of the file take")
-
-
-def _python(text: str) -> ast.Module | None:
-    """The text as Python code; None where it is none."""
-    try:
-        return ast.parse(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-
-
-def _dumped(name: str) -> str:
-    return f"write it to a file and lint that: json.dump({name}, open('ds_config.json', 'w'))"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict, Unpack
+from typing import Any, Literal
 
 from .config_file import Edit, Remove, Replace
 from .facts import DeepSpeedFacts
@@ -71,19 +71,6 @@ def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
 RuleCheck = Callable[[LintedConfig], Iterator[Violation]]
 
 
-class RuleWords(TypedDict):
-    """The fields of `Rule` that a registration states by name."""
-
-    why: str
-    source: str
-    bad: Mapping[str, Any] | str
-    good: Mapping[str, Any] | str
-    fix: NotRequired[str]
-    since: NotRequired[str]
-    until: NotRequired[str]
-    options: NotRequired[Mapping[str, Any]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A check with its words."""
@@ -133,16 +120,16 @@ class Rules:
         self.subject = subject
         self.rules: list[Rule] = []
 
-    def error(self, title: str, check: RuleCheck | None = None, **words: Unpack[RuleWords]) -> Registration:
+    def error(self, title: str, check: RuleCheck | None = None, **words: Any) -> Registration:
         return self._register("error", title, check, words)
 
-    def warning(self, title: str, check: RuleCheck | None = None, **words: Unpack[RuleWords]) -> Registration:
+    def warning(self, title: str, check: RuleCheck | None = None, **words: Any) -> Registration:
         return self._register("warning", title, check, words)
 
-    def advice(self, title: str, check: RuleCheck | None = None, **words: Unpack[RuleWords]) -> Registration:
+    def advice(self, title: str, check: RuleCheck | None = None, **words: Any) -> Registration:
         return self._register("advice", title, check, words)
 
-    def _register(self, severity: Severity, title: str, check: RuleCheck | None, words: RuleWords) -> Registration:
+    def _register(self, severity: Severity, title: str, check: RuleCheck | None, words: dict[str, Any]) -> Registration:
         code, _, title = title.partition(" ")
 
         def registered(check: RuleCheck) -> RuleCheck:

@@ -94,22 +94,6 @@ def indivisible(config: LintedConfig) -> Iterator[Violation]:
         yield violation(TOTAL, f"{total} is not a multiple of {' x '.join(factors)}")
 
 
-@BATCH_RULES.advice(
-    "DS105 the whole batch in one micro batch",
-    why="without the other two keys DeepSpeed takes train_batch_size / GPUs as the micro batch, without accumulation, "
-    "and activations grow with it",
-    fix=f"set {MICRO} to what fits; DeepSpeed then accumulates",
-    source=_SOURCE,
-    bad={TOTAL: 64},
-    good={TOTAL: 64, MICRO: 4},
-)
-def only_total(config: LintedConfig) -> Iterator[Violation]:
-    total, ranks = _positive(config, TOTAL), _data_parallel_ranks(config)
-    if total and config.get(MICRO) is None and config.get(STEPS) is None and total // (ranks or 8) > 4:
-        each = f"{total // ranks}" if ranks else f"{total} / GPUs"
-        yield violation(TOTAL, f"the micro batch is {each} samples")
-
-
 BATCH_RULES.warning(
     "DS106 sequence parallelism that does not divide the GPUs",
     at("sequence_parallel_size", when.splits_ranks_unevenly, "{number} does not divide {ranks} GPUs"),
@@ -165,15 +149,15 @@ def _data_parallel_ranks(config: LintedConfig) -> int | None:
 
 TRAINER_RULES = Rules("`auto` and the Trainer")
 _TRAINER = "transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig"
-_ACCELERATES = {
-    "zero_optimization.stage": "2",
-    "zero_optimization.offload_optimizer.device": '"none"',
-    "zero_optimization.offload_optimizer.nvme_path": '"none"',
-    "zero_optimization.offload_param.device": '"none"',
-    "zero_optimization.offload_param.nvme_path": '"none"',
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "false",
-}
-"""Keys that accelerate's plugin fills from its environment, and what with where nothing is set there."""
+_ACCELERATES = (
+    "zero_optimization.stage",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.device",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+)
+"""Keys that accelerate's plugin fills from its environment."""
 _READ_AS_THEY_ARE = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -236,30 +220,6 @@ def _autos(node: dict[str, Any], above: Path = ()) -> Iterator[Path]:
             yield (*above, name)
 
 
-@TRAINER_RULES.advice(
-    'DS152 "auto" that means a default',
-    why='DeepSpeed drops "auto" from the blocks that it checks, and its own default holds; accelerate fills a few keys '
-    "with its own",
-    fix="write the value that you want",
-    source="runtime/config_utils.py DeepSpeedConfigModel.__init__; accelerate/utils/dataclasses.py DeepSpeedPlugin",
-    bad={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size="auto")},
-    good={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size=100_000_000)},
-)
-def default(config: LintedConfig) -> Iterator[Violation]:
-    if config.framework == "hf":
-        for path, value in _ACCELERATES.items():
-            if config.is_auto(path):
-                yield violation(path, f'"auto" here is {value}, unless accelerate is configured otherwise')
-        return
-    for block in config.facts.blocks:
-        for key in config.block(block.path) if block.strict else ():
-            path = f"{block.path}.{key}"
-            field = block.field(key)
-            if field is not None and config.is_auto(path) and not field.block:
-                default = f", {field.default!r}" if field.default_known else ""
-                yield violation(path, f'"auto" here is the default{default}')
-
-
 TRAINER_RULES.error(
     "DS153 no zero_optimization for the Trainer",
     at("zero_optimization", when.for_trainer & ~when.given & ~when.is_on("autotuning.enabled"), "{name} is missing"),
@@ -300,20 +260,3 @@ TRAINER_RULES.warning(
     bad=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"weight_decay": 0.0}}),
     good=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
 )
-
-
-@TRAINER_RULES.advice(
-    "DS156 a bucket of H^2 that is too small for any link",
-    why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements a "
-    "collective takes hardly more than its latency",
-    source=_TRAINER + ".trainer_config_finalize",
-    options={"model": "gpt2", "gpus": "8xA100-80GB"},
-    bad=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),
-    good=trainer(zero_optimization=zero(2, reduce_bucket_size=50_000_000)),
-)
-def small_bucket(config: LintedConfig) -> Iterator[Violation]:
-    path = "zero_optimization.reduce_bucket_size"
-    if config.framework == "hf" and config.model is not None and config.is_auto(path) and config.stage:
-        elements = config.model.hidden_size**2
-        if elements < 1_000_000:
-            yield violation(path, f"the bucket is {elements:,} elements", fix="write a number, such as 50000000")

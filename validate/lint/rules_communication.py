@@ -5,44 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import rule_conditions as when
-from .linted_config import LintedConfig
-from .rule import Rules, Violation, violation
+from .linted_config import LintedConfig, shown
+from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import at
-from .rule_examples import ON, plain, zero
+from .rule_examples import plain, zero
 
 COMMUNICATION_RULES = Rules("Communication")
 
-COMMUNICATION_RULES.error(
-    "DS701 an unknown communication type",
-    at(
-        ("communication_data_type", "seq_parallel_communication_data_type"),
-        when.not_null & ~when.like("fp32", "fp16", "bf16", "auto"),
-    ),
-    why="DeepSpeed knows fp32, fp16 and bf16, and stops at any other",
-    fix='write "fp32", "fp16" or "bf16", or remove it',
-    source="runtime/config.py get_communication_data_type",
+_WORDS = {
+    "communication_data_type": ("fp32", "fp16", "bf16", "auto"),
+    "seq_parallel_communication_data_type": ("fp32", "fp16", "bf16", "auto"),
+    "gradient_allreduce_op": ("mean", "sum", "auto"),
+    "checkpoint.tag_validation": ("warn", "ignore", "fail"),
+    "checkpoint.writer.type": ("mock", "python", "fast"),
+    "checkpoint.writer.data_parallel": ("replica", "socket", "machine"),
+    "checkpoint.parallel_write.pipeline_stage": (True, False, 0, 1),
+}
+"""Keys that no class of DeepSpeed checks, and the values that it knows, in any case of letters."""
+
+
+@COMMUNICATION_RULES.error(
+    "DS701 a word that DeepSpeed does not know",
+    why="DeepSpeed stops at any other value",
+    source="runtime/config.py, runtime/model_checkpointing/config.py",
     bad=plain(communication_data_type="float16"),
     good=plain(communication_data_type="fp16"),
 )
-COMMUNICATION_RULES.advice(
-    "DS702 gradients that travel in fp32",
-    at("communication_data_type", when.like("fp32") & when.half_precision, "16-bit gradients are reduced in fp32"),
-    why="every reduction moves twice the bytes of 16-bit gradients",
-    fix="remove it, unless sums over very many GPUs need it",
-    source="runtime/engine.py communication_data_type",
-    bad=plain(bf16=ON, communication_data_type="fp32"),
-    good=plain(bf16=ON),
-)
-COMMUNICATION_RULES.error(
-    "DS703 an unknown reduction of gradients",
-    at("gradient_allreduce_op", when.given & ~when.like("mean", "sum", "auto") & when.known),
-    why='DeepSpeed knows "mean" and "sum"',
-    fix='write "mean" or "sum"',
-    source="runtime/config.py get_gradient_allreduce_op",
-    since="0.19.6",
-    bad=plain(gradient_allreduce_op="avg"),
-    good=plain(gradient_allreduce_op="mean"),
-)
+def unknown_word(config: LintedConfig) -> Iterator[Violation]:
+    for path, words in _WORDS.items():
+        value = config.get(path)
+        is_read = config.knows(path.partition(".")[0])
+        may_be_null = path.startswith(("communication", "seq_parallel", "checkpoint.writer"))
+        if not config.has(path) or not is_read or (value is None and may_be_null):
+            continue
+        if (value.lower() if isinstance(value, str) else value) not in words:
+            yield bad_value(config, path, fix=f"write one of {', '.join(map(shown, words))}")
 
 
 @COMMUNICATION_RULES.error(

@@ -66,21 +66,6 @@ def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
             yield violation("expert_parallel.autoep_size", problem, fix=f"write a divisor of the number of {what}")
 
 
-@EXPERT_RULES.warning(
-    "DS653 AutoEP without experts",
-    why="it replaces mixtures of experts, and this model has none",
-    fix="remove expert_parallel",
-    since="0.19",
-    source="runtime/engine.py _configure_expert_parallel",
-    options={"model": "Qwen2.5-7B"},
-    bad=plain(bf16=ON, zero_optimization=zero(2), expert_parallel=_AUTOEP),
-    good=plain(bf16=ON, zero_optimization=zero(2)),
-)
-def no_experts(config: LintedConfig) -> Iterator[Violation]:
-    if _size(config) and config.model and not any(block.feed_forward.experts for block in config.model.blocks):
-        yield violation("expert_parallel", f"{config.model.name} has no mixture of experts")
-
-
 @EXPERT_RULES.error(
     "DS654 AutoEP at stage 3 with what it does not know",
     why="DeepSpeed asserts that experts which ranks keep are partitioned neither over ranks that share samples nor in "
@@ -130,33 +115,6 @@ CHECKPOINT_RULES = Rules("Checkpointing")
 _CONTIGUOUS = {"contiguous_memory_optimization": True}
 _CHECKPOINT = "runtime/model_checkpointing/config.py"
 
-CHECKPOINT_RULES.error(
-    "DS801 an unknown tag validation",
-    at("checkpoint.tag_validation", when.given & ~when.like("warn", "ignore", "fail")),
-    why="DeepSpeed knows Warn, Ignore and Fail",
-    fix='write "Warn"',
-    source="runtime/config.py get_checkpoint_tag_validation_mode",
-    bad=plain(checkpoint={"tag_validation": "strict"}),
-    good=plain(checkpoint={"tag_validation": "Fail"}),
-)
-
-
-@CHECKPOINT_RULES.error(
-    "DS802 an unknown checkpoint writer",
-    why="DeepSpeed asserts the writer's type and its unit of data parallelism",
-    fix='types are "mock", "python", "fast"; units "replica", "socket", "machine"',
-    source=_CHECKPOINT,
-    bad=plain(checkpoint={"writer": {"type": "quick"}}),
-    good=plain(checkpoint={"writer": {"type": "fast"}}),
-)
-def writer(config: LintedConfig) -> Iterator[Violation]:
-    known = {"type": ("MOCK", "PYTHON", "FAST"), "data_parallel": ("REPLICA", "SOCKET", "MACHINE")}
-    for name, values in known.items():
-        value = config.get(f"checkpoint.writer.{name}")
-        if value is not None and not (isinstance(value, str) and value.upper() in values):
-            yield violation(f"checkpoint.writer.{name}", f"{name} is {shown(value)}")
-
-
 CHECKPOINT_RULES.advice(
     "DS806 a checkpoint writer, which needs the deepspeed launcher",
     at("checkpoint.writer", when.block, "it needs the deepspeed launcher"),
@@ -166,15 +124,6 @@ CHECKPOINT_RULES.advice(
     source="runtime/model_checkpointing/utils.py, launcher/launch.py",
     bad=plain(checkpoint={"writer": {"type": "fast"}}),
     good=plain(checkpoint={"tag_validation": "Warn"}),
-)
-CHECKPOINT_RULES.error(
-    "DS803 a pipeline stage that is not true or false",
-    at("checkpoint.parallel_write.pipeline_stage", when.given & ~when.equals(0, 1)),
-    why="DeepSpeed raises an error for any other value",
-    fix="write true or false",
-    source="runtime/config.py get_checkpoint_parallel_write_pipeline",
-    bad=plain(checkpoint={"parallel_write": {"pipeline_stage": "yes"}}),
-    good=plain(checkpoint={"parallel_write": {"pipeline_stage": True}}),
 )
 CHECKPOINT_RULES.advice(
     "DS804 activation_checkpointing that has no effect",
@@ -229,31 +178,13 @@ def steps_per_print(config: LintedConfig) -> Iterator[Violation]:
 
 
 LOGGING_RULES.advice(
-    "DS852 timing of every phase (wall_clock_breakdown)",
-    at("wall_clock_breakdown", when.equals(True), "the phases of every step are timed"),
-    why="every phase of every step then waits for the GPU to finish",
-    fix="set it to false when you have seen the times",
-    source="runtime/engine.py, utils/timer.py",
+    "DS852 profiling in a training",
+    at(("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"), when.on, "{block} {name} is on"),
+    why="timing a phase or a collective waits for the GPU; the FLOPs profiler turns wall_clock_breakdown on, too",
+    fix="set it to false when you have seen the figures",
+    source="utils/timer.py, profiling/config.py, comm/comm.py timed_op",
     bad=plain(wall_clock_breakdown=True),
     good=plain(wall_clock_breakdown=False),
-)
-LOGGING_RULES.advice(
-    "DS853 the FLOPs profiler in a training",
-    at("flops_profiler.enabled", when.on, "the profiler is on"),
-    why="at profile_step it hooks into every module; it also turns wall_clock_breakdown on for all steps",
-    fix="disable it when you have its table",
-    source="runtime/config.py, profiling/config.py",
-    bad=plain(flops_profiler=ON),
-    good=plain(flops_profiler={"enabled": False}),
-)
-LOGGING_RULES.advice(
-    "DS854 logging of every collective",
-    at("comms_logger.enabled", when.on, "every collective is logged"),
-    why="each one is timed with a synchronization of the GPU",
-    fix="disable it when you have its table",
-    source="comm/comm.py timed_op, utils/comms_logging.py",
-    bad=plain(comms_logger=ON),
-    good=plain(comms_logger={"enabled": False}),
 )
 
 
@@ -277,15 +208,6 @@ def secret(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-LOGGING_RULES.advice(
-    "DS856 autotuning in a training",
-    at("autotuning.enabled", when.on, "autotuning is on"),
-    why="the launcher reads it: with --autotuning it starts many short jobs",
-    fix="disable it, or see `ds-advise MODEL --gpus SPEC`",
-    source="autotuning/config.py, launcher/runner.py",
-    bad=plain(autotuning=ON),
-    good=plain(autotuning={"enabled": False}),
-)
 LOGGING_RULES.error(
     "DS857 autotuning without a folder",
     at(("autotuning.results_dir", "autotuning.exps_dir"), when.given & when.empty),

@@ -13,7 +13,6 @@ from .rule import Path, Rules, Violation, unquoted, violation
 from .rule_examples import ON, plain, zero
 
 FILE_RULES = Rules("The file")
-_CONFIG = "runtime/config.py DeepSpeedConfig"
 _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
 

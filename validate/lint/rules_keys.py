@@ -14,23 +14,6 @@ from .rule_conditions import at
 from .rule_examples import CPU, ON, plain, zero
 
 KEY_RULES = Rules("Keys")
-_OWN_RULES = {
-    "aio.thread_count",
-    "wandb.api_key",
-    *(
-        f"{block}.{key}"
-        for block in ("bf16", "bfloat16")
-        for key in (
-            "loss_scale",
-            "initial_scale_power",
-            "loss_scale_window",
-            "hysteresis",
-            "min_loss_scale",
-            "auto_cast",
-        )
-    ),
-}
-"""Unknown keys with a more specific rule."""
 _TELLING = (
     "",
     "zero_optimization",
@@ -217,7 +200,7 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
         for key in found:
             path = block.path_of(key)
             known = block.path in config.facts.owners(key) or path in config.facts.removed
-            if not (known or path in _OWN_RULES or _is_comment(key, block)):
+            if not (known or path == "wandb.api_key" or _is_comment(key, block)):
                 yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
@@ -237,6 +220,8 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     Only blocks around this one or within it count, and blocks of `_TELLING` keys: in others a key of the same name is
     another thing.
     """
+    if block.path in ("bf16", "bfloat16"):
+        return ""  # what it lacks is fp16's loss scaling, which bf16 does without
     places = [path for path in config.facts.owners(key) if path != block.path and path in _TELLING]
     if "zero_optimization" in places and not block.path:
         return "zero_optimization"

@@ -15,8 +15,8 @@ from .rule_examples import ADAMW, ON, plain, trainer, zero
 OPTIMIZER_RULES = Rules("Optimizer")
 
 _lamb = Condition(lambda config, _: config.optimizer == "lamb")
-_warms_up = Condition(lambda config, _: config.text("scheduler.type").startswith("Warmup"))
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
+_SCHEDULES = "runtime/lr_schedules.py"
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 """DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
 _SGD = {"type": "SGD", "params": {"lr": 0.1}}
@@ -24,38 +24,39 @@ _MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 
 
 @OPTIMIZER_RULES.error(
-    "DS501 an unknown optimizer",
-    why="DeepSpeed asserts that the type is one of its own names or a class of torch.optim",
-    fix="correct the name, or create the optimizer in the script and remove the block",
-    source="runtime/engine.py _is_supported_optimizer",
+    "DS501 an unknown optimizer or scheduler",
+    why="DeepSpeed asserts that the type is one of its own names or a class of torch",
+    fix="correct the name, or create it in the script and remove the block",
+    source="runtime/engine.py _is_supported_optimizer, _scheduler_from_config",
     bad=plain(optimizer={"type": "AdamWW", "params": {"lr": 1e-5}}),
     good=plain(optimizer=ADAMW),
 )
 def unknown(config: LintedConfig) -> Iterator[Violation]:
-    kind = config.get("optimizer.type")
-    torch_names = config.facts.torch_optimizers
-    if kind is not None and not isinstance(kind, str):
-        yield violation("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
-    elif kind is not None and torch_names and config.optimizer not in (*config.facts.optimizers, *torch_names):
-        names = [*config.facts.optimizers, *torch_names]
-        if kind.lower() in _ONE_BIT:
-            yield violation(
-                "optimizer.type",
-                f"the 1-bit optimizers are gone from DeepSpeed, and {config.facts.version} has no {shown(kind)}",
-                fix='write "AdamW", without the arguments for compression in params',
-            )
-            return
-        near = nearest(kind, names) or nearest(kind.lower(), names)
-        what = f"neither DeepSpeed nor torch.optim has {shown(kind)}"
-        yield violation("optimizer.type", what, fix=f"write {shown(near)}" if near else "")
+    facts = config.facts
+    for block, name, own, of_torch in (
+        ("optimizer", config.optimizer, facts.optimizers, facts.torch_optimizers),
+        ("scheduler", config.text("scheduler.type"), facts.schedulers, facts.torch_schedulers),
+    ):
+        path, kind, names = f"{block}.type", config.get(f"{block}.type"), (*own, *of_torch)
+        if kind is not None and not isinstance(kind, str):
+            yield violation(path, f"type is {shown(kind)}", fix=f"write the {block}'s name")
+        elif kind is None or not of_torch or name in names:
+            continue
+        elif kind.lower() in _ONE_BIT:
+            what = f"the 1-bit optimizers are gone from DeepSpeed, and {facts.version} has no {shown(kind)}"
+            yield violation(path, what, fix='write "AdamW", without the arguments for compression in params')
+        else:
+            near = nearest(kind, names) or nearest(kind.lower(), names)
+            what = f"neither DeepSpeed nor torch has the {block} {shown(kind)}"
+            yield violation(path, what, fix=f"write {shown(near)}" if near else "")
 
 
 OPTIMIZER_RULES.warning(
-    "DS502 an optimizer block without a type",
-    at("optimizer", when.without_type, "the block has no type"),
+    "DS502 an optimizer or scheduler block without a type",
+    at(("optimizer", "scheduler"), when.without_type, "the block has no type"),
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
-    source="runtime/config.py get_optimizer_name",
+    source="runtime/config.py get_optimizer_name, get_scheduler_name",
     bad=plain(optimizer={"params": {"lr": 1e-5}}),
     good=plain(optimizer=ADAMW),
 )
@@ -87,24 +88,26 @@ def untested(config: LintedConfig) -> Iterator[Violation]:
 
 
 @OPTIMIZER_RULES.error(
-    "DS505 an argument that the optimizer does not take",
-    why="DeepSpeed passes optimizer.params to the class, which raises a TypeError",
+    "DS505 an argument that the optimizer or scheduler does not take",
+    why="DeepSpeed passes params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
-    source=_ENGINE,
+    source=_ENGINE + "; " + _SCHEDULES,
     bad=plain(optimizer={"type": "AdamW", "params": {"learning_rate": 1e-5}}),
     good=plain(optimizer=ADAMW),
 )
 def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
-    taken = _arguments(config)
     given = config.get("optimizer.params")
-    if taken is None or not isinstance(given, dict):
-        if config.optimizer and given is not None and not isinstance(given, dict):
-            yield violation("optimizer.params", f"params is {shown(given)}", fix="write an object")
-        return
-    for name in given:
-        if name not in taken and name != "max_grad_norm":
-            what = f"{config.optimizer} takes no {name[:40]!r}"
-            yield unknown_name(("optimizer", "params", name), what, taken, cutoff=0.5)
+    if config.optimizer and given is not None and not isinstance(given, dict):
+        yield violation("optimizer.params", f"params is {shown(given)}", fix="write an object")
+    for block, kind, taken in (
+        ("optimizer", config.optimizer, _arguments(config)),
+        ("scheduler", config.text("scheduler.type"), _names(_parameters(config))),
+    ):
+        if taken is None:
+            continue
+        for name in config.block(f"{block}.params"):
+            if name not in taken and (block, name) != ("optimizer", "max_grad_norm"):  # which DS503 finds
+                yield unknown_name((block, "params", name), f"{kind} takes no {name[:40]!r}", taken, cutoff=0.5)
 
 
 @OPTIMIZER_RULES.error(
@@ -143,85 +146,59 @@ OPTIMIZER_RULES.error(
     bad=plain(optimizer=_MUON, zero_optimization=zero(3)),
     good=plain(optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
 )
-OPTIMIZER_RULES.warning(
-    "DS511 Muon that is AdamW",
-    at("optimizer.type", when.per_matrix & when.stages(3) & when.for_trainer, "no parameter is updated by Muon"),
-    why="the Trainer builds the model under zero.Init, where this DeepSpeed reads a placeholder's shape in place of "
-    "the layer's, finds no matrix, and updates every parameter by AdamW without a warning (DeepSpeed PR 8438)",
-    fix="install DeepSpeed 0.19.7 or later, or use stage 2",
+
+
+@OPTIMIZER_RULES.warning(
+    "DS511 Muon as DeepSpeed before 0.19.8 steps it",
+    why="before 0.19.7 zero.Init at stage 3 leaves Muon no matrix (PR 8438), and stage 0 orthogonalizes nothing (PR "
+    "8442); before 0.19.8 stage 3 orthogonalizes each micro batch instead of their sum (PR 8600)",
+    fix="install DeepSpeed 0.19.8, or use stage 1 or 2",
     since="0.19",
-    until="0.19.7",
-    source="__init__.py set_optimizer_flags, before `_layer_shape`",
+    until="0.19.8",
+    source="__init__.py set_optimizer_flags; runtime/zero/muon/muon_optimizer.py step; runtime/zero/stage3.py",
     bad=trainer(optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
     good=trainer(optimizer=_MUON, zero_optimization=zero(2)),
 )
-OPTIMIZER_RULES.warning(
-    "DS513 Muon at stage 0 that is SGD",
-    at("optimizer.type", when.per_matrix & when.stages(0), "matrices are updated by their gradient alone"),
-    why="below DeepSpeed 0.19.7 only ZeRO orthogonalizes the gradients, and without it they are applied as they are "
-    "(DeepSpeed PR 8442)",
-    fix="install DeepSpeed 0.19.7 or later, or use stage 1 or 2",
-    since="0.19",
-    until="0.19.7",
-    source="runtime/zero/muon/muon_optimizer.py step",
-    bad=plain(optimizer=_MUON),
-    good=plain(optimizer=_MUON, zero_optimization=zero(2)),
-)
-OPTIMIZER_RULES.warning(
-    "DS512 Muon with accumulation at stage 3",
-    at(
-        "gradient_accumulation_steps",
-        when.number(lambda steps: steps > 1) & when.per_matrix & when.stages(3),
-        "Muon's momentum advances {number} times a step",
-    ),
-    why="this DeepSpeed orthogonalizes the gradient of each micro batch, not their sum, so that the weights are other "
-    "than with the same batch in one piece (DeepSpeed PR 8600)",
-    fix="install DeepSpeed 0.19.8, use stage 2, or do not accumulate",
-    since="0.19",
-    until="0.19.8",
-    source="runtime/zero/stage3.py, before `_apply_muon_to_accumulated_grads`",
-    bad=plain(gradient_accumulation_steps=4, optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
-    good=plain(gradient_accumulation_steps=4, optimizer=_MUON, zero_optimization=zero(2)),
-)
-
-
-@OPTIMIZER_RULES.advice(
-    "DS509 Adam that is AdamW",
-    why="DeepSpeed's Adam decays weights as AdamW does, unless adam_w_mode is false",
-    fix='write "AdamW", or set "adam_w_mode": false for L2 regularization',
-    source="runtime/config.py ADAM_W_MODE_DEFAULT",
-    bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.1}}),
-    good=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}),
-)
-def decoupled(config: LintedConfig) -> Iterator[Violation]:
-    decay = config.number("optimizer.params.weight_decay")
-    if config.optimizer == "adam" and decay and "adam_w_mode" not in config.block("optimizer.params"):
-        yield violation("optimizer.type", f"the weight decay {decay:g} is decoupled")
+def old_muon(config: LintedConfig) -> Iterator[Violation]:
+    spec, steps = config.optimizer_spec, config.number("gradient_accumulation_steps") or 1
+    if spec is None or not spec.per_matrix:
+        return
+    is_older = not config.facts.at_least("0.19.7")
+    if is_older and config.stage == 3 and config.framework == "hf":
+        yield violation("optimizer.type", "no parameter is updated by Muon, all are by AdamW")
+    elif is_older and config.stage == 0:
+        yield violation("optimizer.type", "matrices are updated by their gradient alone")
+    if config.stage == 3 and steps > 1:
+        yield violation("gradient_accumulation_steps", f"Muon's momentum advances {steps:g} times a step")
 
 
 @OPTIMIZER_RULES.error(
-    "DS510 an argument of the optimizer that is text",
-    why="the compiled optimizer takes numbers only and raises a TypeError at the first step",
+    "DS510 a number of the optimizer or the warm-up that is text",
+    why="the compiled optimizer and the scheduler compute with it, and raise a TypeError",
     fix="write a number",
-    source="csrc/adam: multi_tensor_adam, create_adam",
+    source="csrc/adam: multi_tensor_adam, create_adam; " + _SCHEDULES,
     bad=plain(optimizer={"type": "AdamW", "params": {"lr": "1e-5x"}}),
     good=plain(optimizer=ADAMW),
 )
 def text(config: LintedConfig) -> Iterator[Violation]:
-    params = "optimizer.params"
-    for path in (f"{params}.lr", f"{params}.weight_decay", f"{params}.eps") if config.has_adam else ():
+    paths = [f"optimizer.params.{name}" for name in ("lr", "weight_decay", "eps")] if config.has_adam else []
+    if config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR"):
+        paths += [f"scheduler.params.{name}" for name in ("warmup_min_lr", "warmup_max_lr", "total_num_steps")]
+        if not config.facts.at_least("0.19.6"):  # since then the scheduler refuses it itself (DS604)
+            paths.append("scheduler.params.warmup_num_steps")
+    for path in paths:
         value, number = config.get(path), number_in(config.get(path))
         if value != "auto" and isinstance(value, str | list | dict):
-            set_later = path == f"{params}.lr" and config.has("scheduler")  # it sets the rate before the first step
+            set_later = path == "optimizer.params.lr" and config.has("scheduler")  # before the first step
             fix = "" if number is None else f"write {number:g} without quotes"
             severity: Severity | None = "warning" if set_later else None
             yield bad_value(config, path, severity=severity, fix=fix, edits=unquoted(path, value))
-    betas = config.get(f"{params}.betas")
+    betas = config.get("optimizer.params.betas")
     if config.has_adam and isinstance(betas, list) and any(isinstance(beta, str) for beta in betas):
         numbers = [beta if number_in(beta) is None else number_in(beta) for beta in betas]
         mended = not any(isinstance(number, str) for number in numbers)
         edits = (Replace(("optimizer", "params", "betas"), numbers),) if mended else ()
-        yield bad_value(config, f"{params}.betas", fix="write the numbers without quotes", edits=edits)
+        yield bad_value(config, "optimizer.params.betas", fix="write the numbers without quotes", edits=edits)
 
 
 def _arguments(config: LintedConfig) -> list[str] | None:
@@ -249,28 +226,7 @@ def _names(
 
 
 SCHEDULER_RULES = Rules("Scheduler")
-_SCHEDULER_ENGINE = "runtime/engine.py _scheduler_from_config"
-_SCHEDULES = "runtime/lr_schedules.py"
 _DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 100}}
-
-
-@SCHEDULER_RULES.error(
-    "DS601 an unknown scheduler",
-    why="DeepSpeed asserts that the type is a class of its lr_schedules or of torch.optim.lr_scheduler",
-    fix="correct the name",
-    source=_SCHEDULER_ENGINE,
-    bad=plain(scheduler={"type": "WarmupDecay", "params": {}}),
-    good=plain(scheduler=_DECAY),
-)
-def unknown_scheduler(config: LintedConfig) -> Iterator[Violation]:
-    kind = config.get("scheduler.type")
-    names = (*config.facts.schedulers, *config.facts.torch_schedulers)
-    if kind is not None and not isinstance(kind, str):
-        yield violation("scheduler.type", f"type is {shown(kind)}", fix="write the scheduler's name")
-    elif kind is not None and config.facts.torch_schedulers and kind not in names:
-        near = nearest(kind, names)
-        what = f"there is no scheduler {shown(kind)}"
-        yield violation("scheduler.type", what, fix=f"write {shown(near)}" if near else "")
 
 
 @SCHEDULER_RULES.error(
@@ -296,23 +252,6 @@ def incomplete(config: LintedConfig) -> Iterator[Violation]:
 
 
 @SCHEDULER_RULES.error(
-    "DS603 an argument that the scheduler does not take",
-    why="DeepSpeed passes scheduler.params to the class, which raises a TypeError",
-    fix="remove it, or correct its name",
-    source=_SCHEDULES,
-    bad=plain(scheduler={"type": "WarmupLR", "params": {"total_num_steps": 1000}}),
-    good=plain(scheduler=_DECAY),
-)
-def wrong_scheduler_argument(config: LintedConfig) -> Iterator[Violation]:
-    taken = _parameters(config)
-    names = [parameter.name for parameter in taken or ()]
-    for name in config.block("scheduler.params") if taken is not None else ():
-        if name not in names:
-            what = f"{config.text('scheduler.type')} takes no {name[:40]!r}"
-            yield unknown_name(("scheduler", "params", name), what, names)
-
-
-@SCHEDULER_RULES.error(
     "DS604 a warm-up of no steps",
     why="the warm-up schedulers refuse anything but a whole number above zero",
     fix="write 1 for no warm-up",
@@ -329,42 +268,6 @@ def no_warmup(config: LintedConfig) -> Iterator[Violation]:
         mended = isinstance(number, int) and number > 0
         fix = f"write {number} without quotes" if mended else ""
         yield bad_value(config, path, fix=fix, edits=unquoted(path, value) if mended else ())
-
-
-@SCHEDULER_RULES.warning(
-    "DS605 a warm-up longer than the training",
-    why="the learning rate never reaches its highest value",
-    fix="write a smaller warmup_num_steps",
-    source=_SCHEDULES,
-    bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}}),
-    good=plain(scheduler=_DECAY),
-)
-def long_warmup(config: LintedConfig) -> Iterator[Violation]:
-    total, warmup = (config.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
-    if total is not None and warmup is not None and warmup > total:
-        yield violation(
-            "scheduler.params.warmup_num_steps", f"the warm-up has {warmup:g} steps, the training {total:g}"
-        )
-
-
-SCHEDULER_RULES.warning(
-    "DS606 an unknown warm-up",
-    at("scheduler.params.warmup_type", when.not_null & ~when.equals("log", "linear") & _warms_up),
-    why="the schedulers know log and linear; for any other they print a warning and take log",
-    fix='write "linear" or "log"',
-    source=_SCHEDULES,
-    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "cosine"}}),
-    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "linear"}}),
-)
-SCHEDULER_RULES.warning(
-    "DS607 a scheduler block without a type",
-    at("scheduler", when.without_type, "the block has no type"),
-    why="DeepSpeed then ignores the whole block",
-    fix='add "type"',
-    source="runtime/config.py get_scheduler_name",
-    bad=plain(scheduler={"params": {"warmup_num_steps": 10}}),
-    good=plain(scheduler=_DECAY),
-)
 
 
 @SCHEDULER_RULES.warning(
@@ -396,25 +299,6 @@ def torchs(config: LintedConfig) -> Iterator[Violation]:
     wrapped = config.stage or config.fp16 or config.bf16
     if wrapped and kind in config.facts.torch_schedulers and kind not in config.facts.schedulers:
         yield violation("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
-
-
-@SCHEDULER_RULES.error(
-    "DS610 a number of the warm-up that is text",
-    why="the scheduler subtracts and compares it, and raises a TypeError",
-    fix="write a number",
-    source=_SCHEDULES,
-    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": "1e-5"}}),
-    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
-)
-def text_in_scheduler(config: LintedConfig) -> Iterator[Violation]:
-    kind = config.text("scheduler.type")
-    names = ["warmup_min_lr", "warmup_max_lr", "total_num_steps"]
-    if not config.facts.at_least("0.19.6"):  # since then the scheduler refuses it itself (DS604)
-        names.append("warmup_num_steps")
-    for name in names if kind in ("WarmupLR", "WarmupDecayLR") else ():
-        path = f"scheduler.params.{name}"
-        if config.text(path) not in ("", "auto"):
-            yield bad_value(config, path, edits=unquoted(path, config.text(path)))
 
 
 def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:

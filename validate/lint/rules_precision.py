@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from . import rule_conditions as when
 from .linted_config import LintedConfig
-from .rule import Rules, Severity, Violation, bad_value, removed, violation
+from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import Condition, at
 from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
 
@@ -35,7 +35,6 @@ _BF16_MASTERS = ("bf16.bf16_master_weights_and_grads", "bfloat16.bf16_master_wei
 _BF16_STATES = ("bf16.bf16_optimizer_states", "bfloat16.bf16_optimizer_states")
 _ALL_IN_BF16 = ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}
 _TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
-_LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
 
 _fp32 = Condition(lambda config, path: _DTYPES.get(config.text(path)) == "fp32")
 
@@ -81,48 +80,6 @@ def full_precision(config: LintedConfig) -> Iterator[Violation]:
     may_come = config.framework == "hf" and not any(config.has(name) for name in ("fp16", "bf16", "bfloat16"))
     if not (config.fp16 or config.bf16 or filled or may_come or config.flag("torch_autocast.enabled")):
         yield violation("bf16", "neither bf16 nor fp16 is on")
-
-
-@PRECISION_RULES.error(
-    "DS204 loss scaling under bf16",
-    why="bf16 has fp32's range and needs none; its class forbids these keys, and DeepSpeed stops",
-    fix="remove it",
-    source=_CLASSES + " DeepSpeedBF16Config",
-    bad=plain(bf16=ON | {"loss_scale": 0}),
-    good=plain(bf16=ON),
-)
-def scaled_bf16(config: LintedConfig) -> Iterator[Violation]:
-    block = config.bf16_block
-    for name in _LOSS_SCALE if config.facts.block(block) is not None else ():
-        path = f"{block}.{name}"
-        if config.has(path):
-            severity: Severity | None = "warning" if config.is_auto(path) else None
-            yield violation(path, f"{block} has no key {name!r}", severity=severity, edits=removed(path))
-
-
-@PRECISION_RULES.advice(
-    "DS205 fp16 settings while fp16 is off",
-    why="loss scaling works only with fp16",
-    fix="remove them, or enable fp16",
-    source=_ENGINE + " dynamic_loss_scale",
-    bad=plain(bf16=ON, fp16={"enabled": False, "loss_scale_window": 500}),
-    good=plain(fp16=ON | {"loss_scale_window": 500}),
-)
-def unused_scaling(config: LintedConfig) -> Iterator[Violation]:
-    given = [name for name in _LOSS_SCALE if config.has(f"fp16.{name}")]
-    if given and config.off("fp16.enabled"):
-        yield violation(f"fp16.{given[0]}", f"fp16 is off: no effect of {', '.join(given)}")
-
-
-PRECISION_RULES.advice(
-    "DS206 a static loss scale",
-    at("fp16.loss_scale", when.fp16 & when.number(lambda scale: scale > 0), "the loss scale is always {number}"),
-    why="with loss_scale 0 DeepSpeed lowers the scale where gradients overflow; a fixed one skips every such step",
-    fix="set loss_scale to 0",
-    source=_ENGINE + " dynamic_loss_scale",
-    bad=plain(fp16=ON | {"loss_scale": 128}),
-    good=plain(fp16=ON | {"loss_scale": 0}),
-)
 
 
 @PRECISION_RULES.error(

@@ -130,29 +130,6 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
 
 
 @RESOURCE_RULES.advice(
-    "DS905 an offloaded optimizer that steps often",
-    why="the CPU's optimizer takes its time once a step, however many micro batches the step has",
-    source=_SOURCE,
-    options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB"},
-    bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
-    good=_bf16(gradient_accumulation_steps=64, zero_optimization=zero(3, offload_optimizer=CPU)),
-)
-def steps_often(config: LintedConfig) -> Iterator[Violation]:
-    situation = _Situation.of(config)
-    plan = situation.plan if situation else None
-    if not situation or not plan or plan.offload_optimizer == "none" or plan.gradient_accumulation_steps >= 16:
-        return
-    more = 4 * plan.gradient_accumulation_steps
-    gain = situation.gain(replace(plan, gradient_accumulation_steps=more))
-    if gain > 1.25:
-        yield violation(
-            "gradient_accumulation_steps",
-            f"{more} accumulation steps are predicted to give {gain:.1f} x the tokens per second",
-            fix="accumulate more, if the training may have the larger batch",
-        )
-
-
-@RESOURCE_RULES.advice(
     "DS906 a feature that the predictions leave out",
     why="the predicted memory and time are those of the same configuration without it",
     source="ds_configs/read.py",

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.partition import shard_numel
 from . import rule_conditions as when
-from .config_file import Replace
 from .linted_config import LintedConfig, shown
-from .rule import Rules, Violation, bad_value, removed, violation
+from .rule import Rules, Violation, removed, violation
 from .rule_conditions import Condition, at
 from .rule_examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
 
@@ -22,21 +21,6 @@ _ENGINE = "runtime/engine.py _configure_zero_optimizer"
 
 
 @ZERO_RULES.warning(
-    "DS301 offload_param below stage 3",
-    why="only stage 3 partitions the parameters; at other stages the block is read and nothing is offloaded",
-    fix="use stage 3, or remove offload_param",
-    source=_ENGINE,
-    bad=plain(zero_optimization=zero(2, offload_param=CPU)),
-    good=plain(zero_optimization=zero(3, offload_param=CPU)),
-)
-def param_below_3(config: LintedConfig) -> Iterator[Violation]:
-    if config.offload("param") != "none" and config.stage < 3:
-        old = "" if config.has("zero_optimization.offload_param") else "cpu_"
-        path = f"zero_optimization.{old}offload_param"
-        yield violation(path, f"no parameter is offloaded at stage {config.stage}", edits=removed(path))
-
-
-@ZERO_RULES.warning(
     "DS302 a setting of another stage",
     why="DeepSpeed reads it and hands it to an optimizer that does not use it",
     fix="remove it, or use that stage",
@@ -45,16 +29,21 @@ def param_below_3(config: LintedConfig) -> Iterator[Violation]:
     good=plain(zero_optimization=zero(3, stage3_max_live_parameters=1e8)),
 )
 def other_stage(config: LintedConfig) -> Iterator[Violation]:
+    unused = []
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
-        if owner != "zero_optimization" or known.stages not in ((3,), (1, 2)) or name.startswith("zero_"):
-            continue
-        path = config.zero_path(name)
-        same = path and config.get(path) in ("auto", config.facts.default(path))
-        if path and not same and config.stage not in known.stages:
-            stages = "stage 3" if known.stages == (3,) else "stages 1 and 2"
-            what = f"{path.rpartition('.')[2]} is for {stages}, and this is stage {config.stage}"
-            yield violation(path, what, edits=removed(path))
+        if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
+            path = config.zero_path(name)
+            if path and config.get(path) not in ("auto", config.facts.default(path)):
+                unused.append((path, known.stages))
+    if config.stage < 3 and config.offload("param") != "none" and config.has("zero_optimization.offload_param"):
+        unused.append(("zero_optimization.offload_param", (3,)))
+    if config.stage < 3 and config.flag("zero_optimization.offload_optimizer.super_offload"):
+        unused.append(("zero_optimization.offload_optimizer.super_offload", (3,)))
+    for path, stages in unused:
+        where = "stage 3" if stages == (3,) else "stages 1 and 2"
+        what = f"{path.rpartition('.')[2]} is for {where}, and this is stage {config.stage}"
+        yield violation(path, what, edits=removed(path))
 
 
 @ZERO_RULES.error(
@@ -77,16 +66,6 @@ def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
         yield violation("zero_optimization.offload_optimizer", what, severity=None if moved else "warning")
 
 
-ZERO_RULES.advice(
-    "DS304 allgather_bucket_size, which has no effect",
-    at(_GATHER_BUCKET, when.number(lambda _: True), "{name} has no effect"),
-    why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
-    "never had one",
-    fix="remove it",
-    source="runtime/utils.py all_gather_dp_groups",
-    bad=plain(zero_optimization=zero(2, allgather_bucket_size=2e8)),
-    good=plain(zero_optimization=zero(2, reduce_bucket_size=2e8)),
-)
 ZERO_RULES.error(
     "DS305 an odd allgather_bucket_size",
     at(_GATHER_BUCKET, when.stages(1, 2) & when.number(lambda size: size % 2 == 1), "{number} is odd"),
@@ -95,15 +74,6 @@ ZERO_RULES.error(
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
     bad=plain(zero_optimization=zero(2, allgather_bucket_size=99_999)),
     good=plain(zero_optimization=zero(2, allgather_bucket_size=100_000)),
-)
-ZERO_RULES.warning(
-    "DS306 sub_group_size 0",
-    at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
-    why="every parameter then is a sub-group of its own, for which the optimizer steps once",
-    fix="remove it, or write a number such as 100000000",
-    source=_STAGE_3 + " _create_fp16_sub_groups",
-    bad=plain(zero_optimization=zero(3, sub_group_size=0)),
-    good=plain(zero_optimization=zero(3, sub_group_size=100_000_000)),
 )
 
 
@@ -189,17 +159,6 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
             return
 
 
-ZERO_RULES.warning(
-    "DS311 elastic_checkpoint at stage 3",
-    at("zero_optimization.elastic_checkpoint", when.on & when.stages(3), "stage 3 no longer supports {name}"),
-    why="stage 3 has no elastic checkpoints, universal ones replace them; DeepSpeed warns and continues",
-    fix="remove it",
-    source=_CONFIG + " elastic_checkpoint_deprecated",
-    bad=plain(zero_optimization=zero(3, elastic_checkpoint=True)),
-    good=plain(zero_optimization=zero(3)),
-)
-
-
 @ZERO_RULES.error(
     "DS312 scaled gradients with reduce_scatter",
     why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
@@ -220,21 +179,6 @@ def scaled(config: LintedConfig) -> Iterator[Violation]:
         yield violation("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {config.stage}")
 
 
-@ZERO_RULES.warning(
-    "DS313 the old form of zero_optimization",
-    why="true means stage 1; the form is deprecated",
-    fix='write "zero_optimization": {"stage": 1}',
-    source=_CONFIG + " read_zero_config_deprecated",
-    bad=plain(zero_optimization=True),
-    good=plain(zero_optimization=zero(1)),
-)
-def boolean(config: LintedConfig) -> Iterator[Violation]:
-    value = config.get("zero_optimization")
-    if isinstance(value, bool):
-        stage = Replace(("zero_optimization",), {"stage": int(value)})
-        yield bad_value(config, "zero_optimization", edits=() if config.has("allgather_size") else (stage,))
-
-
 @ZERO_RULES.advice(
     "DS314 two buckets of reduce_bucket_size",
     why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
@@ -253,17 +197,6 @@ def two_buckets(config: LintedConfig) -> Iterator[Violation]:
             width = 2 if config.fp16 or config.bf16 or by_trainer else 4
             needed = 2 * width * elements / 1e9
             yield violation(path, f"2 x {elements:,} elements x {width} bytes are {needed:.1f} GB per GPU")
-
-
-ZERO_RULES.advice(
-    "DS315 gradients that are not contiguous",
-    at("zero_optimization.contiguous_gradients", when.off & when.stages(1, 2) & ~when.offloaded),
-    why="each gradient then is an allocation of its own, and the GPU's memory fragments",
-    fix="set it to true, the default",
-    source=_CONFIG,
-    bad=plain(zero_optimization=zero(2, contiguous_gradients=False)),
-    good=plain(zero_optimization=zero(2, contiguous_gradients=True)),
-)
 
 
 @ZERO_RULES.advice(
@@ -300,18 +233,6 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, f"the weights have {need / 1e9:.0f} GB, the RAM has {ram / 1e9:.0f} GB")
 
 
-ZERO_RULES.advice(
-    "DS318 gradients reduced whole",
-    at("zero_optimization.reduce_scatter", when.off & when.stages(2, 3) & ~(when.per_matrix & when.stages(3))),
-    why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
-    "and 3",
-    fix="set it to true, the default",
-    source=_STAGE_12,
-    bad=plain(zero_optimization=zero(2, reduce_scatter=False)),
-    good=plain(zero_optimization=zero(2, reduce_scatter=True)),
-)
-
-
 ZEROPP_RULES = Rules("ZeRO++")
 _HPZ = "zero_optimization.zero_hpz_partition_size"
 _QUANTIZED = "zero_optimization.zero_quantized_gradients"
@@ -319,23 +240,6 @@ _QUANTIZING = zero(3, zero_quantized_gradients=True)
 _reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
 _above_ranks = Condition(lambda config, path: (config.number(path) or 0) > (config.world_size or 0))
 _GROUPS = "utils/groups.py _create_zero_param_parallel_group"
-
-
-@ZEROPP_RULES.warning(
-    "DS351 ZeRO++ below stage 3",
-    why="ZeRO++ makes the collectives of partitioned weights and gradients of stage 3 smaller; other stages have no "
-    "use for it",
-    fix="use stage 3, or remove it",
-    source="runtime/engine.py _configure_zero_optimizer",
-    bad=plain(zero_optimization=zero(2, zero_quantized_weights=True)),
-    good=plain(zero_optimization=zero(3, zero_quantized_weights=True)),
-)
-def below_3(config: LintedConfig) -> Iterator[Violation]:
-    for path in CONFIG_KEYS if config.stage < 3 else ():
-        used = (config.number(_HPZ) or 0) > 1 if path == _HPZ else config.get(path) not in (None, False, 0, "auto")
-        if path.startswith("zero_optimization.zero_") and used:
-            what = f"{path.rpartition('.')[2]} has no effect at stage {config.stage}"
-            yield violation(path, what, edits=() if path == _QUANTIZED else removed(path))
 
 
 ZEROPP_RULES.error(
@@ -348,24 +252,6 @@ ZEROPP_RULES.error(
     bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=3)),
     good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2)),
 )
-
-
-@ZEROPP_RULES.advice(
-    "DS353 hpZ groups that are not one node",
-    why="the second copy saves traffic between nodes; groups of another size than a node's GPUs still gather across "
-    "nodes, or hold more copies than needed",
-    fix="write the number of GPUs per node",
-    source=_GROUPS,
-    options={"gpus": "4x8xH100"},
-    bad={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=4)},
-    good={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=8)},
-)
-def not_a_node(config: LintedConfig) -> Iterator[Violation]:
-    size, cluster = config.number(_HPZ), config.cluster
-    if config.stage != 3 or cluster is None or not size or size <= 1:
-        return
-    if size != cluster.gpus_per_node and not cluster.world_size % min(size, cluster.world_size):
-        yield violation(_HPZ, f"a group has {size:g} GPUs, a node has {cluster.gpus_per_node}")
 
 
 ZEROPP_RULES.error(
@@ -403,16 +289,6 @@ ZEROPP_RULES.warning(
     "all_to_all_quant_reduce",
     bad=plain(bf16=ON, zero_optimization=_QUANTIZING),
     good=plain(bf16=ON, communication_data_type="fp16", zero_optimization=_QUANTIZING),
-)
-ZEROPP_RULES.advice(
-    "DS357 quantized gradients on one node",
-    at(_QUANTIZED, when.on & when.stages(3) & when.one_node, "it has no effect on one node"),
-    why="within one node stage 3 reduces gradients unquantized and ignores zero_quantized_gradients",
-    fix="remove it",
-    source="runtime/zero/stage3.py __avg_scatter_grads (num_nodes > 1)",
-    options={"gpus": "8xH100"},
-    bad=plain(zero_optimization=_QUANTIZING),
-    good=plain(zero_optimization=zero(3)),
 )
 ZEROPP_RULES.warning(
     "DS358 frozen weights stored in 8 bits",
