@@ -133,15 +133,14 @@ def _machine(facts: MachineFacts) -> Iterator[str]:
     if facts.graphics:
         yield f"driver: {facts.graphics.driver or 'none'} (CUDA {facts.graphics.driver_cuda or '-'})"
         for gpu in facts.graphics.gpus:
-            link = f", PCIe x{gpu.pcie_lanes}" if gpu.pcie_lanes else ""
             nvlink = f", {gpu.nvlinks} NVLinks" if gpu.nvlinks else ""
             memory = f"{gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB free"
-            yield f"GPU {gpu.index}: {gpu.name}, {memory}{link}{nvlink}"
+            yield f"GPU {gpu.index}: {gpu.name}, {memory}{nvlink}"
     if cpu := facts.processor:
         quota = f", quota {cpu.quota:g}" if cpu.quota is not None else ""
-        yield f"CPU: {cpu.name}, {len(cpu.usable)} of {cpu.online} cores{quota}, {cpu.numa_nodes} NUMA nodes"
+        yield f"CPU: {cpu.name}, {len(cpu.usable)} of {cpu.online} cores{quota}"
     if facts.memory:
         limit = f", limit {gib(facts.memory.limit_bytes)}" if facts.memory.limit_bytes is not None else ""
         yield f"RAM: {gib(facts.memory.available_bytes)} of {gib(facts.memory.total_bytes)} GiB available{limit}"
     if facts.folder:
-        yield f"swap folder: {facts.folder.filesystem}, {facts.folder.device}, {gib(facts.folder.free_bytes)} GiB free"
+        yield f"swap folder: {facts.folder.filesystem}"

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import parse_version
-from .findings import Findings, Runner, note, ok, problem, unknown, warning
-from .folder import NETWORK_FILE_SYSTEMS, Folder, mount_of
-from .gpus import Graphics
-from .software import InstalledSoftware, needed_cuda
+from .findings import Findings, Runner, ok, problem, unknown, warning
+from .folder import Folder
+from .software import InstalledSoftware
 
 _LIMIT_S = 3.0
 """Time for one small program; the result of a compiler that needs longer is unknown."""
@@ -33,16 +32,16 @@ _STALE_LOCK_S = 3600.0
 """No op of DeepSpeed takes an hour to compile."""
 
 _INSTALL = {
-    "apt-get": ("apt-get install", "g++", "python{0}-dev", "libaio-dev", "numactl"),
-    "dnf": ("dnf install", "gcc-c++", "python{0}-devel", "libaio-devel", "numactl"),
-    "yum": ("yum install", "gcc-c++", "python{0}-devel", "libaio-devel", "numactl"),
-    "zypper": ("zypper install", "gcc-c++", "python3-devel", "libaio-devel", "numactl"),
-    "pacman": ("pacman -S", "gcc", "python", "libaio", "numactl"),
-    "apk": ("apk add", "g++", "python3-dev", "libaio-dev", "numactl"),
+    "apt-get": ("apt-get install", "g++", "python{0}-dev", "libaio-dev"),
+    "dnf": ("dnf install", "gcc-c++", "python{0}-devel", "libaio-devel"),
+    "yum": ("yum install", "gcc-c++", "python{0}-devel", "libaio-devel"),
+    "zypper": ("zypper install", "gcc-c++", "python3-devel", "libaio-devel"),
+    "pacman": ("pacman -S", "gcc", "python", "libaio"),
+    "apk": ("apk add", "g++", "python3-dev", "libaio-dev"),
 }
 """Package manager -> its command and the names of the packages `_PACKAGES`."""
 
-_PACKAGES = ("compiler", "python", "aio", "numactl")
+_PACKAGES = ("compiler", "python", "aio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,6 @@ class OpsFolder:
     """The folder of compiled ops."""
 
     path: str
-    filesystem: str = ""
     writable: bool = True
     locks: tuple[tuple[str, float], ...] = ()
     """(op, age in seconds) of the locks in it."""
@@ -177,7 +175,7 @@ def find_cuda_home(environment: Mapping[str, str]) -> str:
     return "/usr/local/cuda" if Path("/usr/local/cuda").exists() else ""
 
 
-def read_ops_folder(environment: Mapping[str, str], root: Path = Path("/")) -> OpsFolder:
+def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
     """The folder of compiled ops, and the locks of builds that run or were killed."""
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
     folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
@@ -188,7 +186,6 @@ def read_ops_folder(environment: Mapping[str, str], root: Path = Path("/")) -> O
             locks.append((lock.parent.name, max(0.0, time.time() - lock.stat().st_mtime)))
     return OpsFolder(
         path=str(folder),
-        filesystem=mount_of(existing.resolve(), root)[0],
         writable=os.access(existing, os.W_OK | os.X_OK),
         locks=tuple(locks),
     )
@@ -297,18 +294,6 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
         yield ok(f"nvcc {own} for torch's CUDA {of_torch}")
 
 
-def nvcc_architecture(toolchain: Toolchain, graphics: Graphics) -> Findings:
-    """nvcc compiles for the GPUs."""
-    for gpu in graphics.gpus if toolchain.nvcc else ():
-        if gpu.capability and (needed := needed_cuda(toolchain.nvcc, gpu.capability)):
-            yield problem(
-                f"nvcc {toolchain.nvcc} does not compile for the {gpu.name}",
-                "fused Adam and other CUDA ops cannot be compiled",
-                f"install the toolkit of {needed}",
-            )
-            return
-
-
 def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Findings:
     """nvcc accepts the C++ compiler: each version refuses newer compilers."""
     trial = toolchain.nvcc_trial
@@ -334,7 +319,7 @@ def async_io(toolchain: Toolchain, software: InstalledSoftware | None = None, fo
 
 
 def ops_folder(ops_folder: OpsFolder) -> Findings:
-    """The folder of compiled ops is writable and local, and has no lock of a killed build."""
+    """The folder of compiled ops is writable, and has no lock of a killed build."""
     if not ops_folder.writable:
         yield problem(
             f"{ops_folder.path} is not writable",
@@ -342,24 +327,11 @@ def ops_folder(ops_folder: OpsFolder) -> Findings:
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
     for name, age_s in ops_folder.locks:
-        unlock = f"when no build runs: find {ops_folder.path} -path '*{name}/lock' -delete"
         if age_s >= _STALE_LOCK_S:
             yield problem(
                 f"the op {name} has been locked for {age_s / 3600:.0f} h",
                 "a killed build leaves its lock, and every process that needs the op waits forever",
-                unlock,
+                f"when no build runs: find {ops_folder.path} -path '*{name}/lock' -delete",
             )
-        else:
-            yield note(
-                f"the op {name} has been locked for {age_s / 60:.0f} min",
-                "it is being compiled; a lock of a killed build makes the next job wait forever",
-                unlock,
-            )
-    if ops_folder.filesystem in NETWORK_FILE_SYSTEMS or ops_folder.filesystem.startswith("fuse."):
-        yield warning(
-            f"{ops_folder.path} is on {ops_folder.filesystem}",
-            "nodes that share it overwrite each other's ops and wait for each other's locks",
-            "export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions",
-        )
-    elif ops_folder.writable and not ops_folder.locks:
+    if ops_folder.writable and not ops_folder.locks:
         yield ok("the folder of compiled ops is writable")

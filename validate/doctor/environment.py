@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .findings import DoctorFinding, Findings, FindingStatus, note, ok, problem
 from .gpus import Graphics
-from .host import Host
 from .nodes import HostfileNode
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -55,23 +53,15 @@ RULES = (
         has_nvlink=False,
     ),
     VariableRule("NCCL_SHM_DISABLE", "warning", _ON, "GPUs without peer access communicate over TCP", True),
-    VariableRule("NCCL_P2P_LEVEL", "note", ("0", "loc"), "GPUs do not write to each other's memory", True),
     VariableRule(
         "NCCL_IB_DISABLE",
         "warning",
         _ON,
         "nodes communicate over TCP although InfiniBand or RoCE may exist; on one node it changes nothing",
     ),
-    VariableRule("NCCL_NET_GDR_LEVEL", "note", ("0", "loc"), "messages between nodes are copied through host memory"),
-    VariableRule("NCCL_ALGO", "note", (), "NCCL's own choice by message size is disabled"),
-    VariableRule("NCCL_PROTO", "note", (), "NCCL's own choice is disabled; a wrong one corrupts data on some hardware"),
-    VariableRule("NCCL_DEBUG", "note", ("info", "trace"), "NCCL writes long logs; use it to find a fault only"),
     VariableRule("TORCH_NCCL_BLOCKING_WAIT", "warning", _ON, "the host waits for every collective: nothing overlaps"),
     VariableRule("TORCH_DISTRIBUTED_DEBUG", "warning", ("detail",), "every collective is checked by another one first"),
     VariableRule("CUDA_LAUNCH_BLOCKING", "warning", _ON, "the host waits for every kernel: nothing overlaps"),
-    VariableRule(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "note", ("1",), "all streams share one queue, which hinders ZeRO's overlap"
-    ),
     VariableRule("PYTORCH_NO_CUDA_MEMORY_CACHING", "warning", (), "the driver allocates every tensor: very slow steps"),
     VariableRule(
         "OMP_NUM_THREADS",
@@ -80,7 +70,6 @@ RULES = (
         "CPU Adam runs on one thread per rank (torchrun sets it by default)",
         fix="set it to the cores per rank",
     ),
-    VariableRule("DS_SKIP_CUDA_CHECK", "note", ("1",), "DeepSpeed compiles ops for another CUDA version than torch's"),
     VariableRule("DS_ACCELERATOR", "warning", ("cpu",), "DeepSpeed uses the CPU instead of the GPUs"),
 )
 """NCCL's by its user guide ("Environment Variables"), torch's by torch/csrc/distributed/c10d and c10/cuda, DeepSpeed's
@@ -115,9 +104,8 @@ def visible_devices(environment: Mapping[str, str], graphics: Graphics) -> Findi
     count = len(graphics.gpus)
     if value is None or not count:
         return
-    named = [part.strip() for part in value.split(",")]
-    absent = [part for part in named if part.isdigit() and int(part) >= count]
-    if not value.strip() or named[0] == "-1":
+    absent = [part for part in value.split(",") if part.strip().isdigit() and int(part) >= count]
+    if not value.strip() or value.strip().startswith("-1"):
         yield problem(f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU", "torch finds none", "unset it")
     elif absent:
         yield problem(
@@ -125,50 +113,6 @@ def visible_devices(environment: Mapping[str, str], graphics: Graphics) -> Findi
             "CUDA ignores all GPUs from the first absent one on",
             "unset CUDA_VISIBLE_DEVICES, or use the numbers of nvidia-smi -L",
         )
-    elif len(named) < count:
-        yield note(f"CUDA_VISIBLE_DEVICES={value[:40]}: {len(named)} of {count} GPUs", "the others are hidden")
-
-
-def interfaces(environment: Mapping[str, str], host: Host, nodes: Sequence[HostfileNode]) -> Findings:
-    """The network interfaces that NCCL and Gloo must use exist. NCCL accepts prefixes, and exclusions after ^."""
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if host.interfaces else ():
-        value = environment.get(name, "")
-        chosen = [part.lstrip("=") for part in value.split(",") if part]
-        exists = any(
-            own.startswith(part) if name.startswith("NCCL") else own == part
-            for part in chosen
-            for own in host.interfaces
-        )
-        if value and not value.startswith("^") and not exists:
-            yield problem(
-                f"{name}={value[:40]} is no interface of this machine",
-                "the start of a job fails",
-                f"unset {name}, or name one of {', '.join(host.interfaces[:6])}",
-            )
-        elif nodes and chosen == ["lo"]:
-            yield problem(f"{name}=lo", "the loopback interface does not reach other nodes", f"unset {name}")
-
-
-def architectures(environment: Mapping[str, str], graphics: Graphics) -> Findings:
-    """TORCH_CUDA_ARCH_LIST, for which ops are compiled, includes the GPUs."""
-    listed = environment.get("TORCH_CUDA_ARCH_LIST", "")
-    numbers = re.findall(r"(\d+)\.(\d)(\+PTX)?", listed)
-    for gpu in graphics.gpus if numbers else ():
-        if gpu.capability is None:
-            continue
-        major, minor = gpu.capability
-        # Code of an earlier minor version of the same major version runs; PTX of any earlier version is translated.
-        runs = any(
-            (int(first) == major and int(second) <= minor) or (ptx and (int(first), int(second)) <= (major, minor))
-            for first, second, ptx in numbers
-        )
-        if not runs:
-            yield problem(
-                f"TORCH_CUDA_ARCH_LIST={listed[:60]} leaves out the {gpu.name} ({major}.{minor})",
-                'compiled ops end with "no kernel image is available"',
-                "unset TORCH_CUDA_ARCH_LIST",
-            )
-            return
 
 
 def allocator(environment: Mapping[str, str], graphics: Graphics) -> Findings:

@@ -52,8 +52,6 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         software.torch_and_driver,
         software.gpu_architecture,
         software.deepspeed,
-        software.trainer,
-        software.prebuilt_ops,
     ),
     "building ops": (
         building.compiler,
@@ -61,20 +59,17 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         building.ninja,
         building.setuptools,
         building.cuda_toolkit,
-        building.nvcc_architecture,
         building.nvcc_and_compiler,
         building.async_io,
         building.ops_folder,
     ),
-    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.mig, gpus.peer_to_peer),
+    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.peer_to_peer),
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
-    "processor": (host.cores, host.numa),
-    "swap folder": (folder.swap_folder, folder.drive, folder.direct_io, folder.free_space),
+    "processor": (host.cores,),
+    "swap folder": (folder.swap_folder, folder.direct_io),
     "environment": (
         environment.environment,
         environment.visible_devices,
-        environment.interfaces,
-        environment.architectures,
         environment.allocator,
     ),
     "network": (host.own_name, host.port),
@@ -129,7 +124,7 @@ def gather(
         "memory": _start(lambda: read_memory(root)),
         "processor": _start(lambda: read_processor(root)),
         "host": _start(lambda: read_host(root, variables, run)),
-        "ops_folder": _start(lambda: read_ops_folder(variables, root)),
+        "ops_folder": _start(lambda: read_ops_folder(variables)),
     }
     if nvme is not None:
         readers["folder"] = _start(lambda: read_folder(nvme, root))

@@ -10,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .findings import DoctorFinding, Findings, note, ok, problem, warning
+from .findings import Findings, ok, problem, warning
 
 Space = tuple[int, int]
 """Size of a file system and its free space, in bytes."""
 
-_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 NETWORK_FILE_SYSTEMS = frozenset(
     (
         *("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "9p", "virtiofs"),
@@ -25,10 +24,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
 _BLOCK = 4096
 """Alignment of O_DIRECT requests in bytes; the logical blocks of drives are 512 or 4096."""
 
-_SMALL_BYTES = 100 * 10**9
-"""A model of 7 B parameters swaps 18 bytes per parameter: fp32 weights, two states, gradients and weights in half
-precision."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
@@ -36,9 +31,6 @@ class Folder:
 
     path: str
     filesystem: str = ""
-    device: str = "unknown"
-    """A key of `_DRIVES`."""
-    free_bytes: int = 0
     error: str = ""
     """Why it is unusable, "" where it is usable."""
     direct_error: str = ""
@@ -55,7 +47,6 @@ def read_folder(
     path: str,
     root: Path = Path("/"),
     *,
-    space: Callable[[Path], Space] = space_of,
     direct: Callable[[Path], str] | None = None,
 ) -> Folder:
     """Examine a folder with the mounts and drives under `root`. Only `direct` writes to it, and leaves nothing."""
@@ -63,72 +54,32 @@ def read_folder(
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             return Folder(path=path, error="it is no folder" if folder.exists() else "it does not exist")
-        free_bytes = space(folder)[1]
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
         return Folder(path=path, error=str(error))
-    filesystem, source, number = mount_of(folder, root)
     error_text = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write there"
     return Folder(
         path=path,
-        filesystem=filesystem,
-        device=_device(filesystem, source, number, root),
-        free_bytes=free_bytes,
+        filesystem=mount_of(folder, root),
         error=error_text,
         direct_error="" if error_text else (direct or direct_io_error)(folder),
     )
 
 
-def mount_of(folder: Path, root: Path = Path("/")) -> tuple[str, str, str]:
-    """(file system, source, device number) of the mount of a folder, "" where they are unknown."""
-    depth = -1
-    found = ("", "", "")
+def mount_of(folder: Path, root: Path = Path("/")) -> str:
+    """The file system of the mount of a folder, "" where it is unknown."""
+    depth, found = -1, ""
     with suppress(OSError):
         for line in (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             before, _, after = line.partition(" - ")
             fields = before.split()
             rest = after.split()
-            if len(fields) < 5 or len(rest) < 2:
+            if len(fields) < 5 or not rest:
                 continue
             point = Path(fields[4].replace("\\040", " "))
             if (folder == point or point in folder.parents) and len(point.parts) >= depth:
                 depth = len(point.parts)
-                found = (rest[0], rest[1], fields[2])
+                found = rest[0]
     return found
-
-
-def _device(filesystem: str, source: str, number: str, root: Path) -> str:
-    if filesystem in _MEMORY:
-        return "memory"
-    if filesystem in NETWORK_FILE_SYSTEMS:
-        return "network"
-    if filesystem == "overlay":
-        return "layered"
-    drives = _drives(root / "sys/dev/block" / number) or _drives(root / "sys/class/block" / Path(source).name)
-    kinds = {_drive_kind(drive) for drive in drives}
-    slowest_first = ("disk", "unknown", "virtual", "ssd", "nvme")
-    return next((kind for kind in slowest_first if kind in kinds), "unknown")
-
-
-def _drives(block: Path) -> list[Path]:
-    """The drives of a block device: itself, the drive of a partition, the members of a RAID or of a mapped device."""
-    if not block.exists():
-        return []
-    block = block.resolve()
-    members = sorted((block / "slaves").iterdir()) if (block / "slaves").is_dir() else []
-    if members:
-        return [drive for member in members for drive in _drives(member)]
-    return [block.parent if (block / "partition").exists() else block]
-
-
-def _drive_kind(drive: Path) -> str:
-    if drive.name.startswith("nvme"):
-        return "nvme"
-    if drive.name.startswith(("vd", "xvd")):  # virtual drives always report rotational
-        return "virtual"
-    try:
-        return "disk" if (drive / "queue/rotational").read_text(encoding="ascii").strip() == "1" else "ssd"
-    except (OSError, UnicodeDecodeError):
-        return "unknown"
 
 
 def direct_io_error(folder: Path) -> str:
@@ -156,45 +107,29 @@ def direct_io_error(folder: Path) -> str:
     return ""
 
 
-_MEASURE = "ds-advise bench --nvme PATH measures it"
-_DRIVES: dict[str, DoctorFinding] = {
-    "nvme": ok("an NVMe drive"),
-    "memory": problem("the folder is in RAM", "swapping to RAM frees no memory", "name a folder on a drive"),
-    "network": warning(
-        "a network drive",
-        "every step reads and writes all optimizer states, which takes minutes",
-        "name a folder on a local drive",
-    ),
-    "layered": warning(
-        "the container's own layers",
-        "swap files fill the drive of the container engine",
-        "mount a folder of the NVMe drive: docker run -v /mnt/nvme:/nvme",
-    ),
-    "disk": warning(
-        "a rotating disk", "0.2 GB/s instead of 3 or more: a step takes minutes", "name a folder on an NVMe drive"
-    ),
-    "ssd": note("an SSD that is not NVMe", "SATA reaches 0.5 GB/s, a fifth of a slow NVMe drive or less", _MEASURE),
-    "virtual": note("a virtual drive", "its physical drive is unknown", _MEASURE),
-    "unknown": note("a drive of unknown kind", "its speed determines the speed of training", _MEASURE),
-}
-"""Kind of drive -> finding."""
-
-
 def swap_folder(folder: Folder) -> Findings:
-    """The folder exists and is writable."""
+    """The folder exists, is writable, and is on a drive of this machine."""
+    filesystem = folder.filesystem
     if folder.error:
         yield problem(
             folder.error,
             "DeepSpeed writes its swap files there",
             "name a writable folder on the drive: nvme_path in the configuration",
         )
-
-
-def drive(folder: Folder) -> Findings:
-    """The folder is on a local NVMe drive."""
-    if not folder.error:
-        row = _DRIVES[folder.device]
-        yield DoctorFinding(row.status, f"{row.what} ({folder.filesystem or 'unknown'})", row.why, row.fix)
+    elif filesystem in ("tmpfs", "ramfs", "devtmpfs"):
+        yield problem(
+            f"the folder is in RAM ({filesystem})", "swapping to RAM frees no memory", "name a folder on a drive"
+        )
+    elif filesystem in NETWORK_FILE_SYSTEMS:
+        yield warning(
+            f"a network drive ({filesystem})",
+            "every step reads and writes all optimizer states, which takes minutes",
+            "name a folder on a local drive",
+        )
+    else:
+        yield ok(
+            f"a folder on {filesystem or 'an unknown file system'}; ds-advise bench --nvme PATH measures its drive"
+        )
 
 
 def direct_io(folder: Folder) -> Findings:
@@ -207,12 +142,3 @@ def direct_io(folder: Folder) -> Findings:
         )
     elif not folder.error:
         yield ok("files open with O_DIRECT")
-
-
-def free_space(folder: Folder) -> Findings:
-    """The drive has room for the states of a model worth swapping."""
-    free = f"{folder.free_bytes / 10**9:,.0f} GB free"
-    if not folder.error and folder.free_bytes < _SMALL_BYTES:
-        yield note(free, "full training swaps 18 bytes per parameter: 126 GB for a 7 B model", "free space there")
-    elif not folder.error:
-        yield ok(free)

@@ -6,7 +6,7 @@ Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -45,9 +45,6 @@ class GpuState:
     """(8, 0) for sm_80."""
     processes: tuple[tuple[str, int], ...] = ()
     """(name, bytes) of the processes that compute on it."""
-    mig: bool = False
-    pcie_lanes: int | None = None
-    """Lanes in use."""
     nvlinks: int = 0
     """Number of active links."""
 
@@ -138,7 +135,6 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
         return _query(nvml, getattr(nvml, name, _missing), handle, *arguments)
 
     memory = ask("nvmlDeviceGetMemoryInfo")
-    mig = ask("nvmlDeviceGetMigMode")
     links = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MAX_NVLINKS)]
     return GpuState(
         index=index,
@@ -147,8 +143,6 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
         free_bytes=int(memory.free) if memory else 0,
         capability=ask("nvmlDeviceGetCudaComputeCapability"),
         processes=_processes(ask, root),
-        mig=bool(mig and mig[0]),
-        pcie_lanes=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         nvlinks=links.count(1),
     )
 
@@ -161,12 +155,6 @@ def _processes(ask: Callable[..., Any], root: Path) -> tuple[tuple[str, int], ..
         name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
         found.append((name, int(process.usedGpuMemory or 0)))
     return tuple(sorted(found, key=lambda process: -process[1]))
-
-
-def _named(gpus: Sequence[GpuState]) -> str:
-    """`GPU 0`, `GPUs 0, 2 and 3`."""
-    numbers = [str(gpu.index) for gpu in gpus]
-    return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def gpus(graphics: Graphics) -> Findings:
@@ -198,16 +186,6 @@ def gpu_memory(graphics: Graphics) -> Findings:
         )
     if graphics.gpus and not used:
         yield ok("free on all GPUs")
-
-
-def mig(graphics: Graphics) -> Findings:
-    """No GPU is split into MIG instances."""
-    if split := [gpu for gpu in graphics.gpus if gpu.mig]:
-        yield warning(
-            f"{_named(split)}: split into MIG instances",
-            "a process sees one instance, and NCCL cannot connect instances: multi-GPU training is impossible",
-            "sudo nvidia-smi -mig 0, or train on one instance",
-        )
 
 
 def peer_to_peer(graphics: Graphics) -> Findings:

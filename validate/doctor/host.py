@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
@@ -12,11 +11,9 @@ from pathlib import Path
 
 from ...estimators.phrase import gib
 from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
-from .building import Toolchain, install
 from .findings import Findings, Runner, counted, note, ok, problem, run_program, warning
 from .folder import Folder, Space, space_of
 from .gpus import Graphics
-from .software import InstalledSoftware
 
 _CAP_IPC_LOCK = 14
 """Bit of the capability that lifts RLIMIT_MEMLOCK (linux/capability.h)."""
@@ -64,9 +61,6 @@ class Processor:
     """CPUs that this process may run on."""
     quota: float | None = None
     """The container's share in CPUs, None for no limit."""
-    numa_nodes: int = 0
-    numactl: bool = False
-    """The command is installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +73,6 @@ class Host:
     """"docker", "kubernetes", "container", "" on the machine itself."""
     rdma: tuple[str, ...] = ()
     """InfiniBand or RoCE adapters."""
-    interfaces: tuple[str, ...] = ()
-    """Network interfaces by name."""
     own_name_resolves: bool | None = None
     port: int = 29500
     """The rendezvous port of the ranks."""
@@ -132,17 +124,14 @@ def _soft_limit(root: Path, name: str) -> int | None:
 
 
 def read_processor(root: Path) -> Processor:
-    """Usable cores, their quota, and NUMA nodes."""
+    """Usable cores and their quota."""
     usable = _cpu_list(read_pairs(root / "proc/self/status").get("Cpus_allowed_list", ""))
     online = _cpu_list(read_text(root / "sys/devices/system/cpu/online")) or usable
-    nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
     return Processor(
         name=" ".join(read_pairs(root / "proc/cpuinfo").get("model name", platform.machine()).split()),
         online=len(online),
         usable=usable or online,
         quota=cpu_quota(root),
-        numa_nodes=sum(bool(_cpu_list(read_text(node / "cpulist"))) for node in nodes),
-        numactl=any((Path(folder) / "numactl").is_file() for folder in os.get_exec_path()),
     )
 
 
@@ -167,7 +156,6 @@ def read_host(root: Path, environment: Mapping[str, str], run: Runner = run_prog
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         container=_container(root, environment),
         rdma=_entries(root / "sys/class/infiniband"),
-        interfaces=_entries(root / "sys/class/net"),
         own_name_resolves=None if look_up is None else look_up == 0,
         port=port,
         port_in_use=_in_use(port),
@@ -302,28 +290,8 @@ def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
             "kernel launches, data loading and CPU Adam share them",
             "use a machine with more cores per GPU",
         )
-    elif usable < processor.online:
-        yield note(
-            f"{usable} of {processor.online} cores may be used",
-            "the scheduler or taskset bound this process; CPU Adam has no others",
-            "request more (Slurm: --cpus-per-task)",
-        )
     else:
         yield ok(f"{usable} cores")
-
-
-def numa(
-    processor: Processor, toolchain: Toolchain | None = None, software: InstalledSoftware | None = None
-) -> Findings:
-    """numactl, with which the launcher gives each rank its own cores and memory."""
-    if processor.numa_nodes > 1 and not processor.numactl:
-        yield note(
-            f"{processor.numa_nodes} NUMA nodes, and numactl is not installed",
-            "`deepspeed --bind_cores_to_rank` needs it; the option speeds up an optimizer in host RAM",
-            install("numactl", toolchain, software),
-        )
-    elif processor.numa_nodes > 1:
-        yield ok(f"{processor.numa_nodes} NUMA nodes; bind ranks with deepspeed --bind_cores_to_rank")
 
 
 def own_name(host: Host) -> Findings:

@@ -64,9 +64,6 @@ class InstalledSoftware:
     """CUDA versions of one major number that the installed DeepSpeed accepts for each other."""
     cpu_adam_needs_cuda: bool = False
     """The installed DeepSpeed compiles its CPU Adam against the CUDA toolkit (older versions do)."""
-    prebuilt_ops: tuple[str, ...] = ()
-    """DeepSpeed ops that were compiled when it was installed, for the torch version `prebuilt_with_torch` ("2.8")."""
-    prebuilt_with_torch: str = ""
 
 
 def read_software() -> InstalledSoftware:
@@ -75,7 +72,6 @@ def read_software() -> InstalledSoftware:
     torch_package = known.get("torch")
     deepspeed_package = known.get("deepspeed")
     built = _constants(torch_package, "torch/version.py")
-    prebuilt = _constants(deepspeed_package, "deepspeed/git_version_info_installed.py")
     torch_cuda = built.get("cuda") or ""
     return InstalledSoftware(
         python=platform.python_version(),
@@ -84,8 +80,6 @@ def read_software() -> InstalledSoftware:
         torch_hip=built.get("hip") or "",
         compatible_toolkits=_compatible_toolkits(deepspeed_package, torch_cuda),
         cpu_adam_needs_cuda="TorchCPUOpBuilder" in _text(deepspeed_package, "deepspeed/ops/op_builder/cpu_adam.py"),
-        prebuilt_ops=tuple(sorted(name for name, there in prebuilt.get("installed_ops", {}).items() if there)),
-        prebuilt_with_torch=prebuilt.get("torch_info", {}).get("version", ""),
     )
 
 
@@ -203,12 +197,6 @@ def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Finding
             f"update the driver{f' to {least} or newer' if least else ''}, or install torch built for CUDA "
             f"{of_driver.major}",
         )
-    elif of_torch > of_driver:
-        yield note(
-            f"torch is built for CUDA {built}, the driver for {runs}",
-            "compiled kernels run (same major version), but PTX translated at run time may be refused",
-            "update the driver if kernels of Triton fail",
-        )
     else:
         yield ok(f"the driver (CUDA {runs}) runs torch's CUDA {built}")
 
@@ -253,30 +241,3 @@ def deepspeed(software: InstalledSoftware) -> Findings:
     else:
         names = [name for name in ("transformers", "accelerate") if name in software.packages]
         yield ok(", ".join([f"DeepSpeed {found}", *(f"{name} {software.packages[name]}" for name in names)]))
-
-
-def trainer(software: InstalledSoftware) -> Findings:
-    """The Trainer passes its model to DeepSpeed through accelerate."""
-    if "transformers" in software.packages and "accelerate" not in software.packages:
-        yield problem(
-            "accelerate is not installed, transformers is",
-            "Trainer stops with a DeepSpeed configuration",
-            "pip install accelerate",
-        )
-
-
-def prebuilt_ops(software: InstalledSoftware) -> Findings:
-    """Ops that were compiled when DeepSpeed was installed were compiled for this torch."""
-    if not software.prebuilt_ops or "torch" not in software.packages:
-        return
-    version = parse_version(software.packages["torch"])
-    own = f"{version.major}.{version.minor}"
-    names = ", ".join(software.prebuilt_ops[:4])
-    if software.prebuilt_with_torch not in ("", "0.0", own):  # DeepSpeed writes 0.0 for an unknown version
-        yield problem(
-            f"{names} were compiled for torch {software.prebuilt_with_torch}; torch is {own}",
-            'DeepSpeed stops with "PyTorch version mismatch" when it loads one of them',
-            "pip install --force-reinstall --no-deps --no-cache-dir deepspeed",
-        )
-    else:
-        yield ok(f"compiled when DeepSpeed was installed: {names}")

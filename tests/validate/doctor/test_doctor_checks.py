@@ -29,7 +29,6 @@ GPUS = tuple(
         free_bytes=79 * GIB,
         capability=(8, 0),
         nvlinks=12,
-        pcie_lanes=16,
     )
     for index in range(2)
 )
@@ -46,8 +45,6 @@ SOUND = MachineFacts(
         },
         torch_cuda="12.8",
         compatible_toolkits=("12.6", "12.8"),
-        prebuilt_ops=("cpu_adam",),
-        prebuilt_with_torch="2.8",
     ),
     toolchain=Toolchain(
         cxx="g++ 12.2.0",
@@ -60,7 +57,7 @@ SOUND = MachineFacts(
         ninja=True,
         package_manager="apt-get",
     ),
-    ops_folder=OpsFolder(path="/home/ann/.cache/torch_extensions", filesystem="ext4"),
+    ops_folder=OpsFolder(path="/home/ann/.cache/torch_extensions"),
     graphics=Graphics(
         driver="570.86",
         driver_cuda="12.8",
@@ -77,17 +74,14 @@ SOUND = MachineFacts(
         name="AMD EPYC 7742",
         online=64,
         usable=frozenset(range(64)),
-        numactl=True,
-        numa_nodes=2,
     ),
     host=Host(
         system="Debian",
         kernel="6.1",
-        interfaces=("eth0", "lo"),
         own_name_resolves=True,
         port_in_use=False,
     ),
-    folder=Folder(path="/nvme", filesystem="xfs", device="nvme", free_bytes=2 * 10**12),
+    folder=Folder(path="/nvme", filesystem="xfs"),
     nodes=(
         HostfileNode(
             name="n1",
@@ -134,7 +128,7 @@ NO_AIO = CompilerTrial(error="cannot find -laio")
 NO_GPU = Graphics(error="NVML Shared Library Not Found")
 WITHOUT_PACKAGE = {
     name: {key: value for key, value in PACKAGES.items() if key != name}
-    for name in ("torch", "deepspeed", "accelerate", "setuptools", "ninja")
+    for name in ("torch", "deepspeed", "setuptools", "ninja")
 }
 
 CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
@@ -163,13 +157,10 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("torch", "problem", "pip install torch", facts(software={"packages": WITHOUT_PACKAGE["torch"], "torch_cuda": ""})),
     ("torch", "problem", "without CUDA", facts(software={"torch_cuda": ""})),
     ("torch-and-driver", "problem", "580", facts(software={"torch_cuda": "13.0"})),
-    ("torch-and-driver", "note", "PTX", facts(software={"torch_cuda": "12.9"})),
     ("gpu-architecture", "problem", "CUDA 12.8", facts(software={"torch_cuda": "12.4"}, graphics=of_capability(12, 0))),
     ("gpu-architecture", "problem", "CUDA 12", facts(software={"torch_cuda": "13.0"}, graphics=of_capability(7, 0))),
     ("deepspeed", "problem", "pip install deepspeed", facts(software={"packages": WITHOUT_PACKAGE["deepspeed"]})),
     ("deepspeed", "note", "0.14.4", facts(software={"packages": {**PACKAGES, "deepspeed": "0.14.4"}})),
-    ("trainer", "problem", "accelerate", facts(software={"packages": WITHOUT_PACKAGE["accelerate"]})),
-    ("prebuilt-ops", "problem", "2.4", facts(software={"prebuilt_with_torch": "2.4"})),
     ("compiler", "problem", "apt-get install g++", facts(toolchain={"cxx": "", "cxx_trial": None})),
     ("compiler", "problem", "g++-99", facts(toolchain={"cxx": "", "cxx_trial": None}, environment={"CXX": "g++-99"})),
     (
@@ -196,7 +187,6 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("cuda-toolkit", "problem", "torch_adam", facts(toolchain={"nvcc": "", "nvcc_trial": None, "cuda_home": ""})),
     ("cuda-toolkit", "problem", "CUDA 12 toolkit", facts(toolchain={"nvcc": "11.8"})),
     ("cuda-toolkit", "warning", "DS_SKIP_CUDA_CHECK", facts(toolchain={"nvcc": "12.7"})),
-    ("nvcc-architecture", "problem", "12.8", facts(toolchain={"nvcc": "12.6"}, graphics=of_capability(10, 0))),
     (
         "nvcc-and-compiler",
         "problem",
@@ -206,13 +196,10 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("async-io", "problem", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO})),
     ("async-io", "warning", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO}, folder=None)),
     ("ops-folder", "problem", "waits forever", facts(ops_folder={"locks": (("cpu_adam", 7200.0),)})),
-    ("ops-folder", "note", "being compiled", facts(ops_folder={"locks": (("cpu_adam", 60.0),)})),
     ("ops-folder", "problem", "TORCH_EXTENSIONS_DIR", facts(ops_folder={"writable": False})),
-    ("ops-folder", "warning", "nfs4", facts(ops_folder={"filesystem": "nfs4"})),
     ("gpus", "warning", "slowest", gpu(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, free_bytes=40 * GIB)),
     ("gpu-memory", "warning", "python (30.0 GiB)", gpu(free_bytes=50 * GIB, processes=(("python", 30 * GIB),))),
     ("gpu-memory", "warning", "no visible process", gpu(free_bytes=50 * GIB)),
-    ("mig", "warning", "GPU 1", gpu(mig=True)),
     ("peer-to-peer", "note", "/dev/shm", facts(graphics={"peer_access": (False,)})),
     ("peer-to-peer", "warning", "1 of 2", facts(graphics={"peer_access": (False, True)})),
     ("ram", "warning", "10.0 of 512.0", facts(memory={"available_bytes": 10 * GIB})),
@@ -237,27 +224,15 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("shared-memory", "warning", "full", facts(memory={"shared_free_bytes": 2**20})),
     ("cores", "warning", "OMP_NUM_THREADS=4", facts(processor={"quota": 8.0})),
     ("cores", "warning", "2 cores for 2 ranks", facts(processor={"usable": frozenset({0, 1})})),
-    ("cores", "note", "48 of 64", facts(processor={"usable": frozenset(range(48))})),
-    ("numa", "note", "apt-get install numactl", facts(processor={"numactl": False})),
     ("swap-folder", "problem", "does not exist", facts(folder={"error": "it does not exist"})),
-    ("drive", "problem", "in RAM", facts(folder={"device": "memory", "filesystem": "x"})),
-    ("drive", "warning", "network", facts(folder={"device": "network", "filesystem": "x"})),
-    ("drive", "warning", "container", facts(folder={"device": "layered", "filesystem": "x"})),
-    ("drive", "warning", "rotating", facts(folder={"device": "disk", "filesystem": "x"})),
-    ("drive", "note", "SATA", facts(folder={"device": "ssd", "filesystem": "x"})),
-    ("drive", "note", "bench --nvme", facts(folder={"device": "virtual", "filesystem": "x"})),
-    ("drive", "note", "unknown kind", facts(folder={"device": "unknown", "filesystem": "x"})),
+    ("swap-folder", "problem", "in RAM", facts(folder={"filesystem": "tmpfs"})),
+    ("swap-folder", "warning", "network", facts(folder={"filesystem": "nfs4"})),
     ("direct-io", "problem", "O_DIRECT", facts(folder={"direct_error": "Invalid argument"})),
-    ("free-space", "note", "1 GB free", facts(folder={"free_bytes": 10**9})),
     ("environment", "warning", "NCCL_P2P_DISABLE=1", environment(NCCL_P2P_DISABLE="1")),
     ("environment", "warning", "unset CUDA_LAUNCH_BLOCKING", environment(CUDA_LAUNCH_BLOCKING="1")),
     ("environment", "warning", "cores per rank", environment(OMP_NUM_THREADS="1")),
     ("visible-devices", "problem", "hides every GPU", environment(CUDA_VISIBLE_DEVICES="")),
     ("visible-devices", "problem", "GPU 5", environment(CUDA_VISIBLE_DEVICES="0,5")),
-    ("visible-devices", "note", "1 of 2", environment(CUDA_VISIBLE_DEVICES="1")),
-    ("interfaces", "problem", "eth0, lo", environment(NCCL_SOCKET_IFNAME="ib0")),
-    ("interfaces", "problem", "loopback", environment(GLOO_SOCKET_IFNAME="lo")),
-    ("architectures", "problem", "8.0", environment(TORCH_CUDA_ARCH_LIST="7.0;9.0")),
     ("allocator", "note", "expandable_segments", environment(PYTORCH_CUDA_ALLOC_CONF="")),
     ("own-name", "warning", "/etc/hosts", facts(host={"own_name_resolves": False})),
     ("port", "warning", "--master_port 29501", facts(host={"port_in_use": True})),
@@ -278,7 +253,7 @@ def test_every_check_passes_a_sound_machine_and_fails_a_broken_one() -> None:
     checks = {check.__name__.replace("_", "-") for checks in AREAS.values() for check in checks}
     assert checks == {check for check, *_ in CASES}
     findings = judge(SOUND).findings
-    assert {finding.status for finding in findings} == {"ok"} and len(findings) > 25
+    assert {finding.status for finding in findings} == {"ok"} and len(findings) > 20
 
 
 @pytest.mark.parametrize(("check", "status", "words", "broken"), CASES)
