@@ -18,7 +18,6 @@ from ...ds_configs.launch_commands import (
     shell_line,
 )
 from ...probes.machine import can_bind_cores, cores_per_rank
-from ...validate.doctor.environment import RULES
 from .request import LaunchRequest
 
 
@@ -142,14 +141,3 @@ def _needed(request: LaunchRequest) -> dict[str, str]:
     if on_cpu or offloads_optimizer:
         needed["OMP_NUM_THREADS"] = str(cores_per_rank(request.run.cluster.gpus_per_node))
     return needed
-
-
-def costly_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each variable of NCCL's that is set and makes communication slower."""
-    return [
-        f"{rule.name}={environment[rule.name]} is set: {rule.why}; unset it unless NCCL fails without"
-        for rule in RULES
-        if rule.name.startswith("NCCL_")
-        and rule.status == "warning"
-        and rule.applies_to(environment.get(rule.name, ""))
-    ]

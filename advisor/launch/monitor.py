@@ -20,7 +20,6 @@ from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visi
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
 from ..text.units import gib, rate, seconds
-from .command import costly_variables
 from .failures import failure_of, last_lines
 from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
@@ -208,8 +207,6 @@ class Monitor:
         self._said_compiling = False
         self._summed: dict[str, threading.Thread] = {}
         """The checkpoints of this training, and what writes their checksums."""
-        for sentence in costly_variables():
-            self._warn(sentence)
 
     def look(self, pid: int) -> None:
         """Read the records and, once a second, the memory of the descendants of process `pid` and of the machine."""

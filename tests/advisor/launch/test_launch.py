@@ -15,7 +15,7 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.check import Check, objections, prediction_of
-from ds_advise.advisor.launch.command import costly_variables, environment_of, kept_settings
+from ds_advise.advisor.launch.command import environment_of, kept_settings
 from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import equal_nodes, first_host, static_rendezvous
 from ds_advise.advisor.launch.question import default_launcher, framework_of
@@ -214,13 +214,6 @@ def test_environment(folder: Path) -> None:
     few = str(cpu_cores() + 1)
     assert kept_settings(offloading, {"OMP_NUM_THREADS": few}) == [f"OMP_NUM_THREADS={few} (instead of {cpu_cores()})"]
     assert kept_settings(request, {"OMP_NUM_THREADS": few}) == []
-
-
-def test_switches_of_nccl_that_cost_speed() -> None:
-    """A warning names each one that is on, and its effect."""
-    warned = costly_variables({"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
-    assert len(warned) == 1
-    assert warned[0].startswith("NCCL_P2P_DISABLE=1 is set")
 
 
 def test_arguments_of_a_script() -> None:
