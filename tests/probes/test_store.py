@@ -59,7 +59,7 @@ def test_a_record_comes_back_whole(own_store: Path) -> None:
 
 
 def test_records_are_found_by_what_they_are_of_newest_first() -> None:
-    """kind, machine, model and number narrow it down; limit cuts off what was added first, whatever the clock said."""
+    """kind, machine, model and number narrow it down; limit cuts off what was added first, whatever the clock."""
     store, other = Store(), replace(MACHINE, cpu_cores=4)
     old = store.add(_probe(made_at="2026-01-01T00:00:00+00:00"))
     new = store.add(_probe(made_at="2026-03-01T00:00:00+00:00"))
@@ -79,7 +79,7 @@ def test_records_are_found_by_what_they_are_of_newest_first() -> None:
 
 
 def test_forgotten_records_are_gone_and_their_numbers_are_not_used_again() -> None:
-    """What was there is told; unknown numbers are not an error."""
+    """The removed numbers are returned; unknown numbers are no error."""
     store = Store()
     first, second, third = (store.add(_probe()) for _ in range(3))
     assert store.forget([third, 999]) == [third]
@@ -178,17 +178,6 @@ def test_an_unusable_file_is_named_and_not_changed(own_store: Path, written: byt
     assert own_store.read_bytes() == content
 
 
-def test_a_file_that_is_torn_in_the_middle_is_damaged(own_store: Path) -> None:
-    """Pages of zeros after a good header, as after a power failure."""
-    store = Store()
-    for _ in range(20):
-        store.add(_probe(result={"text": "x" * 1000}))
-    whole = own_store.read_bytes()
-    own_store.write_bytes(whole[:4096] + b"\0" * (len(whole) - 4096))
-    with pytest.raises(StoreError, match="damaged"):
-        store.find()
-
-
 def test_a_record_that_cannot_be_read_is_damage(own_store: Path) -> None:
     """A body that is no JSON, or lacks what a record has."""
     store = Store()
@@ -211,7 +200,7 @@ def test_a_folder_or_a_pipe_in_its_place(own_store: Path) -> None:
 
 
 def test_a_file_that_another_process_holds(own_store: Path) -> None:
-    """Locked for longer than the patience of two seconds: told, and no record is lost."""
+    """A lock of more than two seconds is an error, and no record is lost."""
     store = Store()
     store.add(_probe())
     program = (
@@ -300,7 +289,7 @@ def test_whoever_asks_goes_on_without_it(own_store: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == ""
 
 
-def test_the_machine_is_told_by_its_parts_and_not_by_its_name() -> None:
+def test_a_machine_is_identified_by_its_parts_and_not_by_its_name() -> None:
     """The key follows hardware; driver and a few MiB of RAM do not matter; no host name is in it."""
     machine = this_machine()
     assert machine.key == this_machine().key

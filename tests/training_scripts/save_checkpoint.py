@@ -1,4 +1,4 @@
-"""Save a checkpoint of a small Llama after one step under a stage of ZeRO, and its weights in fp32 beside it.
+"""Save a checkpoint of a small Llama after one step under a stage of ZeRO, and its weights in fp32.
 
 save_checkpoint.py FOLDER STAGE TIED
 """

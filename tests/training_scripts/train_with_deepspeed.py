@@ -59,7 +59,7 @@ def share_samples(model: Any, shared_by: int, micro_batch_size: int) -> Any:
 
 
 def shared_loss(engine: Any, batch: dict[str, torch.Tensor], groups: Any) -> torch.Tensor:
-    """The loss of a batch that all ranks of a group have got, each of which computes its part of the tokens."""
+    """The loss of a batch that all ranks of a group have; each computes its part of the tokens."""
     group, rank = groups.get_sequence_parallel_group(), groups.get_sequence_parallel_rank()
     ranks = groups.get_sequence_parallel_world_size()
     shifted = torch.nn.functional.pad(batch.pop("labels"), (0, 1), value=-100)[:, 1:]

@@ -81,7 +81,7 @@ def test_every_collective_has_a_rate_however_late_it_is(monkeypatch: pytest.Monk
     assert measured == {(kind, unit) for kind in COLLECTIVES for unit in ("s", "B/s")}
 
 
-def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) -> None:
+def test_cpu_adam_is_measured_or_skipped_with_a_reason(measured: dict[str, Any]) -> None:
     """DeepSpeed's own extension; and NVMe is missing because no folder was named."""
     result = from_json(BenchResult, measured["record"]["result"])
     skipped = {each.what: each.reason for each in result.skipped}
@@ -149,7 +149,9 @@ def test_nvme_is_measured_through_deepspeeds_own_code(tmp_path: Path, extensions
     assert "one rank" in skipped["collectives"]
 
 
-def test_what_cannot_be_asked_is_told_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_options_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A folder that is not there; a GPU on a machine without one, or more than it has."""
     assert run(["bench", "--device", "cpu", "--nvme", str(tmp_path / "none")]) == 2
     assert "cannot be written to" in capsys.readouterr().err

@@ -255,7 +255,7 @@ def workspace_of(phase: Phase) -> int:
     return next(term.size_bytes for term in phase.terms if term.name == "library_workspace")
 
 
-def test_a_module_that_needs_values_is_told_the_line(runs: dict[str, Any], folder: Path) -> None:
+def test_a_module_that_needs_values_fails_with_the_line(runs: dict[str, Any], folder: Path) -> None:
     """Shapes that depend on values end the run with the file and line that asked, and what to do."""
     line = PICKY.splitlines().index("        return output[output[:, 0].nonzero()]") + 1
     error = runs["picky"]
@@ -286,8 +286,8 @@ def test_an_optimizer_of_the_script_steps_as_the_closed_form_says(runs: dict[str
     estimate = by_script(step).estimate(result.config)
     assert estimate is not None
     held = max(phase.gpu_peak_bytes for phase in result.phases if phase.phase == "step")
-    (said,) = (phase for phase in estimate.memory.phases if phase.name == "step")
-    assert held == pytest.approx(said.allocated_bytes - workspace_of(said), rel=0.01)
+    (predicted,) = (phase for phase in estimate.memory.phases if phase.name == "step")
+    assert held == pytest.approx(predicted.allocated_bytes - workspace_of(predicted), rel=0.01)
     assert held > (2 + 2 + 12 + (8 if step == "foreach" else 12)) * PARAMETERS
 
 

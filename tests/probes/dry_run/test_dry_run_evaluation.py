@@ -12,9 +12,7 @@ from .test_dry_run_truth import Case, answers, request
 
 CASES: list[tuple[Case, dict[str, int]]] = [
     (Case("zero2"), {}),
-    (Case("zero2"), {"eval_logits": 1}),
     (Case("zero2", model="llama", accumulation=2), {"eval_logits": 4}),
-    (Case("zero3"), {}),
     (Case("zero3", model="llama", checkpointing=False), {"eval_logits": 4}),
 ]
 

@@ -133,9 +133,7 @@ def test_a_run_that_ends_without_an_answer_names_signal_or_code_and_phase(
         ("bad_batch", ("RuntimeError", "forward of iteration 1", "batch.py:")),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_with_file_and_line(
-    outcomes: Outcomes, name: str, words: tuple[str, ...]
-) -> None:
+def test_an_unusable_file_is_reported_with_file_and_line(outcomes: Outcomes, name: str, words: tuple[str, ...]) -> None:
     error = failed(outcomes, name)
     for word in words:
         assert word in f"{error.what} {error.why} {error.fix}"
@@ -144,12 +142,12 @@ def test_a_file_that_cannot_be_used_is_told_with_file_and_line(
 @pytest.mark.parametrize(
     ("name", "word"), [("unknown_optimizer", "Adamm"), ("wrong_batch", "accumulation steps"), ("typo", "overlap_com")]
 )
-def test_what_deepspeed_rejects_is_told_in_its_words(outcomes: Outcomes, name: str, word: str) -> None:
+def test_errors_of_deepspeed_are_quoted(outcomes: Outcomes, name: str, word: str) -> None:
     error = failed(outcomes, name)
     assert word in error.what and "DeepSpeed rejects" in error.why and error.phase == "initialize"
 
 
-def test_a_file_that_does_not_exist_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_reported_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch and DeepSpeed are imported."""
     monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", None)
     with pytest.raises(DryRunError, match="no such file"):

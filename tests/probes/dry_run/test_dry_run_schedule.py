@@ -162,7 +162,7 @@ def test_what_zero3_puts_together_is_what_travels_together() -> None:
 
 
 def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
-    """In JSON by component, without the operations; for people in a line beside the closed form's."""
+    """JSON has it by component, without the operations; the terminal compares it with the closed form's."""
     shape = shape_from_config(MODEL, name="small")
     run = Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD, shape=shape)
     answer = compare_with_closed_form(run, recorded)

@@ -63,7 +63,7 @@ def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, s
 
 
 EMBEDDED_BYTES = 2 * 4 * 128 * 256 * 2
-"""Output of the embedding and its gradient, four sequences, which the Trainer holds beside adapters."""
+"""Output of the embedding and its gradient, four sequences, which the Trainer also holds with adapters."""
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def train_by_trl(request, recorder):
         "MASTER_PORT": "29500",  # the ranks have met already
     }
     words = [f"w{number}" for number in range(3, 3 + workload.seq_len)]
-    answer = " " + " ".join(words[: workload.seq_len - 2])  # beside the prompt and the end
+    answer = " " + " ".join(words[: workload.seq_len - 2])  # and the prompt and the end
     if workload.rollouts is not None:
         prompt = " ".join(words[: workload.seq_len - workload.scored_len])
         if request.rank == 0:

@@ -6,10 +6,7 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,24 +137,20 @@ def test_two_ranks_train_and_report() -> None:
         assert report.host_peak_bytes > report.host_baseline_bytes > 0
     steps = [phase for phase in phases if phase.startswith("step")]  # not each: a short one is over before it is seen
     assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
-    assert len(set(phases)) == len(phases), "no phase is told twice"
+    assert len(set(phases)) == len(phases), "no phase is reported twice"
     assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
     assert from_json(ProbeResult, json.loads(json.dumps(result.to_json()))) == result
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung, ranks", [("ddp", 2), ("zero3", 4), ("zero3-offload", 2), ("zero3-nvme", 2)])
-def test_every_kind_of_plan_runs(rung: Rung, ranks: int, tmp_path: Path, extensions: Callable[..., None]) -> None:
-    """Stages, offloads and NVMe; the swappers' files are counted and gone afterwards."""
-    extensions(
-        *["CPUAdamBuilder"] * (rung in ("zero3-offload", "zero3-nvme")), *["AsyncIOBuilder"] * (rung == "zero3-nvme")
-    )
-    disk = tmp_path / "nvme"
-    disk.mkdir()
-    result = run(rung, ranks=ranks, nvme_path=str(disk))
+def test_files_of_the_swappers_are_removed(tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """Two ranks with weights and optimizer on NVMe train; the named folder is empty afterwards."""
+    extensions("CPUAdamBuilder", "AsyncIOBuilder")
+    (tmp_path / "nvme").mkdir()
+    result = run("zero3-nvme", nvme_path=str(tmp_path / "nvme"))
     assert result.failure is None, result.failure
-    assert len(result.ranks) == ranks
-    assert list(disk.iterdir()) == []
+    assert len(result.ranks) == 2
+    assert list((tmp_path / "nvme").iterdir()) == []
 
 
 @pytest.mark.slow
@@ -167,20 +160,6 @@ def test_one_rank_of_many_runs_alone() -> None:
     assert result.failure is None, result.failure
     assert [report.rank for report in result.ranks] == [3]
     assert result.tokens_per_step == 16 * 2 * 2 * 32 and result.ranks[0].steps[0].waiting_s is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number, kind", [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "stopped")])
-def test_a_lost_rank_is_named_and_ends_the_job(number: int, kind: str, tmp_path: Path) -> None:
-    """The others would wait for it for ever."""
-
-    def signal_a_rank(phase: str) -> None:
-        if phase == "step 2":
-            os.kill(ranks_alive()[-1].pid, number)
-
-    result = run_module(tmp_path, "time.sleep(0.5)", on_progress=signal_a_rank)
-    assert result.failure is not None and result.failure.kind == kind
-    assert result.ranks == ()
 
 
 @pytest.mark.slow
@@ -194,10 +173,9 @@ def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_want_of_memory_is_told_from_other_errors(tmp_path: Path) -> None:
-    """A rank has what it was given, in place of a GPU's memory."""
+def test_a_rank_beyond_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None:
+    """On the CPU the limit stands for a GPU's memory."""
     body = "keep = torch.ones(100_000_000)"  # 400 MB
-    assert run_module(tmp_path, body, ranks=1, memory_limit_bytes=2 * 10**9).failure is None
     failure = run_module(tmp_path, body, ranks=1, memory_limit_bytes=3 * 10**8).failure
     assert failure is not None and failure.kind == "out_of_memory" and failure.phase == "step 1"
 
@@ -237,38 +215,10 @@ def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_is_bounded(tmp_path: Path) -> None:
-    """The budget counts, whatever the ranks do."""
-    failure = run_module(tmp_path, "time.sleep(3600)", ranks=1, timeout_s=8).failure
-    assert failure is not None and failure.kind == "timeout"
-
-
-@pytest.mark.slow
-def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
-    """Even where it is killed and can do nothing about it; they would sleep for an hour."""
-    script = (
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
-        f"import test_probe, pathlib; test_probe.run_module(pathlib.Path({str(tmp_path)!r}), 'time.sleep(3600)')"
-    )
-    watcher = subprocess.Popen([sys.executable, "-c", script])
-    ranks: list[psutil.Process] = []
-    while len(ranks) < 2:
-        assert watcher.poll() is None, "it watches its ranks"
-        time.sleep(0.1)
-        ranks = ranks_alive()
-    watcher.kill()
-    watcher.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=600)
-    for rank in alive:
-        rank.kill()
-    for leftover in (tmp_path / "temporary").glob("ds-advise*"):  # nobody else is left to remove it
-        shutil.rmtree(leftover)
-    assert not alive
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small drive")
-def test_a_full_drive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]) -> None:
+def test_a_full_drive_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]
+) -> None:
     """DeepSpeed itself only says that a file is too short."""
     extensions("CPUAdamBuilder", "AsyncIOBuilder")
     drive = tmp_path / "drive"
@@ -284,8 +234,8 @@ def test_a_full_drive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, e
         subprocess.run(["umount", str(drive)], check=True)
 
 
-def test_a_swap_folder_that_cannot_be_made_is_the_users_to_mend() -> None:
-    """No job is started for it."""
+def test_a_swap_folder_that_cannot_be_made_is_refused() -> None:
+    """No job is started."""
     with pytest.raises(ConfigFileError, match="nvme_path"):
         run("zero3-nvme", nvme_path="/proc/nowhere")
 

@@ -1,4 +1,4 @@
-"""Ranks as processes, here stand-ins that load no library: what they find, how a failure is told, and Ctrl-C at any
+"""Ranks as processes, here stand-ins that load no library: their environment, reported failures, and Ctrl-C at any
 moment, which leaves nothing."""
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return write
 
 
-def watched(folder: Path, ranks: int = 1, stall_s: float = 3600) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    return watch(range(ranks), folder, worker="stand_in", stall_s=stall_s, timeout_s=3600)
+def watched(folder: Path, ranks: int = 1, **limits: float) -> tuple[list[dict[str, Any]], RankFailure | None]:
+    return watch(range(ranks), folder, worker="stand_in", **{"stall_s": 3600, "timeout_s": 3600} | limits)
 
 
 def test_ranks_find_the_ninja_of_their_environment(
@@ -85,7 +85,24 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path, stand_in: Callable[[
     assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "8 s" in failure.message
 
 
-def test_a_rank_that_ends_without_a_word_is_told(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed"),
+        ("os.kill(os.getpid(), 19)", "stopped"),
+        ("time.sleep(3600)", "timeout"),
+    ],
+)
+def test_a_lost_rank_and_a_spent_budget_end_the_job(
+    tmp_path: Path, stand_in: Callable[[str], None], body: str, kind: str
+) -> None:
+    """The other rank would wait for ever. SIGKILL, SIGSTOP, and a time limit that counts whatever the ranks do."""
+    stand_in(f'note(phase="step 2")\nif rank == "1": {body}\ntime.sleep(3600)')
+    reports, failure = watched(tmp_path, ranks=2, timeout_s=8 if kind == "timeout" else 3600)
+    assert failure is not None and failure.kind == kind and reports == []
+
+
+def test_a_rank_that_ends_without_a_report_is_a_crash(tmp_path: Path, stand_in: Callable[[str], None]) -> None:
     """It may have left without an error, as where its report could not be written; what it printed is kept."""
     stand_in('note(phase="load")\nprint("so long", flush=True)')
     _, failure = watched(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def get_cpu_info() -> dict[str, Any]:
-    """As the real one, which is asked where no answer is kept beside the extensions."""
+    """The answer that is kept with the extensions, or the real one's."""
     kept = Path(os.environ["TORCH_EXTENSIONS_DIR"], "cpuinfo.json")
     try:
         answer: dict[str, Any] = json.loads(kept.read_text())
