@@ -51,7 +51,7 @@ def test_a_pair_is_computed_as_two_sequences(plan: Plan) -> None:
         ("zero2", 0.0, {"precompute_ref_log_probs": True}),
     ],
 )
-def test_the_reference_model_is_whole_below_stage_3_and_none_beside_adapters(
+def test_the_reference_model_is_whole_below_stage_3_and_absent_with_adapters(
     plan: str, share: float, changes: dict[str, Any]
 ) -> None:
     memory = estimate_memory(MODEL, replace(DPO, **changes), CLUSTER, PLANS[plan])

@@ -43,7 +43,7 @@ def test_a_token_of_a_cache_is_a_key_and_a_value_of_each_head_and_layer() -> Non
     assert cached_elements(deepseek, 1, latent=True) == 27 * (512 + 64)
 
 
-def test_stage_3_generates_with_the_whole_model_unless_told_otherwise() -> None:
+def test_stage_3_generates_with_the_whole_model_by_default() -> None:
     whole, layers = allocated(grpo()), allocated(grpo(ds3_gather_for_generation=False))
     server = allocated(grpo(rollout="vllm-server", server_gpus=8))
     assert whole["rollout"] - server["weight_synchronization"] > 0.7 * 2 * MODEL.parameters

@@ -87,7 +87,7 @@ def test_ranks_that_wait_at_the_step_alone_wait_for_the_longest_sum(accumulation
     assert Job(samples=9, lengths=lengths).waited_len(1024, plan, 8) == pytest.approx(drawn, rel=0.05)
 
 
-def test_a_run_of_full_samples_takes_its_steps_and_what_is_named_beside_them() -> None:
+def test_a_run_of_full_samples_takes_its_steps_and_the_named_parts() -> None:
     found, time = duration(Job(samples=2400, evaluation_samples=48)), estimate_time(MODEL, WORKLOAD, CLUSTER, PLAN)
     assert found.training_s == pytest.approx(100 * time.step_s)
     assert found.evaluation_s == found.saving.count * 2 * estimate_forward_s(MODEL, WORKLOAD, CLUSTER, PLAN)
@@ -120,9 +120,9 @@ def test_the_interval_is_that_of_the_step_and_holds_the_duration() -> None:
     found = duration(Job(tokens=10**8))
     assert found.duration_s_range is not None and found.spread is not None
     low, high = found.duration_s_range
-    beside = found.loading_s + found.saving.total_s
+    fixed_s = found.loading_s + found.saving.total_s
     assert low < found.duration_s < high
-    assert (high - beside) / (low - beside) == pytest.approx(found.spread.high / found.spread.low)
+    assert (high - fixed_s) / (low - fixed_s) == pytest.approx(found.spread.high / found.spread.low)
 
 
 def test_a_measured_step_scales_the_prediction_of_shorter_samples() -> None:

@@ -61,7 +61,7 @@ def main() -> None:
     answer |= {f"stage 3, sub-groups of {size}": shard_sizes(size) for size in SUB_GROUP_SIZES}
     print("SIZES " + json.dumps(answer), flush=True)
     torch.distributed.barrier()
-    # Some gloo builds abort while they tear the group down, after everything was said.
+    # Some gloo builds abort while they tear the group down, after the output.
     sys.stdout.flush()
     os._exit(0)
 

@@ -78,7 +78,7 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 def dispatched(
     config: dict[str, Any], attention: str, precision: torch.dtype, rank: int, layers: int
 ) -> tuple[int, int]:
-    """Forward and backward bytes of a model of so many layers."""
+    """Forward and backward bytes of a model with `layers` layers."""
     count = "n_layer" if "n_layer" in config else "num_hidden_layers"
     built = AutoConfig.for_model(**config, **{count: layers})
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation=attention, dtype=precision).train()

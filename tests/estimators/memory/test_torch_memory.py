@@ -73,14 +73,14 @@ def test_what_a_plan_does_not_need_is_cached() -> None:
 
 def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:
     """Adapters and the habit of casting in every pass make no difference under ZeRO."""
-    plain, said = (
+    plain, given = (
         asked(rung="zero2", method="lora", gpus="2xA100-40GB", gradient_checkpointing="off", software=software)
         for software in (None, "fp32-adapters,autocast")
     )
-    assert plain.components == said.components
+    assert plain.components == given.components
 
 
-def test_what_peft_leaves_in_fp32_beside_quantized_weights() -> None:
+def test_peft_keeps_embedding_and_head_in_fp32_with_quantized_weights() -> None:
     """prepare_model_for_kbit_training casts embedding and head, two bytes more for each of their weights; under
     autocast the loss holds the head's cast, and DeepSpeed's engine casts all of it back."""
     options = {"method": "qlora", "gpus": "2xA100-40GB", "seq_len": 2048}
@@ -93,13 +93,13 @@ def test_what_peft_leaves_in_fp32_beside_quantized_weights() -> None:
     )  # fmt: skip
     assert named(wide, "parameters") - named(plain, "parameters") == 2 * 2 * vocabulary
     assert named(cast, "autocast_copies") == 2 * vocabulary and not named(wide, "autocast_copies")
-    engine, told = (
+    engine, given = (
         estimate("Llama-3.1-8B", micro_batch=1, gradient_checkpointing="on", offline=True, rung="zero2", **options | {
             "software": software
         }).memory
         for software in (None, "fp32-embeddings,autocast")
     )  # fmt: skip
-    assert engine.components == told.components
+    assert engine.components == given.components
 
 
 def test_a_quantized_70b_does_not_train_on_48_gb_as_peft_prepares_it() -> None:

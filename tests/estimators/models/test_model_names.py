@@ -6,34 +6,21 @@ import pytest
 from ds_advise.estimators.errors import UnknownModelError
 from ds_advise.estimators.models import catalogue
 
-NAMES = [(name, entry["id"]) for entry in catalogue._entries() for name in (entry["id"], *entry["aliases"])]
-
 
 @pytest.mark.parametrize(
     ("spelling", "hub_id"),
     [
-        ("Qwen2.5-14B", "Qwen/Qwen2.5-14B"),
         ("qwen/qwen2.5-14b-instruct", "Qwen/Qwen2.5-14B-Instruct"),
-        ("QWEN2.5 14B", "Qwen/Qwen2.5-14B"),
         ("qwen-2.5-14b", "Qwen/Qwen2.5-14B"),
         ("qwen3-8b-instruct", "Qwen/Qwen3-8B"),
         ("llama3.1-8b", "meta-llama/Llama-3.1-8B"),
-        ("Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
-        ("meta/llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
-        ("llama-7b", "huggyllama/llama-7b"),
         ("llama2-7b-chat", "meta-llama/Llama-2-7b-chat-hf"),
-        ("gpt2", "openai-community/gpt2"),
         ("GPT-2 XL", "openai-community/gpt2-xl"),
-        ("openai/gpt2", "openai-community/gpt2"),
-        ("gpt-j-6b", "EleutherAI/gpt-j-6b"),
-        ("gpt-neo-125M", "EleutherAI/gpt-neo-125m"),
         ("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1"),
         ("mistral-nemo", "mistralai/Mistral-Nemo-Base-2407"),
         ("gemma2-2b-it", "google/gemma-2-2b-it"),
         ("phi-1.5", "microsoft/phi-1_5"),
-        ("bloom-7b1", "bigscience/bloom-7b1"),
         ("bloom-7.1b", "bigscience/bloom-7b1"),
-        ("opt 1.3b", "facebook/opt-1.3b"),
         ("flan t5 xl", "google/flan-t5-xl"),
         ("deepseek-r1-distill-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
         ("codellama-7b-python", "codellama/CodeLlama-7b-Python-hf"),
@@ -46,13 +33,12 @@ def test_a_usual_spelling_finds_its_model(spelling: str, hub_id: str) -> None:
     assert catalogue.find(spelling).name == hub_id
 
 
-@pytest.mark.parametrize(("name", "hub_id"), NAMES)
-def test_every_published_name_finds_its_entry(name: str, hub_id: str) -> None:
-    """Hub ids and aliases, as they are and in lower case without organisation."""
-    parameters = catalogue.find(hub_id).parameters
-    assert catalogue.find(name).parameters == parameters
-    assert catalogue.find(name.lower()).parameters == parameters
-    assert catalogue.find(name.rpartition("/")[2]).parameters == parameters
+def test_every_published_name_finds_its_entry() -> None:
+    """Hub ids and aliases, as they are, in lower case, and without organisation."""
+    for entry in catalogue._entries():
+        for name in (entry["id"], *entry["aliases"]):
+            for spelling in (name, name.lower(), name.rpartition("/")[2]):
+                assert catalogue.find(spelling).parameters == entry["parameters"], spelling
 
 
 @pytest.mark.parametrize(

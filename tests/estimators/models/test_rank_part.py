@@ -48,7 +48,7 @@ def test_split_layers_are_all_reduced_in_every_pass() -> None:
         ("Llama-3.1-8B", {"autotp_size": 2, "sequence_parallel_size": 2}, {}, "Ulysses"),
     ],
 )
-def test_what_cannot_be_split_is_told(
+def test_models_that_cannot_be_split_are_refused(
     model: str, settings: dict[str, int], question: dict[str, object], why: str
 ) -> None:
     with pytest.raises(WorkloadError) as refused:

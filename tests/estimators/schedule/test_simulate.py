@@ -47,11 +47,11 @@ def test_one_stream_runs_what_it_is_given_in_order() -> None:
 def test_two_streams_share_the_gpu_and_not_its_links() -> None:
     both = simulated((KERNEL,), (Code.RUN, 0, COMPUTE), (Code.RUN, 0, OTHER))
     assert both.time.step_s == pytest.approx(2 * seconds(KERNEL), rel=0.02)
-    beside = simulated((KERNEL, TO_HOST), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
-    assert beside.time.step_s == pytest.approx(max(seconds(KERNEL), seconds(TO_HOST)), rel=0.02)
+    overlapped = simulated((KERNEL, TO_HOST), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
+    assert overlapped.time.step_s == pytest.approx(max(seconds(KERNEL), seconds(TO_HOST)), rel=0.02)
 
 
-def test_a_kernel_beside_a_collective_loses_speed() -> None:
+def test_a_kernel_that_overlaps_a_collective_loses_speed() -> None:
     step = simulated((KERNEL, GATHER), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
     assert step.time.step_s > max(seconds(KERNEL), seconds(GATHER))
     assert step.overlapped_s == pytest.approx(min(step.gpu_busy_s, step.links_busy_s), rel=0.05)
@@ -74,7 +74,7 @@ def test_collectives_and_copies_share_the_host_link_of_gpus_without_another(thro
     assert streams.finish()[0] == pytest.approx(ends_s)
 
 
-def test_what_the_host_issues_after_an_event_runs_beside_what_was_issued_before() -> None:
+def test_operations_issued_after_an_event_overlap_earlier_ones() -> None:
     """The event at 1 s lets the host go on while a kernel of 5 s runs; a copy that it issues then ends at 2 s."""
     streams = Streams()
     streams.run(0, COMPUTE, "gpu", 1.0, 0.0)

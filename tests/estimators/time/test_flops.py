@@ -113,7 +113,7 @@ def test_the_delta_rule_costs_what_torch_counts() -> None:
 
 @pytest.mark.parametrize("config", [CONFIGS["llama"], ADAPTED_EXPERTS], ids=["llama", "qwen3_moe"])
 def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
-    """peft's adapters beside linear layers, and those that it folds into fused experts and their router."""
+    """peft's adapters of linear layers, and those that it folds into fused experts and their router."""
     torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
 
     arguments = {key: value for key, value in config.items() if key != "model_type"}
