@@ -136,7 +136,7 @@ def test_only_optimizers_with_a_cpu_form_are_offloaded(name: str) -> None:
 
 
 def test_nvme_needs_a_folder() -> None:
-    """Without one the user is told which flag to pass; DeepSpeed would fail with a TypeError."""
+    """Without one the error names the flag; DeepSpeed would fail with a TypeError."""
     with pytest.raises(ClusterError, match="--nvme"):
         config("zero3-nvme", cluster=replace(CLUSTER, nvme_path=""))
 

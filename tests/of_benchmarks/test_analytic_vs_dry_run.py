@@ -53,8 +53,8 @@ def test_closed_form_is_that_of_the_dry_run() -> None:
 
 
 @pytest.mark.slow
-def test_closed_form_is_that_of_many_dry_runs() -> None:
-    """The same of more cases, special settings of the buckets, of ZeRO-3's limits and of the swapper among them."""
-    rows = comparisons(spread((*GRID, *SPECIAL), 12))
+def test_closed_form_is_that_of_the_dry_run_for_special_settings() -> None:
+    """Of the buckets, of ZeRO-3's limits and of the swapper."""
+    rows = comparisons(spread(SPECIAL, 6))
     assert not missed(rows)
     assert not below(rows)

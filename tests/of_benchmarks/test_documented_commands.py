@@ -39,7 +39,7 @@ class How:
     """The exit code, and what stands in the answer: on a machine without a GPU, and with the files of `folder`."""
     says: str = ""
     as_if: str = ""
-    """The command that is run, where the one that is shown names what only its reader has."""
+    """The command that is run, where the one that is shown takes minutes or names what only its reader has."""
     slow: bool = False
     elsewhere: str = ""
     """The test that runs it, or why none does."""
@@ -95,9 +95,9 @@ COMMANDS = {
     "ds-advise bench": How(elsewhere="test_bench.py"),
     "ds-advise Qwen2.5-14B --gpus auto": How(code=2, says="GPU"),
     "ds-advise Qwen2.5-14B --gpus auto --probe --budget 10m": How(code=2, says="GPU", slow=True),
-    f"{TWO} --verify": How(says="dry run", slow=True),
+    f"{TWO} --verify": How(elsewhere="test_verify.py, with a smaller model"),
     "ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB --micro-batch 4 --explain": How(
-        says="GiB", slow=True
+        as_if="ds-advise dry-run ds_config.json --model Qwen2.5-0.5B --gpus 2x32GB --explain", says="GiB", slow=True
     ),
     "ds-advise dry-run ds_config.json --model Qwen2.5-32B --gpus 8xA100-80GB --software transformers=4.45": How(
         elsewhere="test_script_optimizer.py, with smaller models"
@@ -114,7 +114,7 @@ COMMANDS = {
     "python make_config.py | ds-advise lint -": How(says="standard input"),
     "ds-advise Qwen2.5-14B --gpus 8xA100-80GB --software transformers=4.45,deepspeed=0.18,reentrant": How(says="fits"),
     GRID: How(elsewhere="test_analytic_vs_dry_run.py runs its parts; the whole takes an hour and a half"),
-    f"{GRID} llama zero3 --sample 10": How(as_if=f"{GRID} llama zero3 --sample 1", says="error", slow=True),
+    f"{GRID} llama zero3 --sample 10": How(elsewhere="test_analytic_vs_dry_run.py runs its parts"),
     f"{GRID} --answers FILE --offline": How(as_if=f"{GRID} --answers answers.jsonl --offline", slow=True),
     "python -m benchmarks.search.question_grid --write": How(elsewhere="test_manual.py asks a part of it"),
     "python -m benchmarks.search.choices_inside_rungs --write": How(
@@ -160,16 +160,16 @@ def _proven(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         (folder / "ds_config.json").unlink()  # the answer writes its own
     if command.startswith("ds-advise "):
         code = run(shlex.split(command)[1:])
-        said = "".join(capsys.readouterr())
+        message = "".join(capsys.readouterr())
     else:
         shell = f'ds-advise() {{ {sys.executable} -m ds_advise "$@"; }}; python() {{ {sys.executable} "$@"; }}; '
         where = ROOT if "benchmarks" in command else folder
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", shell + command], cwd=where, capture_output=True, text=True
         )
-        code, said = done.returncode, done.stdout + done.stderr
-    assert (code, how.says in said) == (how.code, True), said
-    assert "Traceback" not in said
+        code, message = done.returncode, done.stdout + done.stderr
+    assert (code, how.says in message) == (how.code, True), message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if not (how.slow or how.elsewhere)])
@@ -197,14 +197,14 @@ def test_what_a_document_shows_is_what_is_printed(
     while "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
     run(words[1:])
-    said = tuple(line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines())
+    message = tuple(line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines())
     if block.is_whole:
-        assert block.lines[1:] == said
+        assert block.lines[1:] == message
     for _, part in block.parts:
-        assert part[0] in said
-        begin = said.index(part[0])
-        assert said[begin : begin + len(part)] == part
-        said = said[begin + len(part) :]
+        assert part[0] in message
+        begin = message.index(part[0])
+        assert message[begin : begin + len(part)] == part
+        message = message[begin + len(part) :]
 
 
 def test_what_is_shown_of_an_output_is_found_again_when_its_figures_change() -> None:

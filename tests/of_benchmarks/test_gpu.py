@@ -146,7 +146,7 @@ def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
 
 
 def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
-    """Without records there is none; figures that are made up here show that predictions stand beside them."""
+    """Without records there is none; made-up figures show that predictions are compared with them."""
     assert chapter.section(tmp_path) is None
     one, full = MEMORY[0], MEMORY[14]
     ran = in_order(cluster_of(H100, 1))[0]

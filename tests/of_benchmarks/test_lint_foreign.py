@@ -29,11 +29,11 @@ def test_lint_refuses_what_the_engine_refuses_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_the_engine_judges_foreign_configurations_as_written_down() -> None:
-    """Every third, by transformers', accelerate's and DeepSpeed's own code."""
+    """Every sixth, by transformers', accelerate's and DeepSpeed's own code."""
     deepspeed, configs = read_configs()
     if version("deepspeed") != deepspeed:
         pytest.skip(f"the verdicts are those of DeepSpeed {deepspeed}")
-    assert engines_verdicts(configs[::3]) == [each.engine for each in configs[::3]]
+    assert engines_verdicts(configs[::6]) == [each.engine for each in configs[::6]]
 
 
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
@@ -80,8 +80,8 @@ def test_what_is_an_error_depends_on_the_reader(name: str) -> None:
 @pytest.mark.slow
 def test_readers_stop_as_lint_says() -> None:
     """The same configurations, by the real readers and the engine."""
-    said = answers([EngineQuestion(config=json.loads(json.dumps(c)), framework=r) for c, r, _ in READ.values()])  # type: ignore[arg-type]
-    assert {name: bool(words) for name, words in zip(READ, said, strict=True)} == {
+    refusals = answers([EngineQuestion(config=json.loads(json.dumps(c)), framework=r) for c, r, _ in READ.values()])  # type: ignore[arg-type]
+    assert {name: bool(words) for name, words in zip(READ, refusals, strict=True)} == {
         name: bool(code) for name, (_, _, code) in READ.items()
     }
 

@@ -1,4 +1,4 @@
-"""A checkpoint's files: what is whole, cut off, missing or changed, with and without the checksums beside it."""
+"""A checkpoint's files: what is whole, cut off, missing or changed, with and without checksums."""
 
 from __future__ import annotations
 

@@ -42,15 +42,15 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     }
     assert all({"area", "check", "status", "what", "why", "fix"} == finding.keys() for finding in answer["findings"])
     assert sum(answer["counts"].values()) == len(answer["findings"]) and answer["worst"] in STATUSES
-    said = {finding["check"]: finding for finding in answer["findings"]}
-    assert said["torch"]["status"] == "ok" and said["deepspeed"]["status"] == "ok"
+    found = {finding["check"]: finding for finding in answer["findings"]}
+    assert found["torch"]["status"] == "ok" and found["deepspeed"]["status"] == "ok"
     unread = {finding["check"] for finding in answer["findings"] if finding["area"] == "unread"}
     assert unread <= {"toolchain"}  # a machine that is busy compiles too slowly
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_works_without_torch_and_imports_nothing_slow() -> None:
-    """A Python in which neither torch nor DeepSpeed is found gets its lines, two of which say so."""
+    """A Python without torch and DeepSpeed gets its findings, and two problems for the missing packages."""
     program = (
         "import sys, importlib.metadata as metadata\n"
         "whole = metadata.Distribution.from_name\n"
@@ -66,9 +66,9 @@ def test_it_works_without_torch_and_imports_nothing_slow() -> None:
     )
     done = command("--json", program=("-c", program))
     assert done.returncode == 1, done.stderr
-    said = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert (said["torch"]["status"], said["deepspeed"]["status"]) == ("problem", "problem")
-    assert "pip install torch" in said["torch"]["fix"] and said["ram"]["status"] in ("ok", "warning")
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert (found["torch"]["status"], found["deepspeed"]["status"]) == ("problem", "problem")
+    assert "pip install torch" in found["torch"]["fix"] and found["ram"]["status"] in ("ok", "warning")
 
 
 @pytest.mark.skipif(
@@ -92,9 +92,9 @@ def test_it_works_for_a_user_without_rights_and_home(tmp_path: Path) -> None:
         HOME="/nonexistent",
     )
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
-    said = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert said["swap-folder"]["status"] == "problem"  # the folder is root's
-    assert said["ops-folder"]["status"] == "problem"
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["swap-folder"]["status"] == "problem"  # the folder is root's
+    assert found["ops-folder"]["status"] == "problem"
 
 
 def test_it_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -410,7 +410,7 @@ def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_fails_costs_only_its_part(tmp_path: Path) -> None:
-    """On a system without /proc the rest is told, and what is missing is named."""
+    """On a system without /proc the other parts are reported, and the missing one is named."""
     facts = gather(root=tmp_path, environment={}, run=recorded({}))
     assert facts.memory is None and [part for part, _ in facts.unread] == ["memory"]
     assert facts.software is not None and facts.toolchain is not None

@@ -23,7 +23,7 @@ def facts() -> DeepSpeedFacts:
 
 
 def facts_for(rule: Rule) -> DeepSpeedFacts:
-    """The installed DeepSpeed's, under the version of which a rule for old ones speaks."""
+    """The installed DeepSpeed's, with the version for which an old rule holds."""
     return facts() if rule.holds_for(facts()) else replace(facts(), version=rule.since)
 
 

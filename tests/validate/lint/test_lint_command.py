@@ -122,19 +122,19 @@ def test_fix_writes_numbers_in_the_place_of_their_text(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ds_config = {\n 'train_batch_size': 8,\n 'bf16': {'enabled': True},\n}\n", "does not begin with {"),
         ("{\n 'train_batch_size': 8,\n 'bf16': {'enabled': True},\n}\n", "True is Python"),
         ("# mine\ntrain_batch_size: 8\nzero_optimization:\n  stage: 2\n", "ds-advise from"),
     ],
 )
-def test_another_format_is_called_by_its_name(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_format_is_called_by_its_name(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, with what to do."""
     Path("other").write_text(text)
     assert run(["lint", "other"]) == 2
     error = capsys.readouterr().err
-    assert said in error and len(error.splitlines()) == 1
+    assert message in error and len(error.splitlines()) == 1
 
 
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_fix_never_overwrites_a_copy() -> None:
 
 
 def test_fix_writes_through_a_link_and_keeps_it(folder: Path) -> None:
-    """The file that the link leads to is corrected, and its copy stands beside it."""
+    """The file behind the link is corrected, and its copy is in the same folder."""
     (folder / "elsewhere").mkdir()
     Path("bad.json").rename("elsewhere/real.json")
     Path("bad.json").symlink_to("elsewhere/real.json")

@@ -88,7 +88,7 @@ def _is_json(text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"", "empty"),
         (b"   \n", "empty"),
@@ -117,11 +117,11 @@ def _is_json(text: str) -> bool:
         (b'{"a": "\\ud83"}', "backslash"),
     ],
 )
-def test_what_is_no_configuration_is_one_line(raw: bytes, said: str) -> None:
+def test_what_is_no_configuration_is_one_line(raw: bytes, message: str) -> None:
     """The file's name, what is wrong and, within text, where."""
     with pytest.raises(ConfigFileError) as error:
         read_document(raw, name="ds_config.json")
-    assert error.value.what.startswith("ds_config.json: ") and said in error.value.what
+    assert error.value.what.startswith("ds_config.json: ") and message in error.value.what
     assert "\n" not in str(error.value)
 
 

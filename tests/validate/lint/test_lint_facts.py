@@ -174,7 +174,7 @@ def test_facts_survive_being_written_and_read() -> None:
 
 
 def test_the_second_call_reads_the_cache(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file per version beside the store; the sources are not read again."""
+    """One file per version in the store's folder; the sources are not read again."""
     first = load_facts()
     (cached,) = own_store.parent.glob("deepspeed-*-facts-*.json")
     assert first.version in cached.name

@@ -77,7 +77,7 @@ def test_no_remedy_is_guessed_from_another_blocks_key() -> None:
 
 
 @pytest.mark.parametrize("name", ["OneBitAdam", "ZeroOneAdam", "OneBitLamb"])
-def test_one_bit_optimizers_are_said_to_be_gone(name: str) -> None:
+def test_one_bit_optimizers_are_reported_as_removed(name: str) -> None:
     """They are no typing errors."""
     config = {"train_batch_size": 8, "optimizer": {"type": name, "params": {"lr": 1e-4, "freeze_step": 400}}}
     (finding,) = [finding for finding in judged(config).findings if finding.code == "DS501"]
