@@ -67,17 +67,10 @@ def test_colors_depend_on_the_terminal(tmp_path: Path) -> None:
     assert "\x1b[3" not in run(*asked, cwd=tmp_path, NO_COLOR="1", **forced).stdout
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_any_encoding_shows_the_answer(tmp_path: Path, encoding: str) -> None:
-    done = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, PYTHONIOENCODING=encoding)
+def test_a_terminal_without_unicode_shows_the_answer(tmp_path: Path) -> None:
+    done = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert "zero3-offload" in done.stdout
-
-
-def test_a_narrow_terminal_wraps_sentences_and_tables(tmp_path: Path) -> None:
-    done = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, COLUMNS="40")
-    assert done.returncode == 0 and "> ddp, batch" in done.stdout
-    assert max(map(len, done.stdout.partition(" Evidence")[0].splitlines())) <= 40
 
 
 def test_json_is_one_object(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,42 +125,24 @@ def test_nothing_fits_exits_1_and_writes_nothing(here: Path, capsys: pytest.Capt
     assert list(here.iterdir()) == []
 
 
-BROKEN_CONFIGS = {
-    "not-json": "{",
-    "zero": json.dumps(TINY | {"hidden_size": 0}),
-    "unknown": json.dumps({"model_type": "quantum", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}),
-}
 BAD_LINES = [
-    "Qwen2.5-15B --gpus 2x32GB",
-    "gpt2 --gpus 2xB9000",
     "gpt2 --gpus 2x32GB --seq-len 0",
     "gpt2 --gpus 2x32GB --seq-len 1e3",
-    "gpt2 --gpus 2x32GB --seq-len 4096",
     "gpt2 --gpus 2x32GB --micro-batch -2",
-    "gpt2 --gpus 2x32GB --global-batch 7",
-    "gpt2 --gpus 2x32GB --method magic",
-    "gpt2 --gpus 2x32GB --optimizer adamz",
-    "gpt2 --gpus 2x32GB --no-such-flag",
-    "gpt2 --gpus T4 --precision bf16",
     "gpt2 --gpus T4 --json -o -",
     "gpt2 --gpus T4 -o=",
-    "gpt2 --gpus T4 --method lora --lora-targets ,",
-    "gpt2 --gpus T4 --loss fused",
-    "vit-base --gpus T4 --seq-len 100",
+    "gpt2 --gpus T4 -o no/such/folder/ds_config.json",
+    "gpt2 gpt2 --gpus T4",
     f"{'a' * 5000} --gpus T4",
     "~no-such-user/model --gpus T4",
-    "gpt2 --gpus T4 -o no/such/folder/ds_config.json",
-    "no/such/folder --gpus T4",
-    "gpt2 gpt2 --gpus T4",
-    *[f"{name}.json --gpus T4" for name in BROKEN_CONFIGS],
+    "not-json.json --gpus T4",
 ]
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:60])
 def test_bad_input_gets_one_line_and_exit_2(here: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
     """What, why and fix on stderr; no traceback; nothing written. (An unwritable target still prints the answer.)"""
-    for name, text in BROKEN_CONFIGS.items():
-        (here / f"{name}.json").write_text(text)
+    (here / "not-json.json").write_text("{")
     before = sorted(here.iterdir())
     arguments = ["" if word == "-o=" else word for word in line.replace("-o=", "-o -o=").split()]
     assert run_here([*arguments, *FAST]) == 2

@@ -1,4 +1,4 @@
-"""One plan by name and settings, plain PyTorch beside the rungs, and other software."""
+"""One plan by name and settings, the baseline of plain PyTorch, and other software."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def test_fsdp_shards_what_a_single_gpu_holds_whole() -> None:
     assert with_fp32.memory.components["optimizer_states"] == 2 * sharded.memory.components["optimizer_states"]
 
 
-def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> None:
+def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
     """`--sharding fsdp` adds it to the table and to the JSON, and leaves everything else as it is."""
     asked = [MODEL, "--gpus", GPUS, "--no-write", "--no-deepspeed-estimate"]
-    usual, beside = (
+    usual, with_baseline = (
         json.loads(CliRunner().invoke(advise, [*asked, *more, "--json"], standalone_mode=False).stdout)
         for more in ([], ["--sharding", "fsdp"])
     )
-    assert beside["pytorch_baseline"]["rung"] == "fsdp" and usual["pytorch_baseline"] is None
-    assert [step["rung"] for step in beside["ladder"]] == list(RUNGS)
-    assert {**beside, "pytorch_baseline": None} == usual
+    assert with_baseline["pytorch_baseline"]["rung"] == "fsdp" and usual["pytorch_baseline"] is None
+    assert [step["rung"] for step in with_baseline["ladder"]] == list(RUNGS)
+    assert {**with_baseline, "pytorch_baseline": None} == usual
     printed = CliRunner().invoke(advise, [*asked, "--sharding", "fsdp"], standalone_mode=False).stdout
     assert "  fsdp " in printed and "no configuration is written" in " ".join(printed.split())
 
@@ -87,7 +87,7 @@ def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> Non
         ({"rung": "zero3", "method": "qlora", "quantization": "int8"}, "cannot run"),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_a_line(changed: dict[str, Any], words: str) -> None:
+def test_impossible_questions_are_refused_in_one_line(changed: dict[str, Any], words: str) -> None:
     """Names and values that do not exist, and combinations that do not run."""
     question = {"model": MODEL, "rung": "zero2", "seq_len": 1024, **ONE, **changed}
     with pytest.raises(WorkloadError, match=words):

@@ -62,7 +62,7 @@ def group_of(ranks: int) -> int:
 
 
 def test_stage_3_takes_one_fp32_copy_of_a_sub_group_with_foreach_and_two_with_the_loop() -> None:
-    """A fused step takes less than the cast before it: two bytes beside the fp32 gradients."""
+    """A fused step takes less than the cast before it, which holds two bytes more than the fp32 gradients."""
     plan = Plan(zero_stage=3, micro_batch_size=1, sub_group_size=10**9)
     fused, foreach, loop = (step_bytes(plan, step) for step in ("fused", "foreach", "loop"))
     assert step_bytes(plan, "auto") == fused
@@ -106,9 +106,7 @@ def test_a_name_of_the_trainer_says_the_implementation(name: str, step: Optimize
 
 
 @pytest.mark.parametrize(("step", "name"), [("fused", "adamw_torch_fused"), ("foreach", "adamw_torch")])
-def test_what_is_written_leaves_the_optimizer_to_the_script_that_is_said_to_make_it(
-    step: OptimizerStep, name: str
-) -> None:
+def test_written_configurations_leave_the_optimizer_to_the_script_that_makes_it(step: OptimizerStep, name: str) -> None:
     """With its states in host RAM it is DeepSpeed's, and the block is written."""
     workload = Workload(software=Software(optimizer_step=step))
     plan = Plan(zero_stage=3, micro_batch_size=1)

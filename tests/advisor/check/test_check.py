@@ -60,7 +60,7 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["nope.json"], "no such file"),
         ([], "missing argument"),
@@ -73,11 +73,11 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
     ],
 )
 def test_what_cannot_be_answered_is_one_line_and_code_2(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["check", *options]) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
 
 
 def test_one_file_has_one_answer(

@@ -133,8 +133,8 @@ def test_what_differs_is_found_with_both_values(
     """The value that DeepSpeed takes, where it comes from, and whether it does anything at the stages of the two."""
     found = {each.key: each for each in differences(ConfigSettings(first, facts), ConfigSettings(second, facts))}
     ours, theirs, acts = found[path].first, found[path].second, found[path].acts
-    said = f"{ours.value} {ours.origin}, {theirs.value} {theirs.origin}, {'acts' if acts else 'idle'}"
-    assert said == expected
+    message = f"{ours.value} {ours.origin}, {theirs.value} {theirs.origin}, {'acts' if acts else 'idle'}"
+    assert message == expected
 
 
 def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
@@ -213,7 +213,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert "train_micro_batch_size_per_gpu" not in {difference.key for difference in filled.differences}
 
 
-def test_what_the_figures_leave_out_is_said(tmp_path: Path, files: dict[str, str]) -> None:
+def test_features_without_figures_are_named(tmp_path: Path, files: dict[str, str]) -> None:
     """Of the side that has it, where there are figures."""
     written = tmp_path / "zenflow.json"
     offload = FILES["offload"]["zero_optimization"] | {"zenflow": {"topk_ratio": 0.05}}  # type: ignore[operator]
@@ -242,8 +242,8 @@ def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None
     ):
         rows = [line.split()[-3:-1] for line in blocks[title]]
         for column in (0, 1):
-            told = sum(float(row[column].replace(",", "")) for row in rows if row[column] != "-")
-            assert told == pytest.approx(wanted[column], rel=0.02), title
+            shown = sum(float(row[column].replace(",", "")) for row in rows if row[column] != "-")
+            assert shown == pytest.approx(wanted[column], rel=0.02), title
     assert "ms of 1,000 tokens" in text
     less = (sides[0].device_bytes - sides[1].device_bytes) / 2**30
     assert f" B takes {abs(less):.1f} GiB {'less' if less > 0 else 'more'} of each GPU." in text.splitlines()
@@ -265,7 +265,7 @@ def test_verdicts(files: dict[str, str]) -> None:
 
 
 def test_without_a_model_only_the_files_are_compared(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON has the differences and no plans; people are told what more they could know."""
+    """JSON has the differences and no plans; the terminal names the options that add figures."""
     assert run_here(["compare", files["offload"], files["zero3"], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema_version"] == 2 and [side["plan"] for side in answer["sides"]] == [None, None]

@@ -126,7 +126,7 @@ def test_what_users_name_stays_text(tmp_path: Path) -> None:
     "question", ["Qwen2.5-72B --gpus 2x24GB --ram 100GB", "gpt2 --gpus 8xA100-80GB --sharding fsdp"]
 )
 def test_other_answers_make_whole_reports_too(tmp_path: Path, question: str) -> None:
-    """Where nothing fits, and with plain PyTorch beside."""
+    """Where nothing fits, and with a baseline of plain PyTorch."""
     page = report_of(tmp_path, *question.split(), "--offline", "--no-deepspeed-estimate")
     assert page.data["recommended"] is None or page.data["pytorch_baseline"] is not None
     assert ("configuration" in page.sections) == (page.data["recommended"] is not None)

@@ -75,7 +75,7 @@ def test_two_files_without_a_model_are_compared_by_their_keys(
     assert "--model" in capsys.readouterr().err
 
 
-def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
+def test_a_probe_is_compared_with_its_predictions(run_of_gpt2: Run) -> None:
     result = ran(7.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
@@ -133,14 +133,14 @@ def test_a_past_launch_has_the_report_of_its_end(
     assert past.names.count("script") == 2 and "configuration" in past.sections
     assert wrong(past.data, schema_of_command("history"), schema_of_command("history")) == []
     other = Store().add(replace(Store().find()[0], kind="dry-run"))
-    for asked, said in (
+    for asked, error in (
         ([str(other)], f"record {other} is a dry-run"),
         (["999"], "there is no record 999; `ds-advise history` lists them"),
         ([], "give its number"),
         ([str(number), "--forget"], "no --forget"),
     ):
         assert run(["history", *asked, "--html", str(tmp_path / "other.html")]) == 2
-        assert said in capsys.readouterr().err
+        assert error in capsys.readouterr().err
 
 
 def test_a_launch_that_failed_or_was_not_started_says_why(run_of_gpt2: Run, tmp_path: Path) -> None:

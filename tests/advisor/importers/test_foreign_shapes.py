@@ -72,9 +72,9 @@ def test_what_is_not_read_says_so(
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
     assert run(["from", name, "--gpus", "2xA100-80GB", "--model", "gpt2", "--offline"]) == 2
-    said = capsys.readouterr()
-    assert words in said.err and said.err.count("\n") == 1
-    assert not [word for word in ("As it is", "Better", "What would change", "assumed") if word in said.out]
+    message = capsys.readouterr()
+    assert words in message.err and message.err.count("\n") == 1
+    assert not [word for word in ("As it is", "Better", "What would change", "assumed") if word in message.out]
 
 
 def _imported(folder: Path, text: str, gpus: str, **options: str) -> ImportAnswer:
@@ -149,11 +149,11 @@ def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path
     assert answer.files == () and answer.unwritable is not None and "accelerate launch" in answer.unwritable.what
 
 
-def test_what_a_run_leaves_open_is_said(tmp_path: Path) -> None:
+def test_assumptions_about_an_imported_run_are_named(tmp_path: Path) -> None:
     """The launcher, the number of GPUs, and the length that is really assumed: GPT-2 takes 1,024 tokens."""
     answer = _imported(tmp_path, f"python run_glue.py {TRAINER} --model_name_or_path gpt2", "8xA100-80GB")
-    said = " ".join(answer.remarks)
-    assert "as if it were torchrun --nproc_per_node 8" in said and "1,024 tokens are assumed" in said
+    message = " ".join(answer.remarks)
+    assert "as if it were torchrun --nproc_per_node 8" in message and "1,024 tokens are assumed" in message
     answer = _imported(tmp_path, f"torchrun run_clm.py {TRAINER}", "A100-80GB")
     assert "the number of GPUs is not given: 1 is assumed" in " ".join(answer.remarks)
 
@@ -172,8 +172,8 @@ def test_deepspeed_in_one_process_needs_a_launcher(start: str, how: str | None, 
     answer = _imported(tmp_path, f"{start} {TRAINER} --bf16 true --model_name_or_path Qwen/Qwen2.5-7B", "1xRTX4090")
     assert answer.figures is not None and answer.figures.recommended is not None
     assert answer.figures.recommended.plan.sharding == "zero"
-    said = [remark.rpartition("start it with ")[2] for remark in answer.remarks if "needs a launcher" in remark]
-    assert said == ([] if how is None else [how])
+    message = [remark.rpartition("start it with ")[2] for remark in answer.remarks if "needs a launcher" in remark]
+    assert message == ([] if how is None else [how])
 
 
 def test_where_nothing_fits_it_says_what_lacks_and_which_question_to_ask(

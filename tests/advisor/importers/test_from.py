@@ -117,11 +117,11 @@ def test_a_condition_on_host_ram_is_part_of_the_verdict(capsys: pytest.CaptureFi
     """As in the main answer: a plan whose RAM is larger than the memory of the GPUs fits only if the host has it."""
     command = ("train.slurm", "--gpus", "2x1xRTX4090", "--micro-batch", "1", "--seq-len", "512")
     run(["from", *command, "--offline"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"As it is: ZeRO-3 with optimizer in host RAM fits if the host has \d+ GiB of RAM\.", said)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"As it is: ZeRO-3 with optimizer in host RAM fits if the host has \d+ GiB of RAM\.", shown)
     run(["from", *command, "--offline", "--ram", "1TB"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "As it is: ZeRO-3 with optimizer in host RAM fits." in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "As it is: ZeRO-3 with optimizer in host RAM fits." in shown
 
 
 @pytest.mark.usefixtures("folder")
@@ -299,5 +299,5 @@ def test_an_optimizer_that_stops_under_deepspeed_gets_no_plan(
     example = EXAMPLES / "LLaMA-Factory/examples/extras/muon/qwen2_full_sft.yaml"
     (tmp_path / "muon.yaml").write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
     assert run(["from", str(tmp_path / "muon.yaml"), "--gpus", "2xRTX4090", "--offline"]) != 0
-    said = capsys.readouterr()
-    assert "not predicted: LLaMA-Factory's own Muon" in said.err and "Better" not in said.out
+    shown = capsys.readouterr()
+    assert "not predicted: LLaMA-Factory's own Muon" in shown.err and "Better" not in shown.out

@@ -1,4 +1,4 @@
-"""Duration and cost of the user's own job: what is said, what is counted, what is answered."""
+"""Duration and cost of the user's own job: options, counted data, answers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_other_prices_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"samples": 5, "tokens": "1B"}, "both give the amount"),
         ({"epochs": 2.0}, "needs the amount"),
@@ -149,8 +149,8 @@ def test_other_prices_are_refused(text: str) -> None:
         ({"samples": 5, "epochs": -1.0}, "--epochs is -1"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(DsAdviseError, match=said):
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DsAdviseError, match=message):
         check_job(options)
 
 
@@ -173,7 +173,7 @@ def test_what_would_change_the_answer_tells_the_jobs_hours_and_cost() -> None:
     """A price of each GPU holds for more of them."""
     answer = advise("Qwen2.5-1.5B", gpus="4xA100-80GB", tokens="1B", price="$2/h", deepspeed_estimate=False)
     outcomes = {change.flags: change.outcome for change in answer.changes}
-    [more] = [said for flags, said in outcomes.items() if flags.startswith("--gpus 8x")]
+    [more] = [message for flags, message in outcomes.items() if flags.startswith("--gpus 8x")]
     assert ", job " in more and ", $" in more
 
 
@@ -202,12 +202,12 @@ def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(48, "48 s"), (600, "10 min"), (3 * 3600, "3.0 h"), (1240 * 3600, "1,240 h")]
 )
-def test_durations_are_told_in_minutes_or_hours(seconds: float, text: str) -> None:
+def test_durations_are_written_in_minutes_or_hours(seconds: float, text: str) -> None:
     assert hours(seconds) == text
 
 
 @pytest.mark.parametrize("wait_s, lines", [(0.0, 1), (3600.0, 0)])
-def test_who_waits_for_a_large_file_is_told_how_many_rows_are_done(
+def test_progress_of_a_large_file_is_shown_in_rows(
     chats: Path,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,

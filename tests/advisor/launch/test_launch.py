@@ -408,7 +408,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
 
 
 def test_the_hosts_memory_of_a_small_model_on_the_cpu(folder: Path) -> None:
-    """Two ranks took 0.98 GiB in all, with DeepSpeed's default buckets, of which only written pages count; launch
+    """Two ranks took 0.98 GiB in all, with DeepSpeed's default buckets, whose written pages alone count; launch
     shows that figure. No rank has CUDA's libraries, and its tensors are in the host's memory."""
     config = folder / "model" / "config.json"
     config.write_text(json.dumps(TINY | {"vocab_size": 2**14, "tie_word_embeddings": True}))

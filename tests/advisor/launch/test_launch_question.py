@@ -342,7 +342,7 @@ def test_evaluations_of_the_script_are_predicted(
 def test_trls_scripts_have_trls_defaults(
     request_of: Request, trainer: str, checkpointing: bool, predicted: bool
 ) -> None:
-    """TRL checkpoints and trains in bf16 unless told otherwise; another loss than the next token's, also that of a
+    """TRL checkpoints and trains in bf16 by default; another loss than the next token's, also that of a
     class of the script's own, is not predicted as if it were that."""
     Path("train.py").write_text(f"from trl import *\nclass Own({trainer}):\n    pass\nOwn(args=parse())\n")
     request, remarks = request_of()

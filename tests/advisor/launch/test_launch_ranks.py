@@ -235,7 +235,7 @@ def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
         assert records.step == 2
         stream.write('ens": 100}\n{"time": 14.0, "st{"time": 15.0, "step": 4, "tokens": 100}\n')
     records.read()
-    assert records.step == 3  # a line of which a full disk took a part is passed over
+    assert records.step == 3  # a line that a full disk cut off is skipped
 
 
 @pytest.mark.parametrize(("name", "counts"), [("cc1plus", False), ("python", True)])

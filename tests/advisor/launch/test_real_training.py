@@ -111,10 +111,13 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rung", "flavor"),
-    [(rung, flavor) for rung in RUNGS for flavor in FLAVORS if (rung, flavor) != ("zero3-nvme", "deepspeed")],
+    [
+        *((rung, FLAVORS[number % 2]) for number, rung in enumerate(RUNGS[:-1])),
+        *(("zero2", "deepspeed"), ("zero3", "deepspeed"), ("zero3-nvme", "hf")),
+    ],
 )
 def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """The loss falls, gradients accumulate, and the engine does what the plan has, with its numbers."""
+    """The loss falls, gradients accumulate, and the engine has the plan's numbers. Flavours alternate."""
     # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.
     nvme = {"model": WIDE, "param_max_in_cpu": 2_000_000, "sub_group_size": 2_000_000} if rung == "zero3-nvme" else {}
     run = prepare(rung, flavor, **nvme)
@@ -194,14 +197,14 @@ PAIRS = {
         rel=1e-4,
     ),
     "two ranks share two samples": Pair(
-        rungs=BOTH_FLAVORS,
+        rungs=(("zero3", "deepspeed"),),
         one={"micro_batch_size": 2, "sequence_parallel_size": 2},
         other={"micro_batch_size": 1, "sequence_parallel_size": 1},
         both={**ONE_MICRO_BATCH, "samples": RANKS * STEPS},
         rel=1e-4,
     ),
     "feed-forward and loss in four tiles": Pair(
-        rungs=BOTH_FLAVORS, one={"tiles": 4}, other={"tiles": 0}, both={"workload": FP32}, rel=1e-5
+        rungs=(("zero2", "hf"),), one={"tiles": 4}, other={"tiles": 0}, both={"workload": FP32}, rel=1e-5
     ),
     "hpZ, with copies that the backward pass gathers": Pair(
         rungs=(("zero3", "hf"),),
@@ -237,11 +240,15 @@ def test_two_ways_to_train_have_the_same_losses(prepare: Prepare, name: str, run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3-offload", "deepspeed")])
-def test_states_in_bf16_train_nearly_alike(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+def test_states_in_bf16_train_nearly_alike(prepare: Prepare) -> None:
     """Twenty losses with masters and states in bf16 follow those with fp32 states; rounding shows, and no more."""
     rounded, exact = (
-        prepare(rung, flavor, steps=20, bf16_master_weights_and_grads=states, bf16_optimizer_states=states)
+        prepare(
+            *("zero3-offload", "deepspeed"),
+            steps=20,
+            bf16_master_weights_and_grads=states,
+            bf16_optimizer_states=states,
+        )
         for states in (True, False)
     )
     train(rounded)

@@ -55,7 +55,7 @@ RUN_CLM = (
 )
 
 Launch = Callable[..., tuple[int, dict[str, Any], str]]
-"""(configuration, script, arguments, options) -> (exit code, what it printed as JSON, what it said)."""
+"""(configuration, script, arguments, options) -> (exit code, its JSON, its other output)."""
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,11 @@ def launch(
 
 
 def trained(
-    session: dict[str, Any], said: str, *, zero_stage: int, micro_batch: int, accumulation: int
+    session: dict[str, Any], printed: str, *, zero_stage: int, micro_batch: int, accumulation: int
 ) -> dict[str, Any]:
     """The one attempt of a launch that finished, by the plan that was checked."""
     (attempt,) = session["attempts"]
-    assert (attempt["status"], attempt["differences"]) == ("finished", []), (attempt["failure"], said)
+    assert (attempt["status"], attempt["differences"]) == ("finished", []), (attempt["failure"], printed)
     engines = [
         json.loads(line)["engine"]
         for file in Path(attempt["folder"]).glob("rank*.jsonl")
@@ -138,26 +138,26 @@ def rewrite(script: str, **more: str) -> None:
 def test_the_trainer_with_literal_arguments(launch: Launch, stage: int, names_file: bool) -> None:
     """Seed 000, full fine-tuning: the old arguments are named, the literals of the script are the plan's, and the
     accumulation is counted although the configuration of stage 1 does not name it."""
-    code, session, said = launch(f"000 stage {stage}", "fft_ner_deepspeed.py")
+    code, session, printed = launch(f"000 stage {stage}", "fft_ner_deepspeed.py")
     whats = " ".join(objection["what"] for objection in session["objections"])
-    assert code == 1 and re.search("warmup_ratio, evaluation_strategy.*tokenizer", whats), said
-    assert ("every rank then holds the whole model" in said) == (stage == 3)
+    assert code == 1 and re.search("warmup_ratio, evaluation_strategy.*tokenizer", whats), printed
+    assert ("every rank then holds the whole model" in printed) == (stage == 3)
     rewrite("fft_ner_deepspeed.py", **{"bf16=True,)": 'bf16=True, deepspeed="ds_config.json")'} if names_file else {})
-    code, session, said = launch(f"000 stage {stage}", "fft_ner_deepspeed.py", "--seq-len", "161")
-    assert ("launcher accelerate" in said) == (not names_file)
-    attempt = trained(session, said, zero_stage=stage, micro_batch=1, accumulation=8)
+    code, session, printed = launch(f"000 stage {stage}", "fft_ner_deepspeed.py", "--seq-len", "161")
+    assert ("launcher accelerate" in printed) == (not names_file)
+    attempt = trained(session, printed, zero_stage=stage, micro_batch=1, accumulation=8)
     assert code == 0 and attempt["last_step"] == 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_lora_with_literal_arguments(launch: Launch, stage: int) -> None:
-    """Seed 001: LoRA by its LoraConfig, and the offload of its stages 2 and 3."""
+    """Seed 001: LoRA by its LoraConfig, and the offload of its stage 3."""
     rewrite("lora_math.py")
-    code, session, said = launch(f"001 stage {stage}", "lora_math.py", "--seq-len", "51")
-    attempt = trained(session, said, zero_stage=stage, micro_batch=16, accumulation=1)
+    code, session, printed = launch(f"001 stage {stage}", "lora_math.py", "--seq-len", "51")
+    attempt = trained(session, printed, zero_stage=stage, micro_batch=16, accumulation=1)
     assert code == 0 and attempt["last_step"] == 3
-    assert "counted as LoRA of rank 8" in said
+    assert "counted as LoRA of rank 8" in printed
 
 
 @pytest.mark.slow
@@ -167,14 +167,14 @@ def test_arguments_on_the_command_line(launch: Launch, seed: str, launcher: str)
     options = ("--launcher", launcher)
     batch = "--per_device_train_batch_size 2 --per_device_eval_batch_size 2"
     if seed == "003":
-        code, _, said = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} --fp16 {batch}")
-        assert (code, "fp16 does not run on this CPU" in said) == (2, True)
+        code, _, printed = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} --fp16 {batch}")
+        assert (code, "fp16 does not run on this CPU" in printed) == (2, True)
     code, session, _ = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} {batch}")
     assert "overwrite_output_dir" in session["objections"][0]["what"] and code == 1
     own = "--bf16 --adam_beta2 0.95 " * (seed == "002")  # as its configuration, which the Trainer compares
     arguments = f"{RUN_CLM.replace('--overwrite_output_dir ', '')} {own}{batch}"
-    code, session, said = launch(seed, "run_clm.py", *options, "--seq-len", "32", arguments=arguments)
-    attempt = trained(session, said, zero_stage=3, micro_batch=2, accumulation=1)
+    code, session, printed = launch(seed, "run_clm.py", *options, "--seq-len", "32", arguments=arguments)
+    attempt = trained(session, printed, zero_stage=3, micro_batch=2, accumulation=1)
     assert code == 0 and attempt["last_step"] == 12
 
 
@@ -182,11 +182,11 @@ def test_arguments_on_the_command_line(launch: Launch, seed: str, launcher: str)
 def test_a_network_of_the_users(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 004: the batch follows from train_batch_size; fp16 on the CPU is refused."""
     options = ("--model", "deepspeed_train.py:ConvNet", "--input-shape", "3,32,32", "--launcher", "deepspeed")
-    code, _, said = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
-    assert (code, "fp16 does not run on this CPU" in said) == (2, True)
+    code, _, printed = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
+    assert (code, "fp16 does not run on this CPU" in printed) == (2, True)
     monkeypatch.setitem(CONFIGS["004"], "fp16", {"enabled": False})
-    code, session, said = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
-    attempt = trained(session, said, zero_stage=2, micro_batch=16, accumulation=1)
+    code, session, printed = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
+    attempt = trained(session, printed, zero_stage=2, micro_batch=16, accumulation=1)
     assert code == 0 and attempt["last_step"] == 4
     alone = "import os\nlocal_rank = os.environ['LOCAL_RANK']\n"
     alone += "os.environ |= {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_PORT': f'2951{local_rank}'}\n"
@@ -219,7 +219,9 @@ def test_trls_trainers(launch: Launch, kind: str, row: str, checked: str) -> Non
     """Word for word as TRL's examples write them, with TRL's own checkpointing; DPO is checked by a dry run."""
     pytest.importorskip("trl")
     Path("sft.py").write_text(TRL.format(kind=kind, row=row, options='deepspeed="ds_config.json"'))
-    code, session, said = launch("000 stage 1", "sft.py")
-    attempt = trained(session, said, zero_stage=1, micro_batch=2, accumulation=1)
+    code, session, printed = launch("000 stage 1", "sft.py")
+    attempt = trained(session, printed, zero_stage=1, micro_batch=2, accumulation=1)
     assert code == 0 and attempt["last_step"] == 3
-    assert checked in said and "assumed accumulation 1, checkpointing, precision bf16, the defaults of TRL" in said
+    assert (
+        checked in printed and "assumed accumulation 1, checkpointing, precision bf16, the defaults of TRL" in printed
+    )

@@ -54,31 +54,27 @@ def test_a_switch_stands_without_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "state, said",
+    "state, message",
     [
         ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
         ({"model": "", "gpus": "2x32GB"}, "No model is named"),
         ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
-        ({"config": "[1, 2]", "gpus": "2x32GB"}, "The pasted text: holds no JSON object"),
-        ({"config": '{"a": 1}', "gpus": "2x32GB"}, "model_type"),
         ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
-        ({"model": "Qwen2.5-7B", "gpus": "2xH900"}, "H900"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
-        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "method": "magic"}, "choose one of full, lora, qlora"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "could not convert"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_told_in_a_sentence(state: dict[str, str], said: str) -> None:
+def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str], message: str) -> None:
     shown = parts(state)
     assert list(shown) == ["error"]
-    assert said.lower() in shown["error"]["sentence"].lower()
+    assert message.lower() in shown["error"]["sentence"].lower()
     assert "\n" not in shown["error"]["sentence"]
 
 
 def test_what_would_change_the_answer_can_be_asked() -> None:
-    """No change that is told makes a question that cannot be answered."""
+    """Every proposed change makes a question that can be answered."""
     state = {"model": "Llama-3.1-8B", "gpus": "1x24GB", "ram": "64GB"}
     changes = parts(state)["whole"]["changes"]
     assert any("/nvme:" in change["options"].get("nvme", "") for change in changes)

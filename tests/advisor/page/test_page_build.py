@@ -78,7 +78,7 @@ def test_another_pyodide_is_refused(tmp_path: Path, pyodide_folder: Path) -> Non
         pyodide_files(tmp_path / "missing.tgz")
 
 
-def test_without_npm_it_is_said_where_pyodide_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_npm_the_error_names_the_source_of_pyodide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DsAdviseError, match=r"npm.*--pyodide pyodide-314"):
         pyodide_files(None)

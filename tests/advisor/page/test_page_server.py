@@ -63,7 +63,7 @@ def test_a_request_that_is_none_is_an_error_and_the_next_is_answered(port: int) 
     assert asked(port, "POST", "/ask/choices", "{}")[0] == 200
 
 
-def test_a_taken_port_is_said(port: int) -> None:
+def test_a_port_in_use_is_an_error(port: int) -> None:
     with pytest.raises(DsAdviseError, match=f"port {port} cannot be used"):
         page_server(port)
 

@@ -167,7 +167,7 @@ def test_offline_forbids_the_network_but_not_the_cache(no_network: Path) -> None
         (TimeoutError, "did not send its config", "--offline"),
     ],
 )
-def test_what_the_hub_refuses_is_said_with_the_way_out(
+def test_refusals_of_the_hub_come_with_a_fix(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], what: str, fix: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

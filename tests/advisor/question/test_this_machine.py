@@ -164,20 +164,6 @@ def test_a_drive_counts_for_the_folders_on_it(driver: Driver, tmp_path: Path) ->
     assert parse_cluster("auto", nvme="/proc:1TB").nvme_read_bytes_per_s_per_node is None
 
 
-def test_an_unusable_store_does_not_prevent_the_answer(
-    driver: Driver, own_store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is reported in one line on stderr."""
-    driver(RTX3090, count=2)
-    own_store.parent.mkdir()
-    own_store.write_text("no database" * 500)
-    assert run([*QUESTION, "--gpus", "auto"]) == 0
-    shown = capsys.readouterr()
-    assert "tokens/s" in shown.out
-    (line,) = shown.err.splitlines()
-    assert str(own_store) in line
-
-
 @pytest.mark.parametrize("gpus", ["2x32GB", "auto"])
 def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(

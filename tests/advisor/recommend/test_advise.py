@@ -99,10 +99,10 @@ def test_json_holds_the_same_answer(answer: Recommendation) -> None:
 def test_a_step_on_the_host_gets_its_threads_and_their_worth() -> None:
     """The printed cost is that of the prediction with the launcher's own threads; no offload, no word of it."""
     answer = ask("Qwen2.5-14B", "2x32GB")
-    told, form = printed(answer, details=True), to_json(advice_of(answer))["host_threads"]
+    shown_text, form = printed(answer, details=True), to_json(advice_of(answer))["host_threads"]
     assert form["step_times_without"]["torchrun"] == form["step_times_without"]["accelerate"] > 1.05
-    assert f"{times(form['step_times_without']['torchrun'])} as long with torchrun or" in " ".join(told.split())
-    assert f"export {form['setting']}" in told
+    assert f"{times(form['step_times_without']['torchrun'])} as long with torchrun or" in " ".join(shown_text.split())
+    assert f"export {form['setting']}" in shown_text
     one_thread = replace(answer.question, cluster=replace(answer.question.cluster, threads_per_rank=1))
     assert answer.recommended is not None
     slow = estimate_time(one_thread.model, one_thread.workload, one_thread.cluster, answer.recommended.plan)
@@ -119,9 +119,9 @@ def test_threads_that_the_user_chose_stay_and_are_priced() -> None:
     chosen, free = answer_to(replace(question, cluster=here)), answer_to(question)
     assert chosen.recommended is not None and free.recommended is not None
     assert chosen.recommended.tokens_per_s < free.recommended.tokens_per_s
-    told = " ".join(printed(chosen, details=True).split())
-    assert "OMP_NUM_THREADS=1 is set here and stays; with 16, the cores per rank, a step would be" in told
-    assert "export OMP_NUM_THREADS" not in told
+    shown_text = " ".join(printed(chosen, details=True).split())
+    assert "OMP_NUM_THREADS=1 is set here and stays; with 16, the cores per rank, a step would be" in shown_text
+    assert "export OMP_NUM_THREADS" not in shown_text
 
 
 def test_known_host_ram_is_a_limit_and_unknown_ram_a_requirement() -> None:
@@ -190,8 +190,8 @@ def test_a_plan_that_needs_ram_fits_on_that_condition(gpus: str, options: dict[s
     assert verdict.headline.endswith(" fits." if need is None else f" fits if the host has {need} GiB of RAM.")
 
 
-def test_the_least_ram_that_helps_is_told() -> None:
-    """Between two plans that only RAM stops, the slow one that needs less is offered beside the fast one."""
+def test_the_least_ram_that_helps_is_offered() -> None:
+    """Between two plans that only RAM stops, both are offered: the fast one, and the slow one that needs less."""
     answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
     assert answer.recommended is None
     offered = [
@@ -231,13 +231,13 @@ def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
 def test_a_loss_of_one_argument_is_turned_on_where_it_decides(
     model: str, question: dict[str, Any], loss: str, words: str
 ) -> None:
-    """Where nothing fits without, or the plan is faster by a tenth; said, with its argument or line."""
+    """Where nothing fits without it, or the plan is faster by a tenth. The answer names its argument or line."""
     answer = ask(model, question.pop("gpus", "8xH100"), **question)
     assert answer.question.workload.loss == loss
-    said = " ".join(verdict_of(answer).sentences)
-    assert words in said if words else "loss" not in said
+    shown_text = " ".join(verdict_of(answer).sentences)
+    assert words in shown_text if words else "loss" not in shown_text
     if answer.without_loss is not None:
-        assert answer.recommended is not None and f"({LOSSES[loss].switch})" in said  # type: ignore[index]
+        assert answer.recommended is not None and f"({LOSSES[loss].switch})" in shown_text  # type: ignore[index]
         shown = printed(answer, details=True)
         assert LOSSES[loss].switch in shown and f"--loss {loss}" in shown  # type: ignore[index]
         within = answer.without_loss.fit.fits
@@ -285,13 +285,12 @@ def test_contradictory_settings_are_refused(settings: dict[str, object], message
         ask(**{"model": "Qwen2.5-0.5B", "spec": "2x24GB", **settings})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
-def test_the_suggested_gpus_argument_names_the_same_cluster(gpu: object) -> None:
+def test_the_suggested_gpus_argument_names_the_same_cluster() -> None:
     """What the answer suggests to type means what was predicted."""
-    cluster = Cluster(nodes=1, gpus_per_node=4, gpu=gpu)  # type: ignore[arg-type]
-    assert parse_cluster(gpus_argument(cluster), ram=None, nvme=None, interconnect=None).gpu == gpu
-    larger = replace(cluster, nodes=2)
-    assert parse_cluster(gpus_argument(larger), ram=None, nvme=None, interconnect=None).world_size == 8
+    for gpu in gpus():
+        cluster = Cluster(nodes=1, gpus_per_node=4, gpu=gpu)
+        assert parse_cluster(gpus_argument(cluster)).gpu == gpu
+        assert parse_cluster(gpus_argument(replace(cluster, nodes=2))).world_size == 8
 
 
 def test_plans_that_are_close_are_named() -> None:
@@ -311,15 +310,19 @@ def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
     assert not re.search(r"zero\d\b(?!-)", " ".join(answer.doubts))
 
 
-def test_an_assumed_speed_that_decides_is_said_first() -> None:
+def test_an_assumed_speed_that_decides_is_the_first_doubt() -> None:
     """Links half as fast as assumed, or host memory twice, make an offload pay; of what is known there is no doubt."""
     cluster, settings = parse_cluster("4x52GB"), {"offline": True, "deepspeed_estimate": False, "loss": "standard"}
     linked = replace(cluster, all_reduce_bytes_per_s=11e9)
     known = replace(linked, dram_bytes_per_s_per_node=2e11)
-    said = [" ".join(ds_advise.advise("Qwen2.5-7B", gpus=each, **settings).doubts) for each in (cluster, linked, known)]
-    assert said[0].startswith("An assumed speed decides: with links between GPUs half as fast, zero3-offload would win")
-    assert said[1].startswith("An assumed speed decides: with host memory twice as fast, zero3-offload would win")
-    assert "assumed" not in said[2]
+    shown_text = [
+        " ".join(ds_advise.advise("Qwen2.5-7B", gpus=each, **settings).doubts) for each in (cluster, linked, known)
+    ]
+    assert shown_text[0].startswith(
+        "An assumed speed decides: with links between GPUs half as fast, zero3-offload would win"
+    )
+    assert shown_text[1].startswith("An assumed speed decides: with host memory twice as fast, zero3-offload would win")
+    assert "assumed" not in shown_text[2]
 
 
 @pytest.mark.parametrize(
@@ -329,14 +332,14 @@ def test_an_assumed_speed_that_decides_is_said_first() -> None:
         ("t5-small", ("tokens of the target, which are counted; the source has 512)",)),
     ],
 )
-def test_what_a_token_is_is_said_where_it_is_no_word_of_one_text(model: str, words: tuple[str, ...]) -> None:
+def test_tokens_of_images_and_of_encoder_decoders_are_explained(model: str, words: tuple[str, ...]) -> None:
     """Images are counted in samples too; an encoder and a decoder have a sequence each."""
     answer = ask(model, "2x24GB") if model.startswith("google") else ask(model, "2x24GB", seq_len=512)
-    told = " ".join(printed(answer).split())
-    assert all(word in told for word in words)
+    shown_text = " ".join(printed(answer).split())
+    assert all(word in shown_text for word in words)
 
 
 def test_a_model_that_sees_images_says_what_image_it_takes() -> None:
     """How many patches stand for one is a part of the answer; a model of text has none."""
     assert "one image of 4,096 patches in each sample" in ask("gemma-3-4b", "2x80GB").assumptions
-    assert not [said for said in ask("gpt2", "2x80GB").assumptions if "image" in said]
+    assert not [sentence for sentence in ask("gpt2", "2x80GB").assumptions if "image" in sentence]

@@ -92,7 +92,7 @@ def test_layers_inputs_go_to_the_host_where_nothing_else_fits() -> None:
         ("Llama-3.1-8B", {"sequence_parallel_size": 16}, "groups of 16"),
     ],
 )
-def test_what_cannot_share_samples_is_told(model: str, question: dict[str, Any], why: str) -> None:
+def test_models_that_cannot_share_samples_are_refused(model: str, question: dict[str, Any], why: str) -> None:
     with pytest.raises(WorkloadError, match="cannot share a sample") as refused:
         ask(model, gpus="8xH100", **{"seq_len": 1024, "sequence_parallel_size": 8, **question})
     assert why in str(refused.value)
@@ -129,20 +129,16 @@ def published(model: str, gpus: str, seq_len: int, **settings: Any) -> Fit:
 TILED = [
     ("Llama-3.1-8B", "1xH100", 1, 500_000),
     ("Llama-3.1-8B", "8xH100", 8, 3_700_000),
-    ("Llama-3.1-8B", "2x8xH100", 16, 8_000_000),
     ("Llama-3.1-8B", "4x8xH100", 32, 15_500_000),
     ("Qwen3-32B", "1xH100", 1, 230_000),
-    ("Qwen3-32B", "8xH100", 8, 1_550_000),
     ("Llama-3.1-70B", "4x8xH100", 32, 4_000_000),
     ("Llama-3.1-70B", "2x8xH100", 16, 1_200_000),
-    ("Qwen3-32B", "2x8xH100", 16, 4_000_000),
-    ("Qwen3-32B", "4x8xH100", 32, 7_000_000),
     ("Qwen3-32B", "8x8xH100", 64, 15_000_000),
     ("Llama-3.1-70B", "8x8xH100", 64, 10_000_000),
 ]
 """Longest sequences with a tiled feed-forward, Liger, the optimizer and the layers' inputs on the host (ArcticTraining
 projects/sequence-parallelism, recipes at b28638e)."""
-HOST_DECIDES = TILED[7:]
+HOST_DECIDES = TILED[5:]
 """Those that do not fit here for the host's memory alone: transformers pins the layers' inputs, and a pinned block is
 the next power of two; ArcticTraining's own offload leaves them pageable, as `--software pinned-inputs=no` does."""
 
@@ -180,7 +176,7 @@ def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() 
     long = {"gpus": "1xH100", "ram": "1900GB", "seq_len": 400_000, "attention": "flash"}
     standard = ask("Llama-3.1-8B", **long, loss="standard")
     assert "--loss tiled --mlp tiled" in [change.flags for change in standard.changes]
-    assert "--mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]  # beside the fused loss
+    assert "--mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]  # with the fused loss
     answer = ask("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
     assert "tile_feed_forward(trainer.model, tiles=98)" in printed(answer, width=120, details=True)
 
@@ -193,7 +189,7 @@ def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() 
         ("Llama-3.1-8B", {"mlp": "tiled", "method": "lora", "lora_dropout": 0.1}, "dropout"),
     ],
 )
-def test_what_cannot_be_tiled_is_told(model: str, question: dict[str, Any], why: str) -> None:
+def test_models_that_cannot_be_tiled_are_refused(model: str, question: dict[str, Any], why: str) -> None:
     with pytest.raises(WorkloadError, match="tiles are not possible") as refused:
         ask(model, gpus="1x24GB", seq_len=1024, **question)
     assert why in str(refused.value)

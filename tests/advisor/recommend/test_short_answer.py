@@ -10,11 +10,8 @@ from ds_advise.advisor.cli.main import program
 
 QUESTIONS = [
     "Qwen2.5-14B --gpus 2x32GB",
-    "Qwen2.5-72B --gpus 2x24GB",
-    "Qwen2.5-32B --gpus 4x24GB --risk bold",
     "Llama-3.1-8B --gpus 8xH100 --sharding fsdp",
     "Llama-3.1-8B --gpus 8xH100 --seq-len 131072",
-    "Llama-3.1-70B --gpus 2x8xA100-80GB --seq-len 8192",
     "flan-t5-xl --gpus 4xA100-80GB --framework deepspeed",
     "Qwen2.5-14B --gpus RTX4090 --method qlora",
 ]
@@ -49,8 +46,8 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
         ("--ram 64GB --nvme /nvme:100GB", "127.7 GiB of NVMe per node (93.1 available)."),
     ],
 )
-def test_the_closest_plan_is_said_to_lack_what_it_lacks(asked: str, lacks: str) -> None:
-    """Where GPU and RAM suffice, the drive is what is missing; and no blank line stands beside another."""
+def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
+    """Where GPU and RAM suffice, the drive is missing. No two blank lines follow each other."""
     lines = _answer(f"Qwen2.5-7B --gpus 2xRTX5090 {asked}")
     verdict = " ".join(line.strip() for line in lines[: lines.index("")])
     assert verdict.startswith(
@@ -94,13 +91,13 @@ def test_details_add_reasons_assumptions_and_the_script() -> None:
     ):
         assert [line for line in long if words in line], words
         assert not [line for line in short if words in line], words
-    told = " ".join(line.strip() for line in short)
+    text = " ".join(line.strip() for line in short)
     for words in (
         "bf16=True",
         "gradient_checkpointing=True",
         "create TrainingArguments before the model",
     ):
-        assert words in told, words
+        assert words in text, words
     for words in ("per_device_train_batch_size=16", "deepspeed --num_gpus 2", "OMP_NUM_THREADS", "ds-advise launch"):
         assert [line for line in short if words in line], words
 

@@ -73,13 +73,13 @@ HEADER = "gpus,price_per_gpu\n"
         ("gpus,nodes\n8xH100,0\n", "nodes is '0'"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_told(tmp_path: Path, text: str, why: str) -> None:
+def test_errors_of_a_table_are_named(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(DsAdviseError, match=why) as raised:
         read_prices(_table(tmp_path, text))
     assert "prices.csv" in raised.value.what
 
 
-def test_files_that_are_no_tables_are_told(tmp_path: Path) -> None:
+def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path, why in ((tmp_path / "none.csv", "No such file"), (tmp_path, "directory"), (tmp_path / "binary", "UTF-8")):
         with pytest.raises(DsAdviseError, match=why):

@@ -141,16 +141,18 @@ def test_json_is_one_object() -> None:
 
 
 @pytest.mark.parametrize(
-    "option, said",
+    "option, message",
     [
         (["--component", "flux"], "no component"),
         (["--rung", "zero9"], "unknown strategy"),
         (["--rung", "zero3-nvme"], "cannot run"),
     ],
 )
-def test_what_cannot_be_explained_is_one_line(option: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_explained_is_one_line(
+    option: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2, and the names that exist."""
     question = ["gpt2", "--gpus", "8GB", "--optimizer", "adafactor"] if "zero3-nvme" in option else QUESTION
     assert run(["explain", *question, *option]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1

@@ -144,7 +144,7 @@ def test_json_has_every_record_whole(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_forgetting_tells_what_it_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    """By number or all; unknown numbers are told and are no error."""
+    """By number or all; unknown numbers are listed and are no error."""
     for _ in range(4):
         Store().add(PROBE)
     assert run(["history", "--forget", "2", "99"]) == 0

@@ -19,7 +19,7 @@ QLORA = "Qwen2.5-7B --gpus 4x24GB --method qlora --sharding fsdp --no-write --of
 NOTHING_FITS = "Qwen2.5-72B --gpus 1x8GB --ram 64GB --no-write --offline --no-deepspeed-estimate"
 COMMANDS = {
     "advise": f"advise {ADVICE} --all",
-    "advise, with plain PyTorch beside": f"advise {QLORA}",
+    "advise, with a baseline of plain PyTorch": f"advise {QLORA}",
     "advise, where nothing fits": f"advise {NOTHING_FITS}",
     "explain": "explain Qwen2.5-14B --gpus 2x32GB --offline",
     "explain-key": "explain sub_group_size --model Qwen2.5-14B --gpus 2x32GB --offline",

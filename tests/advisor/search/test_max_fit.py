@@ -143,7 +143,7 @@ def test_a_family_is_the_models_that_differ_in_size_alone(name: str, smallest: s
         ("gpt2", {"micro_batch": "max", "seq_len": "max"}, "contradict each other"),
     ],
 )
-def test_what_cannot_be_searched_is_told(model: str, options: dict[str, Any], why: str) -> None:
+def test_impossible_searches_are_refused(model: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(DsAdviseError, match=why):
         ask(model, gpus="1x24GB", **options)
 

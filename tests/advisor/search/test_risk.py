@@ -123,7 +123,7 @@ def test_nine_tenths_of_a_card_are_no_certainty() -> None:
 
 
 def _need(share: float, transient: int, cluster: Cluster) -> MemoryEstimate:
-    """A plan that needs this share of a GPU, so many bytes of it within a step only."""
+    """A plan that needs this share of a GPU, including `transient` bytes within a step."""
     overhead = allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient, expandable=True)
     return _made_up(round(share * cluster.gpu.memory_bytes), transient, overhead, cluster)
 

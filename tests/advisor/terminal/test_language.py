@@ -46,8 +46,8 @@ _FIGURES = re.compile(r"..\S+ +\S+ +\S+ +\S+ +[\d.,]+")
 
 @cache
 def _answer(number: int) -> Recommendation:
-    model, gpus, said = QUESTIONS[number]
-    return advise(model, gpus=gpus, offline=True, deepspeed_estimate=False, **said)
+    model, gpus, options = QUESTIONS[number]
+    return advise(model, gpus=gpus, offline=True, deepspeed_estimate=False, **options)
 
 
 def _printed(number: int, language: Language, columns: int = 80) -> str:
@@ -75,7 +75,7 @@ def _parts() -> Iterator[str]:
 
 
 def test_the_catalogue_has_every_phrase_of_the_source_and_no_other() -> None:
-    """And in each translation the same fields; parts of memory and time are names, of which rare ones are not met."""
+    """Each translation has the same fields. Rare parts of memory and time are not met here."""
     marked, parts = set(_marked()), set(_parts())
     assert (marked | parts) - set(ZH) == set()
     text = (PACKAGE / "advisor/text/zh.po").read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def test_the_catalogue_has_every_phrase_of_the_source_and_no_other() -> None:
     assert [template for template in ZH if f'msgid "{template}"' in sentences and template not in marked] == []
     assert text.count("msgid ") == len(ZH) + 1
     for template, translation in ZH.items():
-        fields = [sorted(name for _, name, _, _ in Formatter().parse(said) if name) for said in (template, translation)]
+        fields = [sorted(name for _, name, _, _ in Formatter().parse(text) if name) for text in (template, translation)]
         assert fields[0] == fields[1], template
         assert translation, template
 

@@ -15,12 +15,12 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
-from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
+from ds_advise.probes.dry_run import DryRunResult, NeedsValuesError, TimelinePoint
 from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.advisor.schemas.validator import wrong
-from tests.helpers import SMALL_LLAMA, ask_forks
+from tests.helpers import SMALL_LLAMA, ask_forks, ran
 
 CONFIG = {
     "bf16": {"enabled": "auto"},
@@ -219,31 +219,19 @@ def test_marks_without_room_are_left_out() -> None:
     assert len(drawn) == 30 and len(marks) <= 30 and set(marks) <= set("1fbs ")
 
 
-CHOOSY = """
-import torch
-
-class Choosy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        output = self.layer(x)
-        return output[output > 0]
-"""
-
-
-@pytest.mark.slow
 def test_a_model_that_needs_values_is_probed_without_a_dry_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def needs_values(*_: object) -> None:
+        raise NeedsValuesError("its shapes depend on values", phase="forward", fix="run ds-advise probe")
+
     monkeypatch.chdir(tmp_path)
-    adam = {"type": "Adam", "params": {"lr": 0.001, "torch_adam": True}}
-    Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": adam}))
-    Path("choosy.py").write_text(CHOOSY)
-    options = ["--model", "choosy.py:Choosy", "--input-shape", "8"]
-    assert run(["dry-run", "ds.json", *options, "--gpus", "2x24GB"]) == 2
+    Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2}))
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", needs_values)
+    probed = ran(1.0, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
+    monkeypatch.setattr("ds_advise.advisor.verification.probe.probe_and_keep", lambda *_, **__: probed)
+    assert run(["dry-run", "ds.json", "--model", "gpt2", "--gpus", "2x24GB"]) == 2
     assert "ds-advise probe" in capsys.readouterr().err
-    assert run(["probe", "ds.json", *options, "--device", "cpu", "--ranks", "2"]) == 0
+    assert run(["probe", "ds.json", "--model", "gpt2", "--device", "cpu", "--ranks", "2"]) == 0
     printed = capsys.readouterr()
     assert "no dry run for comparison" in printed.err and "memory per rank" in printed.out
