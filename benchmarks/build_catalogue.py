@@ -210,7 +210,7 @@ CONSTANT: Mapping[str, Facts] = {
     "deberta": DEBERTA,
     "deberta-v2": DEBERTA | {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
 }
-# Families whose class has a window by default, so that "no window" must be said.
+# Families whose class has a window by default, so that "no window" must be stated.
 WINDOW_BY_DEFAULT = {"mistral"}
 # Short names in use that no rule of the catalogue finds.
 ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -4,7 +4,7 @@
 
 Prints the minimum, median and maximum wall time of `--help`, of the answer without and with DeepSpeed's own estimators
 (each a fresh process in an empty folder, with its bytecode kept as an installed package has it), and of one search
-inside a warm process, beside the targets and the core's single-thread score.
+inside a warm process, with the targets and the core's single-thread score.
 """
 
 from __future__ import annotations

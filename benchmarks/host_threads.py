@@ -59,7 +59,7 @@ def rank(parameters: int, barrier: Barrier, results: multiprocessing.Queue[dict[
 
 
 def node_seconds(parameters: int, ranks: int, threads: int) -> dict[str, float]:
-    """Seconds of each pass over all `parameters`, split among `ranks` processes of so many threads."""
+    """Seconds of each pass over all `parameters`, split among `ranks` processes with `threads` threads each."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(ranks), context.Queue()

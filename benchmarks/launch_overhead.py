@@ -72,7 +72,7 @@ def main() -> None:
 
 def _seconds(folder: Path, words: list[str]) -> float:
     """From the start of `python -m ...` to the moment that the script tells."""
-    told = folder / "first_step"
+    first_step = folder / "first_step"
     began = time.time()
     subprocess.run(
         [sys.executable, "-m", *words],
@@ -80,9 +80,9 @@ def _seconds(folder: Path, words: list[str]) -> float:
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"FIRST_STEP": str(told), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"FIRST_STEP": str(first_step), "OMP_NUM_THREADS": "1"},
     )
-    return float(told.read_text()) - began
+    return float(first_step.read_text()) - began
 
 
 def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 
 def write_schedule(file: Path, schedule: Schedule, **more: object) -> None:
-    """Write it, with `more` beside it; the file is the same whenever it is written."""
+    """Write it, with `more` as further fields; the file is the same whenever it is written."""
     text = json.dumps({**more, "schedule": asdict(schedule)})
     file.write_bytes(gzip.compress(text.encode(), mtime=0))
 

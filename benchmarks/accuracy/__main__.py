@@ -69,7 +69,7 @@ def main() -> int:
         help="write docs/accuracy.md, lines of docs/how-true.md and README, the spreads, benchmarks/data/questions.csv",
     )
     asked = parser.parse_args()
-    if asked.write:  # first, since the rest is told with it
+    if asked.write:  # first, since the rest uses it
         spread.write(spread.errors([run for run in read_runs() if run.counted]))
     found = sections()
     if asked.write:

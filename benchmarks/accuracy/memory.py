@@ -33,12 +33,12 @@ def fit_probabilities() -> dict[int, float]:
 
 
 def false_fits() -> list[Result]:
-    """Runs that are said to fit, and ran out of memory."""
+    """Runs that are predicted to fit, and ran out of memory."""
     return [each for each in results() if fit_probabilities()[each.run.row] >= SURE and not each.run.fitted]
 
 
 def false_misses() -> list[Result]:
-    """Runs that are said not to fit, and ran."""
+    """Runs that are predicted not to fit, and ran."""
     return [each for each in results() if fit_probabilities()[each.run.row] < 1 - SURE and each.run.fitted]
 
 
@@ -123,7 +123,7 @@ def headlines() -> dict[str, str]:
 
 
 def _fits_once(ran: list[Result]) -> str:
-    """Share of the runs that ended which are said to fit, each row once and each source once."""
+    """Share of the ended runs that are predicted to fit, each row once and each source once."""
     found = [
         Error(result.run.origin, float(verdict_of(fit_probabilities()[result.run.row]) == "fits")) for result in ran
     ]

@@ -82,7 +82,7 @@ def wasted_shares(found: Iterable[Result]) -> list[tuple[float, float]]:
 
 
 def _free_share(result: Result) -> float:
-    """What was free beside the live tensors, over what comes and goes."""
+    """Free bytes in addition to the live tensors, divided by the transient bytes."""
     run, memory = result.run, result.memory
     allocated = memory.allocated_bytes_per_gpu
     if result.kind == "exact" and run.measured_bytes is not None:
@@ -138,7 +138,7 @@ def table(found: Sequence[Result]) -> Table:
 
 
 def verdict_table(found: Sequence[Result]) -> Table:
-    """Of the runs with each verdict, how many ended, beside how many ought to have."""
+    """For each verdict, how many runs ended, and how many are expected to."""
     by_verdict: dict[Verdict, list[tuple[float, bool]]] = {
         verdict: [] for verdict in ("fits", "likely fits", "unlikely", "does not fit")
     }

@@ -80,7 +80,7 @@ def mean_errors() -> list[tuple[str, int, float, float]]:
 
 
 def table() -> Table:
-    """Their runs: their printed errors beside ours."""
+    """Their runs, with their printed errors and ours."""
     groups: dict[tuple[str, str, str], list[PeerRun]] = {}
     for run in peer_runs():
         workload = run.result.run.workload

@@ -212,8 +212,8 @@ def _peak(peer: str, given: dict[int, Answer]) -> tuple[str, ...]:
 def _fit(peer: str, given: dict[int, Answer], probabilities: Mapping[int, float]) -> tuple[str, ...]:
     found = [each.run for each in results() if each.run.row in given]
 
-    def count(ended: bool, said: Callable[[Run], bool]) -> str:
-        return str(sum(said(run) for run in found if run.fitted == ended))
+    def count(ended: bool, predicate: Callable[[Run], bool]) -> str:
+        return str(sum(predicate(run) for run in found if run.fitted == ended))
 
     def theirs(run: Run) -> bool:
         return given[run.row].need_bytes <= run.cluster.gpu.memory_bytes
@@ -231,14 +231,14 @@ def _fit(peer: str, given: dict[int, Answer], probabilities: Mapping[int, float]
 
 def table_row() -> str:
     """The row of docs/how-true.md."""
-    told = [f"{row[0]} {row[3]} ({row[7]} here, {row[1]} runs)" for row in peaks().rows]
+    figures = [f"{row[0]} {row[3]} ({row[7]} here, {row[1]} runs)" for row in peaks().rows]
     own = [
         f"{name} {theirs:.1%} ({ours:.1%} here, {count} runs)" for name, count, theirs, ours in peer_runs.mean_errors()
     ]
     return (
         "| other estimators | the published runs that each claims to answer, at their versions of today; the runs that "
         "two of them measured, with nothing of theirs fitted here | mean error of the peak: "
-        + "; ".join(told)
+        + "; ".join(figures)
         + "; on runs of their own: "
         + "; ".join(own)
         + " | [published runs](accuracy.md), `benchmarks/accuracy/peers.py` |"

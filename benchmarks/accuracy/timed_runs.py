@@ -332,7 +332,7 @@ def groups(runs: Iterable[TimedRun]) -> list[Group]:
 
 
 def recorded_schedules(runs: Iterable[TimedRun]) -> Iterator[tuple[TimedRun, Schedule]]:
-    """The runs of which a schedule is recorded, with it."""
+    """The runs with a recorded schedule, and the schedule."""
     for run in runs:
         if (file := schedule_file(run)).exists():
             yield run, read_schedule(file)

@@ -6,7 +6,7 @@
 `data/whole_runs.csv` has the runs. One that is `like` a run of `timed_runs` (its source and row) is that run as a job:
 its step is the one predicted under constants fitted on other origins. Others say their plan; no constant was fitted on
 them, unless `like` names an origin, whose runs' median of left out over committed then corrects the step. What a source
-leaves open is assumed and told in `note`.
+leaves open is assumed, as `note` states.
 
 `counts` says what the published time is of: all, the steps alone, or an epoch with its evaluation and checkpoint.
 `evaluated` samples were evaluated one by one. `lengths` "alpaca" are those of

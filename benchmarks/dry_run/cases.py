@@ -400,12 +400,12 @@ def live(elements: int) -> tuple[tuple[str, object], ...]:
 
 
 def partly_offloaded(ratio: float, sub_group_size: int = 10_000_000) -> tuple[tuple[str, object], ...]:
-    """An offloaded optimizer of which a share stays on the GPU, in sub-groups small enough to split the model."""
+    """An offloaded optimizer with a share that stays on the GPU, in sub-groups small enough to split the model."""
     return (("offload_optimizer_ratio", ratio), ("sub_group_size", sub_group_size))
 
 
 def shared_by(ranks: int) -> tuple[tuple[str, object], ...]:
-    """A sample that so many ranks share."""
+    """A sample that `ranks` ranks share."""
     return (("sequence_parallel_size", ranks),)
 
 
@@ -445,7 +445,7 @@ SEQUENCE_PARALLEL = (
 
 
 def split_by(ranks: int) -> tuple[tuple[str, object], ...]:
-    """Layers that so many ranks split."""
+    """Layers that `ranks` ranks split."""
     return (("autotp_size", ranks),)
 
 
@@ -499,7 +499,7 @@ COPIES_TRAINED = (
     ),
     Case(model="gpt2", rung="zero2", world_size=8, method="lora", modules_to_save=("wte", "lm_head")),
 )
-"""Embeddings and heads that train as copies beside adapters."""
+"""Embeddings and heads that train as copies, with adapters."""
 
 _HPZ_2 = (("zero_hpz_partition_size", 2),)
 _IN_BF16 = (("bf16_master_weights_and_grads", True), ("bf16_optimizer_states", True))
@@ -611,7 +611,7 @@ LAYERS_SPLIT = (
 
 
 def spread_over(ranks: int) -> tuple[tuple[str, object], ...]:
-    """Experts that so many ranks keep."""
+    """Experts that `ranks` ranks keep."""
     return (("autoep_size", ranks),)
 
 

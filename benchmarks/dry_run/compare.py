@@ -227,7 +227,7 @@ class Setting:
         return estimate_memory(self.model, self.workload, self.cluster, self.plan)
 
     def compare(self, measured: Measured) -> Comparison:
-        """The closed form beside the dry run's answer to `request`."""
+        """The closed form compared with the dry run's answer to `request`."""
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
         phases = [_without_generation(phase) for phase in estimate.phases if phase.name not in _NOT_RUN]

@@ -3,7 +3,7 @@
     python -m benchmarks.dry_run.record_schedules          # minutes a run; writes into benchmarks/data/schedules/
                                                           # what is not there yet
 
-`accuracy.time` plays the recorded schedules and sets them beside the closed form and the measurement; it needs no
+`accuracy.time` plays the recorded schedules and compares them with the closed form and the measurement; it needs no
 torch.
 """
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 
 class Outcome(TypedDict, total=False):
-    """Parts of a record; `outcome` is "measured" where nothing else is said."""
+    """Parts of a record; `outcome` is "measured" by default."""
 
     outcome: str
     value: dict[str, Any]

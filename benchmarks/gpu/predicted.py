@@ -1,4 +1,4 @@
-"""Dry runs of the configurations that were really run, made where there is no GPU, and kept beside the records."""
+"""Dry runs of the configurations that were really run, made without a GPU, and kept with the records."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def _dry_run(configuration: Configuration, record: Record) -> dict[str, Any]:
 
 
 def alone_outside_allocator(machines: Cluster) -> int:
-    """What a rank that runs alone holds beside its allocator: no NCCL, whatever job it belongs to."""
+    """What a rank that runs alone holds outside its allocator: no NCCL, whatever job it belongs to."""
     one = replace(machines, nodes=1, gpus_per_node=1)
     return sum(term.size_bytes for term in outside_allocator(one))

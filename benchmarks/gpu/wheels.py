@@ -161,7 +161,7 @@ def unmet(wheels: Sequence[Path], installed: Iterable[str], python: str, own: It
     """Requirements of the program and the wheels that neither a wheel nor an installed package meets, with who requires
     them.
 
-    installed: names, of which the version is not known: any will do. own: requirements of the program.
+    installed: names without a version: any version is right. own: requirements of the program.
     """
     have = {canonicalize_name(name) for name in installed}
     have |= {canonicalize_name(wheel.name.split("-")[0]) for wheel in wheels}

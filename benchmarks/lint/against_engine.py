@@ -48,7 +48,7 @@ def compare(count: int, seed: int, facts: DeepSpeedFacts) -> list[Comparison]:
 
 
 def errors(config: dict[str, Any], facts: DeepSpeedFacts) -> tuple[str, ...]:
-    """Lint's errors for a configuration on as many GPUs as the engine is told."""
+    """Lint's errors for a configuration on the engine's number of GPUs."""
     document = read_document(json.dumps(config).encode(), name="x")
     settings = lint_settings(
         config, framework="deepspeed", model=None, gpus=f"{WORLD_SIZE}xA100-80GB", ram=None, seq_len=None, offline=True

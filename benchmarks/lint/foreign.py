@@ -79,7 +79,7 @@ def read_configs() -> tuple[str, list[ForeignConfig]]:
 
 def engines_verdicts(configs: list[ForeignConfig]) -> list[str]:
     """The phase and the exception's class for each that the engine refuses, "" for one that it runs."""
-    said = answers(
+    verdicts = answers(
         [
             EngineQuestion(
                 config=each.config, world_size=each.ranks, framework=each.framework, only_read=bool(each.only_read)
@@ -87,7 +87,7 @@ def engines_verdicts(configs: list[ForeignConfig]) -> list[str]:
             for each in configs
         ]
     )
-    return [": ".join(words.split(": ")[:2]) for words in said]
+    return [": ".join(words.split(": ")[:2]) for words in verdicts]
 
 
 def main() -> None:

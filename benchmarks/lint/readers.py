@@ -75,9 +75,9 @@ def filled_by_trainer(config: dict[str, Any], world_size: int, hidden_size: int)
     half, scheduler = _precision(config), (config.get("scheduler") or {}).get("params") or {}
     steps = scheduler.get("total_num_steps", "auto")
     warmup = scheduler.get("warmup_num_steps", "auto")
-    said = {name: config[key] for key, name in _SAID.items() if config.get(key, "auto") != "auto"}
+    stated = {name: config[key] for key, name in _SAID.items() if config.get(key, "auto") != "auto"}
     arguments = SimpleNamespace(
-        **_DEFAULTS | said,
+        **_DEFAULTS | stated,
         world_size=world_size,
         fp16=half == "fp16",
         bf16=half == "bf16",
@@ -114,7 +114,7 @@ def _precision(config: dict[str, Any]) -> str:
         for name in ("bf16", "fp16")
     }
     for wanted in ("true", "auto"):
-        for name, said in asked.items():
-            if said == wanted:
+        for name, stated in asked.items():
+            if stated == wanted:
                 return name
     return "no"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.lint.speed [REPEATS]
 
-Limits: 0.4 s with the facts cached, 2.5 s the first time. CPU seconds are shown beside, for a machine that does other
+Limits: 0.4 s with the facts cached, 2.5 s the first time. CPU seconds are shown, too, for a machine that does other
     work.
 """
 

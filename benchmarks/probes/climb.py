@@ -36,7 +36,7 @@ REGRET, RUNS = 0.03, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedProbes:
-    """The order of probes for one model under one limit, beside the outcome of trying every plan."""
+    """The order of probes for one model under one limit, compared with the outcome of trying every plan."""
 
     model: str
     limit_bytes: int

@@ -91,7 +91,7 @@ LARGER: dict[str, tuple[dict[str, Any], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProbe:
-    """One probe: of which plan of which model, under which limit of each rank's memory."""
+    """One probe: model, plan, and the limit of each rank's memory."""
 
     model: str
     plan: Plan

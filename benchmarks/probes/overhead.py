@@ -1,4 +1,4 @@
-"""What a probe costs beside the job that it runs: a small model on the CPU, two ranks, four optimizer steps.
+"""What a probe costs in addition to the job that it runs: a small model on the CPU, two ranks, four optimizer steps.
 
     python -m benchmarks.probes.overhead [REPEATS]
 

@@ -272,7 +272,7 @@ def main() -> int:
                     ended = f"{trial.process.returncode} {trial.wrong}"
                     print(f"{trial.mark}: {trial.kind}, {trial.fault}: {ended}", flush=True)
                     if trial.wrong:
-                        print((trial.folder / "said").read_text(errors="replace")[-8000:], flush=True)
+                        print((trial.folder / "output").read_text(errors="replace")[-8000:], flush=True)
         wrong = _afterwards(here, trials)
     text = _table(trials, wrong)
     print(text)
@@ -309,12 +309,12 @@ def _start(
     if fault == _MEMORY[0] and training is not None:
         limit_bytes = memory_limit_bytes(here / _reference(training))
         limited = partial(resource.setrlimit, resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-    with (folder / "said").open("wb") as said:
+    with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "ds_advise", *words],
             cwd=folder,
             env={**os.environ, **_shared(here), **clock, "TMPDIR": str(folder / "tmp"), _MARK: mark.partition("=")[2]},
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             preexec_fn=limited,
@@ -399,14 +399,14 @@ def _note_peak(trial: Trial) -> None:
 
 def _go_on(trial: Trial) -> None:
     """Resume a training that did not finish, and compare its losses with the undisturbed ones."""
-    training, said = trial.training, trial.folder / "said"
+    training, output = trial.training, trial.folder / "output"
     assert training is not None
     if trial.fault in DAMAGES and trial.struck:
         DAMAGES[trial.fault](training.whole_checkpoints(trial.folder)[-1])
     code, resumptions = trial.process.returncode, 0
     while code and resumptions < 2:
         resumptions += 1
-        with said.open("ab") as end, contextlib.suppress(subprocess.TimeoutExpired):
+        with output.open("ab") as end, contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(
                 [sys.executable, "-m", "ds_advise", *training.resumed(trial.folder)],
                 cwd=trial.folder,
@@ -417,7 +417,7 @@ def _go_on(trial: Trial) -> None:
                 timeout=LIMIT_S,
                 check=False,
             ).returncode
-    text = said.read_text(errors="replace")
+    text = output.read_text(errors="replace")
     fell_back = "going on with" in text
     if trial.fault in _MEMORY and (not fell_back or resumptions):
         trial.wrong.append("no fallback was taken")
@@ -435,14 +435,14 @@ def _strike(trial: Trial) -> None:
 
 
 def _judge(trial: Trial) -> None:
-    said = (trial.folder / "said").read_text(errors="replace")
+    output = (trial.folder / "output").read_text(errors="replace")
     # A line that begins with it is ours; those of a rank that is shown are indented.
-    if any(line.startswith("Traceback") for line in said.splitlines()) and trial.process.returncode >= 0:
+    if any(line.startswith("Traceback") for line in output.splitlines()) and trial.process.returncode >= 0:
         trial.wrong.append("a traceback")
     trial.wrong += _left_by_ranks(trial.folder)
     undisturbed = trial.fault in _HARMLESS or (not trial.struck and trial.fault not in _FROM_THE_START)
     if undisturbed and trial.process.returncode != 0:
-        last = said.strip().splitlines()[-1:]
+        last = output.strip().splitlines()[-1:]
         trial.wrong.append(f"undisturbed, it ended with {trial.process.returncode}: {last}")
 
 
@@ -525,12 +525,12 @@ def _table(trials: Sequence[Trial], wrong: Sequence[str]) -> str:
 
 def _listed(processes: Sequence[psutil.Process]) -> str:
     """What they are and what they have done, for whoever looks for the cause."""
-    said = []
+    output = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
             seconds = sum(process.cpu_times()[:2])
-            said.append(f"{' '.join(process.cmdline()[1:6])} ({process.status()}, {seconds:.0f} s of a core)")
-    return "; ".join(said)
+            output.append(f"{' '.join(process.cmdline()[1:6])} ({process.status()}, {seconds:.0f} s of a core)")
+    return "; ".join(output)
 
 
 def _module(process: psutil.Process) -> str:

@@ -113,7 +113,7 @@ def line(each: Gained, proof: DryRunAnswer) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.choices_inside_rungs", description=__doc__)
-    parser.add_argument("--dry-run", type=int, default=0, metavar="N", help="run so many of the gained plans dry")
+    parser.add_argument("--dry-run", type=int, default=0, metavar="N", help="number of gained plans to run dry")
     parser.add_argument("--write", action="store_true", help="run all of them dry and write the table")
     asked = parser.parse_args()
     questions, found = gains()
@@ -128,8 +128,10 @@ def main() -> int:
         lines += line(each, proof)
         print(f"dry run of {each.words}: {proof.fit.verdict}, {proof.fit.probability:.1%}", flush=True)
     if asked.write:
-        said = f"{summary(questions, found)}. Dry runs of the real engine: {len(found) - refuted} of them fit.\n\n"
-        put("question-grid.md", "search/choices_inside_rungs", said + HEADER + lines)
+        introduction = (
+            f"{summary(questions, found)}. Dry runs of the real engine: {len(found) - refuted} of them fit.\n\n"
+        )
+        put("question-grid.md", "search/choices_inside_rungs", introduction + HEADER + lines)
     return int(refuted > 0)
 
 

@@ -33,30 +33,30 @@ MEMORY_GIB = (4, 6, 8, 11, 12, 15, 16, 20, 24, 32, 40, 48, 64, 80, 141, 192)
 
 def main() -> None:
     slowest = 0.0
-    for model, said in QUESTIONS:
+    for model, options in QUESTIONS:
         for option in ("seq_len", "micro_batch"):
-            slowest = max(slowest, _timed(model, **{option: "max"}, **said))
+            slowest = max(slowest, _timed(model, **{option: "max"}, **options))
     for family, gpus in FAMILIES:
         slowest = max(slowest, _timed(family, gpus=gpus, ram="256GB", model_size="max"))
     print(f"slowest: {slowest:.2f} s; {core_score()}")
-    for model, said in QUESTIONS:
+    for model, options in QUESTIONS:
         for option in ("seq_len", "micro_batch"):
-            _with_rising_memory(model, option, said)
+            _with_rising_memory(model, option, options)
 
 
-def _timed(model: str, **said: Any) -> float:
+def _timed(model: str, **options: Any) -> float:
     """Seconds of one search, which are printed with what it found."""
     start = time.process_time()
-    question = ask(model, **said)
+    question = ask(model, **options)
     took = time.process_time() - start
     assert question.largest is not None
-    words = " ".join(f"{name}={value}" for name, value in said.items())
+    words = " ".join(f"{name}={value}" for name, value in options.items())
     print(f"{took:5.2f} s  {model} {words}: {question.largest.value}, not {question.largest.too_large}", flush=True)
     return took
 
 
-def _with_rising_memory(model: str, option: str, said: dict[str, Any]) -> None:
-    given = dict(said)
+def _with_rising_memory(model: str, option: str, options: dict[str, Any]) -> None:
+    given = dict(options)
     cluster = parse_cluster(given.pop("gpus"), ram=given.pop("ram", None))
     found: list[int] = []
     for gib in MEMORY_GIB:

@@ -61,7 +61,7 @@ def disagreements(question: list[str]) -> tuple[list[str], Counter[str]]:
         for name, text in _texts(advise).items():
             if not re.search(rf"(?<![\d.]){re.escape(need)}(?![\d.])", text):
                 wrong.append(f"{name} does not say {need} GiB")
-            wrong += [f"{name} says {said} of {have} GiB" for said in _needs(text, have) if said > float(have)]
+            wrong += [f"{name} says {each} of {have} GiB" for each in _needs(text, have) if each > float(have)]
         if answer["recommended"]:
             apart = json.loads(asked(["explain", *question, "--json"]))
             if apart["device_bytes_per_gpu"] != shown["device_bytes_per_gpu"]:
@@ -84,7 +84,7 @@ def _texts(advise: list[str]) -> dict[str, str]:
 def _needs(text: str, have: str) -> list[float]:
     """The figures that are said to be of what the GPU has, where the plan is to be taken."""
     verdict = " ".join(line for line in text.splitlines() if " needs " in line or "probably fits" in line)
-    return [float(said) for said in re.findall(rf"([\d.]+) of {re.escape(have)} GiB", verdict)]
+    return [float(found) for found in re.findall(rf"([\d.]+) of {re.escape(have)} GiB", verdict)]
 
 
 def main(chosen: Iterable[list[str]]) -> int:

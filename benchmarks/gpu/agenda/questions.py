@@ -1,4 +1,4 @@
-"""Eight questions of which every rung is really run: is the recommended plan the fastest?"""
+"""Eight questions whose rungs are all really run: is the recommended plan the fastest?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ds_advise.estimators.workload import LossKernel, Method
 from ..configuration import Configuration
 
 STEPS = 5
-"""Optimizer steps of a run, of which the first is not timed."""
+"""Optimizer steps of a run; the first is not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

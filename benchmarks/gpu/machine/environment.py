@@ -1,4 +1,4 @@
-"""What the measurements' processes find in their environment on a machine of which nothing is known."""
+"""What the measurements' processes find in their environment on an unknown machine."""
 
 from __future__ import annotations
 

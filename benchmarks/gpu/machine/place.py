@@ -1,4 +1,4 @@
-"""Where measurements are made: what a measuring process is told about its machine and its limits."""
+"""Where measurements are made: what a measuring process knows about its machine and its limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ds_advise.estimators.hardware.cluster import Cluster, Gpu
 from ds_advise.probes.machine import visible_gpus
 
 GPUS_PER_NODE = 8
-"""Of the jobs of which one rank is run."""
+"""Of the jobs that run with one rank."""
 
 
 class NotPossibleError(Exception):

@@ -1,4 +1,4 @@
-"""What a process holds on the GPU beside its tensors: the CUDA context, cuBLAS's workspaces, loaded kernels."""
+"""What a process holds on the GPU in addition to its tensors: the CUDA context, cuBLAS's workspaces, loaded kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeedCPUAdam on so many threads, by the program's own benchmark of it."""
+"""DeepSpeedCPUAdam by number of threads, with the program's own benchmark of it."""
 
 from __future__ import annotations
 
