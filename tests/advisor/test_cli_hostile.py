@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.options import OPTIONS
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.helpers import TINY_SIZES
 
 ALPHABET = st.one_of(st.sampled_from("0123456789xX-+.,:/ GgBbTtiIeE"), st.characters())
 
@@ -82,30 +78,3 @@ def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str
         assert len(problems) == 1 or ("-o" in options and out == "")  # `-o -` has the answer on stderr
     else:
         assert out or "-o" in options
-
-
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
-    max_leaves=5,
-)
-CONFIGS = {
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **TINY_SIZES},
-    "mixtral": {"model_type": "mixtral", **TINY_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100},
-}
-
-
-@settings(max_examples=30)
-@given(base=st.sampled_from(sorted(CONFIGS)), data=st.data(), value=JSON)
-@example(base="llama", data=None, value=None)
-def test_any_config_json_gets_an_answer_or_one_line(base: str, data: st.DataObject | None, value: object) -> None:
-    """One field of a good configuration replaced by anything."""
-    config = dict(CONFIGS[base])
-    if data is not None:
-        config[data.draw(st.sampled_from(sorted(config)))] = value
-    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
-    code, _, err = ask("config.json", "--gpus", "2x24GB", "--no-write")
-    assert code in ((0,) if data is None else (0, 1, 2))
-    assert "error of ds-advise itself" not in err
-    assert len(err.splitlines()) == (code == 2)

@@ -88,7 +88,7 @@ COMMANDS = {
     "python -m benchmarks.page": How(elsewhere="times what test_page_browser.py drives"),
     "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write": How(says="samples/s", slow=True),
     "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write --verify": How(
-        says="dry run", slow=True
+        elsewhere="test_own_module.py compares such dry runs"
     ),
     "ds-advise train.py:build_model --input-shape 3,32,32 --gpus 2x24GB": How(elsewhere="test_own_module.py"),
     "ds-advise dry-run cifar.json --model net.py:Net --gpus 2xRTX3090 --micro-batch 256": How(says="GiB", slow=True),

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
@@ -183,20 +182,6 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
     (attempt,) = session["attempts"]
     assert attempt["status"] == "finished", printed
     assert [step for step, _ in attempt["losses"]] == [stopped_at + 1, stopped_at + 2]
-
-
-@pytest.mark.slow
-def test_a_launch_is_probed_first_and_compared_with_it(prepare: Prepare, start: Callable[..., Any]) -> None:
-    """By default: a few real steps of the same plan, whose speed is the prediction that is kept."""
-    prepare("zero1", "hf")
-    session, printed = ended(start("--seq-len 32", SCRIPT, f"{ARGUMENTS} --max_steps 4 --save_strategy no"))
-    (attempt,) = session["attempts"]
-    assert attempt["status"] == "finished" and "probe: step" in printed, printed
-    (probed,) = Store().find(kind="probe")
-    (trained,) = Store().find(kind="training")
-    steps = [median(step["total_s"] for step in rank["steps"]) for rank in probed.result["ranks"]]
-    assert trained.result["predicted"]["evidence"] == "probe"
-    assert trained.result["predicted"]["step_s"] == pytest.approx(max(steps))
 
 
 @pytest.mark.slow

@@ -39,9 +39,6 @@ CHAT = [
     for a in range(4)
     for b in range(4)
 ]
-INSTRUCTIONS = [
-    {"instruction": f"{number}=", "input": "", "output": f"the answer is 1 + {number - 1}"} for number in range(1, 17)
-]
 LABELLED = [{"text": f"the sum of {number}", "label": {"number": [number]}} for number in range(16)]
 COMPLETIONS = [{"prompt": f"question {number}:", "completion": f" the answer {number}"} for number in range(32)]
 
@@ -111,12 +108,12 @@ def assert_learned(output: Path, *, to: float = 0.9) -> None:
     assert fmean(by_step[-3:]) < to * fmean(by_step[:3]), by_step
 
 
-def generated(folder: Path, *, tokenizer_in: Path | None = None) -> Any:
+def generated(folder: Path) -> Any:
     """The model in a folder, after it has generated a few tokens with the tokenizer in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_in or folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "2+2"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -189,27 +186,6 @@ def test_merging_prints_no_librarys_warning(tmp_path: Path, model_folder: Path) 
 
 
 @pytest.mark.slow
-def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder: Path) -> None:
-    """LoRA under ZeRO-2: the adapter loads onto its base, and the merged model computes the same without peft."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    output = tmp_path / "out"
-    options = "--rung zero2 --method lora --lora-rank 32 --learning-rate 3e-2 --merge"
-    assert train(model_folder, write(tmp_path / "data.json", INSTRUCTIONS), output, options) == 0
-    assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
-    merged = generated(output / "merged").float()
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        before = base(ids).logits
-        adapted = PeftModel.from_pretrained(base, output)
-        assert not torch.allclose(adapted(ids).logits, before, atol=0.2)
-        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=0.05, rtol=0.05)  # merged in bf16
-
-
-@pytest.mark.slow
 def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: Path) -> None:
     """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an
     evaluation loss is reported at every checkpoint and falls; the loss is drawn for TensorBoard."""
@@ -227,15 +203,27 @@ def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: 
 
 
 @pytest.mark.slow
-def test_completions_train_adapters_under_zero3(tmp_path: Path, model_folder: Path) -> None:
-    """From a CSV file, packed; only the adapter is saved, without the base that ZeRO-3 gathers."""
+def test_completions_train_adapters_under_zero3_and_merge_them(tmp_path: Path, model_folder: Path) -> None:
+    """From a CSV file, packed. Only the adapter is saved, without the base that ZeRO-3 gathers. The merged model
+    computes the same as the adapter on its base, without peft."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
     output = tmp_path / "out"
-    options = "--rung zero3 --method lora --lora-rank 32 --learning-rate 3e-2 --packing --seq-len 64"
+    options = "--rung zero3 --method lora --lora-rank 32 --learning-rate 3e-2 --packing --seq-len 64 --merge"
     assert train(model_folder, write(tmp_path / "data.csv", COMPLETIONS), output, options) == 0
-    assert_learned(output, to=0.95)
-    generated(output, tokenizer_in=output)  # transformers loads the base that the adapter names
+    assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
     assert all("lora_" in name for name in weights(output, "adapter_model.safetensors"))
     assert not (output / "model.safetensors").exists()
+    merged = generated(output / "merged").float()
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        before = base(ids).logits
+        adapted = PeftModel.from_pretrained(base, output)
+        assert not torch.allclose(adapted(ids).logits, before, atol=0.2)
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=0.05, rtol=0.05)  # merged in bf16
 
 
 @pytest.mark.slow

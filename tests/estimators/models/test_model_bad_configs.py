@@ -32,7 +32,7 @@ OPTIONAL = """architectures layer_types sliding_window num_labels id2label head_
     attention_dropout num_kv_heads add_cross_attention legacy use_sliding_window q_lora_rank attn_logit_softcapping"""
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_value_in_any_field_brings_another_error(data: st.DataObject) -> None:
     """Every family; one to three fields changed, removed or added; inside nested configurations too."""
