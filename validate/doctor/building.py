@@ -28,9 +28,6 @@ from .software import InstalledSoftware
 _LIMIT_S = 3.0
 """Time for one small program; the result of a compiler that needs longer is unknown."""
 
-_STALE_LOCK_S = 3600.0
-"""No op of DeepSpeed takes an hour to compile."""
-
 _INSTALL = {
     "apt-get": ("apt-get install", "g++", "python{0}-dev", "libaio-dev"),
     "dnf": ("dnf install", "gcc-c++", "python{0}-devel", "libaio-devel"),
@@ -88,7 +85,8 @@ class OpsFolder:
     path: str
     writable: bool = True
     locks: tuple[tuple[str, float], ...] = ()
-    """(op, age in seconds) of the locks in it."""
+    """(op, age in seconds) of the locks that no process here has open. torch 2.13 utils/file_baton.py keeps its lock open
+    until the build ends, and waits without a message while the file exists."""
 
 
 def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
@@ -183,12 +181,24 @@ def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
     locks = []
     for lock in sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")]):  # <op>/lock, or <python and CUDA>/<op>/lock
         with suppress(OSError):
-            locks.append((lock.parent.name, max(0.0, time.time() - lock.stat().st_mtime)))
+            age_s = max(0.0, time.time() - lock.stat().st_mtime)
+            if not _is_open(lock):
+                locks.append((lock.parent.name, age_s))
     return OpsFolder(
         path=str(folder),
         writable=os.access(existing, os.W_OK | os.X_OK),
         locks=tuple(locks),
     )
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process that can be seen has the file open."""
+    target = os.path.realpath(path)
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if str(descriptor.readlink()) == target:
+                return True
+    return False
 
 
 def install(what: str, toolchain: Toolchain | None, software: InstalledSoftware | None) -> str:
@@ -327,11 +337,10 @@ def ops_folder(ops_folder: OpsFolder) -> Findings:
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
     for name, age_s in ops_folder.locks:
-        if age_s >= _STALE_LOCK_S:
-            yield problem(
-                f"the op {name} has been locked for {age_s / 3600:.0f} h",
-                "a killed build leaves its lock, and every process that needs the op waits forever",
-                f"when no build runs: find {ops_folder.path} -path '*{name}/lock' -delete",
-            )
+        yield problem(
+            f"the op {name} has been locked for {age_s / 60:.0f} min, and no process here compiles it",
+            "a killed build leaves its lock, and every process that needs the op waits forever, without a message",
+            f"when no other machine compiles it: find {ops_folder.path} -path '*{name}/lock' -delete",
+        )
     if ops_folder.writable and not ops_folder.locks:
         yield ok("the folder of compiled ops is writable")

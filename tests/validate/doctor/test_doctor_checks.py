@@ -195,7 +195,7 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ),
     ("async-io", "problem", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO})),
     ("async-io", "warning", "libaio-dev", facts(toolchain={"aio_trial": NO_AIO}, folder=None)),
-    ("ops-folder", "problem", "waits forever", facts(ops_folder={"locks": (("cpu_adam", 7200.0),)})),
+    ("ops-folder", "problem", "waits forever", facts(ops_folder={"locks": (("cpu_adam", 60.0),)})),
     ("ops-folder", "problem", "TORCH_EXTENSIONS_DIR", facts(ops_folder={"writable": False})),
     ("gpus", "warning", "slowest", gpu(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, free_bytes=40 * GIB)),
     ("gpu-memory", "warning", "python (30.0 GiB)", gpu(free_bytes=50 * GIB, processes=(("python", 30 * GIB),))),

@@ -333,8 +333,11 @@ def test_locks_of_dead_builds_are_found(tmp_path: Path) -> None:
     """In the folder that TORCH_EXTENSIONS_DIR names, or in the user's cache below Python's and CUDA's versions."""
     tree(tmp_path, {"own/cpu_adam/lock": "", "home/.cache/torch_extensions/py312_cu128/fused_adam/lock": ""})
     os.utime(tmp_path / "own/cpu_adam/lock", (time.time() - 7200,) * 2)
-    ((name, age_s),) = read_ops_folder({"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")}).locks
+    here = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")}
+    ((name, age_s),) = read_ops_folder(here).locks
     assert name == "cpu_adam" and 7190 < age_s < 7300
+    with (tmp_path / "own/cpu_adam/lock").open():  # as torch's FileBaton while it builds
+        assert read_ops_folder(here).locks == ()
     assert [name for name, _ in read_ops_folder({"HOME": str(tmp_path / "home")}).locks] == ["fused_adam"]
     assert read_ops_folder({"HOME": str(tmp_path / "none")}).locks == ()
 
