@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,11 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space where the folder is or will be."""
+    existing = folder.resolve()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free

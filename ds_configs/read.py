@@ -27,6 +27,13 @@ FIRST_WITHOUT_AUTOEP = (5, 23)
 were seen to train; up to 5.22.0 the registry is a plain dict."""
 
 
+def saves_model(config: Mapping[str, Any]) -> bool:
+    """Whether the Trainer's checkpoints hold the model itself. Shards of ZeRO-3 that nothing gathers are saved whole,
+    whatever `save_only_model` says (transformers 5.23 trainer.py `save_model`)."""
+    zero = config.get("zero_optimization", {})
+    return zero.get("stage") != 3 or bool(zero.get("stage3_gather_16bit_weights_on_model_save"))
+
+
 def plan_from_ds_config(
     config: Mapping[str, Any],
     model: ModelShape,

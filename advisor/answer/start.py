@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.emit import ds_config
+from ...ds_configs.files import free_bytes
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     PROGRAMS,
@@ -18,6 +19,7 @@ from ...ds_configs.launch_commands import (
     threads_setting,
     unset_threads,
 )
+from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import (
     arguments_class,
     model_lines,
@@ -31,13 +33,14 @@ from ...ds_configs.training_script import (
 )
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.objectives import loss_of
-from ...estimators.phrase import listed, named, phrase
+from ...estimators.phrase import Phrase, listed, named, phrase
+from ...estimators.time.job import checkpoint_bytes
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
-from ..text.units import times
+from ..text.units import gib, times
 from .recommendation import Recommendation, try_first_path
 
 _LEAST_RATIO = 1.05
@@ -267,6 +270,8 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     """Everything that the script needs, and every launcher's command."""
     cluster = answer.question.cluster
     yield from _script_blocks(answer, chosen, config_path)
+    if answer.question.workload.uses_trainer:
+        yield Block(text=_checkpoints(answer, chosen, config_path))
     if server := server_commands(answer.question.workload, cluster, answer.question.model.name):
         yield Block(text=_SERVER, code=tuple(server), is_shell=True)
     for setting, why in start_settings(answer, chosen):
@@ -309,6 +314,27 @@ def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]
         yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
     if chosen.plan.sequence_parallel_size > 1:
         yield _position_ids(chosen.plan.sequence_parallel_size)
+
+
+def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> Phrase:
+    """What a checkpoint takes, what fits, and what two arguments change. The Trainer deletes the oldest after it has
+    saved a new one (transformers 5.23 trainer.py `_save_checkpoint`)."""
+    question, stage = answer.question, chosen.plan.zero_stage
+    one = checkpoint_bytes(question.model, question.workload, stage)
+    text = phrase("A checkpoint takes {size} GiB, and the Trainer keeps all of them", size=gib(one))
+    if question.cluster.is_this_machine:
+        free = free_bytes(Path(config_path).parent)
+        room = {"count": free // one, "free": gib(free)}
+        text = phrase("{checkpoints}: {count} fit into the {free} GiB free here", checkpoints=text, **room)
+    text = phrase("{checkpoints}; save_total_limit=1 needs room for two", checkpoints=text)
+    if saves_model(plan_config(answer, chosen)):
+        small = gib(checkpoint_bytes(question.model, question.workload, stage, only_model=True))
+        text = phrase(
+            "{checkpoints}; with save_only_model=True each takes {small} GiB, and no training resumes from it",
+            checkpoints=text,
+            small=small,
+        )
+    return phrase("{words}.", words=text)
 
 
 def _position_ids(ranks: int) -> Block:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ...ds_configs.files import free_bytes
+from ...ds_configs.read import saves_model
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes
@@ -197,8 +198,7 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
         return []
     kept = arguments.checkpoints if run.workload.uses_trainer else None
     zero = run.config.get("zero_optimization", {})
-    # Shards that nothing gathers are saved whole, whatever `save_only_model` says (transformers 5.23 `save_model`).
-    leaves = zero.get("stage") != 3 or bool(zero.get("stage3_gather_16bit_weights_on_model_save"))
+    leaves = saves_model(run.config)
     only_model = leaves and run.workload.uses_trainer and bool(arguments.flag("save_only_model"))
     stage, free = int(zero.get("stage", 0)), free_bytes(output_dir)
     one = checkpoint_bytes(run.shape, run.workload, stage, only_model=only_model)
@@ -216,14 +216,6 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space where the folder is or will be."""
-    existing = folder.resolve()
-    while not existing.exists():
-        existing = existing.parent
-    return shutil.disk_usage(existing).free
 
 
 def _other_plan(run: Run) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.files import write_config
+from ...ds_configs.files import free_bytes, write_config
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
@@ -20,7 +20,7 @@ from ...probes.run import Device, Run
 from ...validate.checkpoint import step_of
 from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
-from ..launch.check import free_bytes, prediction_of
+from ..launch.check import prediction_of
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.script_source import Script
 from ..launch.session import Continuation, Session, make_attempts, with_less_memory
