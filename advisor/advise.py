@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, Literal, Unpack, cast, get_args
+from typing import Any, Literal, Unpack, cast
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.images import with_images
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES, trained_model
-from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
+from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import anything_kept
@@ -30,9 +30,6 @@ from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
 from .search.rollouts import with_fastest_rollout
 from .search.search import candidates_of, of_any_loss, predict_all
-
-PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
-"""Values of `rung`: the eight rungs, and plain PyTorch."""
 
 _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Fields of a plan that follow from the rung and the question."""
@@ -167,7 +164,8 @@ def estimate(
     `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the rung, as in the advice.
 
     model: as for `advise`.
-    rung: one of the eight rungs, or "fsdp" or "torch" for plain PyTorch with or without FSDP.
+    rung: one of the eight rungs, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the training
+        precision) or "torch".
     settings: fields of `Plan` that replace the rung's presets: {"reduce_bucket_size": 200_000_000}, or the same as
         text, "reduce_bucket_size=2e8,overlap_comm=no".
 
@@ -181,13 +179,12 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     """The best shape of a rung, or of plain PyTorch, with these settings; the same errors as `estimate`."""
     if rung not in PLANS:
         raise WorkloadError(f"unknown strategy {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
-    named = cast("Rung | PlainPyTorch", rung)
     question, _ = with_fastest_rollout(question)
     chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
     if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
         question = replace(question, sequence_parallel_size=question.sequence_parallel_size or 1)
         chosen = {"zero_hpz_partition_size": 1} | chosen
-    candidates, obstacle = candidates_of(named, question, settings=chosen)
+    candidates, obstacle = candidates_of(rung, question, settings=chosen)
     best = best_of_rung(candidates, LEAST[question.risk])
     if best is None:
         raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
@@ -195,8 +192,12 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
 
 
 def plain_pytorch(question: Question) -> Candidate:
-    """The best shape of plain PyTorch: FSDP on several GPUs, torch's optimizer alone on one."""
-    return plan_of(question, "fsdp" if question.cluster.world_size > 1 else "torch")
+    """The best shape of plain PyTorch: on one GPU torch's optimizer alone, on several FSDP2, or FSDP 1 where that is
+    not predicted."""
+    if question.cluster.world_size == 1:
+        return plan_of(question, "torch")
+    candidates, _ = candidates_of("fsdp2", question)
+    return best_of_rung(candidates, LEAST[question.risk]) or plan_of(question, "fsdp")
 
 
 @documented

@@ -8,7 +8,7 @@ from typing import Literal
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.plan import Offload, PlainPyTorch, Plan, Rung
+from ..estimators.plan import Offload, PlainPyTorch, Plan, Rung, Sharding
 from ..estimators.workload import Workload
 
 _PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
@@ -93,7 +93,7 @@ def plan_for(
     DeepSpeed's side of it: runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/,
     version 0.19.8.
     """
-    if rung == "fsdp" or rung == "torch":  # the type checker narrows by it
+    if rung == "fsdp" or rung == "fsdp2" or rung == "torch":  # the type checker narrows by it
         alone = Plan(
             zero_stage=0,
             sharding="none",
@@ -101,7 +101,7 @@ def plan_for(
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_checkpointing=gradient_checkpointing,
         )
-        return alone if rung == "torch" else with_layers_as_units(alone, model)
+        return alone if rung == "torch" else with_layers_as_units(alone, model, rung)
     stage, offload_optimizer, offload_param = _PLACES[rung]
     ranks = cluster.world_size
     plan = Plan(
@@ -148,13 +148,13 @@ def plan_for(
     )
 
 
-def with_layers_as_units(alone: Plan, model: ModelShape) -> Plan:
+def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "fsdp") -> Plan:
     """Plain PyTorch's plan under FSDP with one unit per layer, all of it sharded."""
     layer = max((block.parameters_per_layer for block in model.blocks), default=0)
     return replace(
         alone,
         zero_stage=3,
-        sharding="fsdp",
+        sharding=sharding,
         reduce_bucket_size=layer,
         stage3_prefetch_bucket_size=layer,
         stage3_param_persistence_threshold=0,

@@ -9,13 +9,14 @@ from typing import Any, Literal, TypeVar, get_args
 T = TypeVar("T")
 
 Offload = Literal["none", "cpu", "nvme"]
-Sharding = Literal["zero", "fsdp", "none"]
+Sharding = Literal["zero", "fsdp", "fsdp2", "none"]
 Rung = Literal["ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"]
 
-PlainPyTorch = Literal["fsdp", "torch"]
+PlainPyTorch = Literal["fsdp", "fsdp2", "torch"]
 """Plans without DeepSpeed."""
 
 RUNGS: tuple[Rung, ...] = get_args(Rung)
+PLANS: tuple[Rung | PlainPyTorch, ...] = (*RUNGS, *get_args(PlainPyTorch))
 """Kinds of plan, ordered as the search tries them: from the fastest to the one that needs the least GPU memory."""
 
 
@@ -156,7 +157,8 @@ class Plan(PlanSettings):
     sharding: Sharding = plan_field(  # noqa: RUF009  a field of a dataclass
         "zero", "training backend: DeepSpeed's engine, plain PyTorch with FSDP, or plain PyTorch", path=""
     )
-    """With "fsdp" each layer is one fully sharded unit (`zero_stage` is 3); "none" is torch's optimizer alone, with
+    """With "fsdp" (FSDP 1 in the training precision) and "fsdp2" (`fully_shard` with fp32 masters, as accelerate starts
+    it) each layer is one fully sharded unit (`zero_stage` is 3); "none" is torch's optimizer alone, with
     DDP on several GPUs (`zero_stage` is 0)."""
     pin_memory: bool = plan_field(
         True,
@@ -224,6 +226,11 @@ class Plan(PlanSettings):
     )
 
     @property
+    def is_fsdp(self) -> bool:
+        """Whether PyTorch shards the weights."""
+        return self.sharding in ("fsdp", "fsdp2")
+
+    @property
     def ranks_per_sample(self) -> int:
         """Ranks that compute the same samples together."""
         return self.sequence_parallel_size * self.autotp_size
@@ -256,7 +263,7 @@ class Plan(PlanSettings):
     def rung(self) -> Rung | PlainPyTorch:
         """The kind of plan."""
         if self.sharding != "zero":
-            return "fsdp" if self.sharding == "fsdp" else "torch"
+            return "torch" if self.sharding == "none" else self.sharding
         if self.zero_stage < 2:
             return "zero1" if self.zero_stage else "ddp"
         if self.zero_stage == 2:

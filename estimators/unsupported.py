@@ -43,7 +43,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         if obstacle is not None:
             return obstacle
     if plan.sharding != "zero":
-        return None if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
+        own = _unsuited_to_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
+        return own if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
     if plan.sequence_parallel_size > 1:
         if cluster is not None and cluster.world_size % plan.sequence_parallel_size:
             return phrase(
@@ -268,6 +269,15 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
         return phrase(
             "a sequence of {seq_len} tokens does not divide over {ranks} ranks", seq_len=workload.seq_len, ranks=ranks
         )
+    return None
+
+
+def _unsuited_to_fsdp2(model: ModelShape, workload: Workload, plan: Plan) -> str | None:
+    """What is not derived of FSDP2: its units are a decoder's layers, its states those of torch's Adam."""
+    if workload.method == "qlora" or plan.offloads or not optimizer(workload.optimizer).is_adam:
+        return "FSDP2 is predicted for AdamW without offload or quantized weights"
+    if workload.objective != NEXT_TOKEN or model.module is not None:
+        return "FSDP2 is predicted for language models trained on the next token"
     return None
 
 

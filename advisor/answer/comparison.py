@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Unpack, cast
@@ -15,7 +15,7 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import trained_model
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.plan import PLANS, PlainPyTorch, Plan, Rung
 from ...estimators.time.job import Job, JobDuration, Price, job_duration
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
@@ -28,9 +28,10 @@ from ..question.options import CheckpointingChoice, QuestionOptions, with_defaul
 from ..question.question import Question
 from ..question.run import read_ds_config
 from ..question.workload import configured_workload, workload_of
-from ..search.candidate import Candidate, predict
+from ..search.candidate import LEAST, Candidate, predict
+from ..search.choice import best_of_rung
 from ..search.open_batch import filled_batch
-from ..search.search import predict_all
+from ..search.search import candidates_of
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
 
@@ -186,10 +187,14 @@ def compare(first: str, second: str, context: ComparisonContext | None = None) -
     return Comparison(
         first=sides[0],
         second=sides[1],
-        differences=differences(sides[0].settings, sides[1].settings),
+        differences=differences(sides[0].settings, sides[1].settings) if _both_deepspeed(sides) else (),
         context=context,
         deepspeed=facts.version,
     )
+
+
+def _both_deepspeed(sides: Iterable[Side]) -> bool:
+    return all(side.candidate is None or side.candidate.plan.sharding == "zero" for side in sides)
 
 
 def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
@@ -223,7 +228,7 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
 def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None) -> Side:
     """A file or a rung as one side. Raises as `compare`."""
     facts = facts or load_facts()
-    if name in RUNGS and not Path(name).exists():
+    if name in PLANS and not Path(name).exists():
         if context is None:
             raise WorkloadError(
                 f"{name} is a strategy: its numbers follow from the model and the GPUs",
@@ -269,8 +274,8 @@ def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, clu
     return predict(model, workload, cluster, plan)
 
 
-def _rung_side(rung: Rung, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
-    """The best plan of the rung, as the configuration that would be written for it."""
+def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
+    """The best plan of the rung, as the configuration that would be written for it; plain PyTorch has none."""
     model, cluster = context.model, context.cluster
     workload = context.workload
     checkpointing: CheckpointingChoice = "off" if context.gradient_checkpointing is False else "on"
@@ -278,20 +283,15 @@ def _rung_side(rung: Rung, context: ComparisonContext, facts: DeepSpeedFacts) ->
     if accumulation is not None:
         micro = micro or 1
         workload = replace(workload, global_batch_size=micro * accumulation * cluster.world_size)
-    ladder, _ = predict_all(
-        Question(
-            model=model,
-            workload=workload,
-            cluster=cluster,
-            micro_batch_size=micro,
-            gradient_checkpointing=checkpointing,
-        )
+    question = Question(
+        model=model, workload=workload, cluster=cluster, micro_batch_size=micro, gradient_checkpointing=checkpointing
     )
-    step = next(step for step in ladder if step.rung == rung)
-    candidate = step.candidate
+    candidates, obstacle = candidates_of(rung, question)
+    candidate = best_of_rung(candidates, LEAST[question.risk])
     if candidate is None:
-        raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another strategy")
-    config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework)
+        raise WorkloadError(f"{rung} cannot run here: {obstacle}", fix="compare another strategy")
+    is_deepspeed = candidate.plan.sharding == "zero"
+    config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework) if is_deepspeed else {}
     return Side(
         name=rung, candidate=candidate, settings=ConfigSettings(config, facts, candidate.plan, workload, cluster)
     )

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from ...ds_configs.jobs import JobKind
 from ...ds_configs.jobs.files import JobFile, job_files
 from ...ds_configs.jobs.job import Job
+from ...ds_configs.jobs.launchers import fsdp2_config, start_accelerate
 from ...ds_configs.launch_commands import config_arguments
+from ...ds_configs.training_script import arguments_class, python_source, script_arguments
 from ..search.candidate import Candidate
 from .recommendation import Recommendation
 from .start import plan_config, rank_variables
 
+FSDP2_FILE = "accelerate_fsdp2.yaml"
 
-def jobs_of(
-    answer: Recommendation, chosen: Candidate, kinds: tuple[JobKind, ...], config_path: str
-) -> tuple[JobFile, ...]:
-    """The job files of a plan, in the folder of its configuration. Raises ClusterError as `job_files` does."""
+
+def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
+    """The job files of the recommended plan, and with "accelerate" that of FSDP2 where the answer has it, in the folder
+    of the configuration. Raises ClusterError as `job_files` does."""
+    chosen, plain, folder = answer.recommended, answer.pytorch_baseline, Path(config_path).parent
+    files = () if chosen is None else job_files(_job(answer, chosen, config_path), kinds, folder)
+    if "accelerate" in kinds and plain is not None and plain.plan.sharding == "fsdp2":
+        files += (_fsdp2_file(answer, plain, folder / FSDP2_FILE),)
+    return files
+
+
+def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
     workload = answer.question.workload
-    job = Job(
+    return Job(
         cluster=answer.question.cluster,
-        config=plan_config(answer, chosen),
+        config=plan_config(answer, chosen) if chosen.plan.sharding == "zero" else {},
         config_path=config_path,
         config_words=tuple(config_arguments(workload.framework, config_path)),
         variables=rank_variables(answer),
         host_bytes_per_node=chosen.memory.host_bytes_per_node,
         output_dir="output" if workload.uses_trainer else None,
     )
-    return job_files(job, kinds, Path(config_path).parent)
+
+
+def _fsdp2_file(answer: Recommendation, plain: Candidate, path: Path) -> JobFile:
+    """With the script's arguments as comments. Without `sync_each_batch` accumulated gradients stay whole on every GPU
+    (accelerate 1.15 accelerator.py `no_sync`)."""
+    question, plan = answer.question, plain.plan
+    arguments = script_arguments(question.workload, plan, question.cluster, "")
+    arguments.pop("deepspeed", None)
+    if plan.gradient_accumulation_steps > 1:
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
+    job = _job(answer, plain, str(path))
+    text = fsdp2_config(job, question.workload.precision, f"{arguments_class(question.workload)}({source})")
+    return JobFile(path=path, text=text, start=start_accelerate(job, shlex.quote(str(path))))

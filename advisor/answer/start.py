@@ -181,8 +181,8 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         launch = _launch(answer, chosen, config_path)
         yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,), is_shell=True)
-        for file in answer.job_files:
-            yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start, is_shell=True)
+    for file in answer.job_files:
+        yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start, is_shell=True)
 
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:

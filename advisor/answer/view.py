@@ -298,6 +298,10 @@ def _pytorch_baseline(answer: Recommendation) -> str:
     if plain.fit.fits and chosen is not None:
         share = percent(plain.tokens_per_s / chosen.tokens_per_s)
         text = phrase("{needs} and would run at {share} of the speed", needs=text, share=share)
+    elif plain.fit.fits:
+        text = phrase("{needs} and fits", needs=text)
+    if plain.plan.sharding == "fsdp2":
+        return phrase("{needs}. --emit accelerate writes its configuration, too.", needs=text)
     return phrase(
         "{needs}. It keeps no fp32 master weights, and is a comparison: no configuration is written for it.", needs=text
     )

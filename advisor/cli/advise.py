@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from ...ds_configs.jobs import JobKind
+from ...estimators.plan import PlainPyTorch
 from ...probes.gc_pause import gc_paused
 from ..question.options import (
     OPTIONS,
@@ -48,7 +49,7 @@ from .options import (
     "--sharding",
     type=click.Choice(["zero", "fsdp"]),
     default="zero",
-    help="Sharding; fsdp: also predict plain PyTorch for comparison (on one GPU without FSDP).",
+    help="Sharding; fsdp: also predict PyTorch's FSDP2 for comparison (on one GPU plain PyTorch).",
 )
 @click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only the best of each strategy.")
 @click.option(
@@ -157,7 +158,9 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
 @MODEL_ARGUMENT
 @question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
 @click.option(
-    "--rung", metavar="NAME", help="Strategy, or plain PyTorch as fsdp or torch.  [default: of the recommended plan]"
+    "--rung",
+    metavar="NAME",
+    help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: of the recommended plan]",
 )
 @click.option(
     "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."
@@ -199,7 +202,7 @@ def explain(
 
     if settings is not None and rung is None:
         raise click.UsageError("--set needs --rung: name the plan to change")
-    if settings is not None or rung in ("fsdp", "torch"):
+    if settings is not None or rung in get_args(PlainPyTorch):
         asked = ask(model, **question, say=output.say)
         explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
     else:

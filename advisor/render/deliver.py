@@ -87,10 +87,10 @@ def _written(
             if plan is not None:
                 write_config(plan_config(answer, plan), path, force=force)
                 answer = replace(answer, files=(*answer.files, str(path)))
-        if emit and chosen is not None:
+        if emit:
             from ..answer.jobs import jobs_of  # imported here: few answers write them
 
-            for job in jobs_of(answer, chosen, emit, str(destination)):
+            for job in jobs_of(answer, emit, str(destination)):
                 write_text(job.text, job.path, force=force)
                 answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
     except DsAdviseError as error:

@@ -35,7 +35,8 @@ def plan_title(plan: Plan) -> str:
     """`ZeRO-3 with optimizer and parameters in host RAM`; `ZeRO-2 (states in bf16)`."""
     title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else phrase("Plain data parallelism (ZeRO-0)")
     if plan.sharding != "zero":
-        title = phrase("PyTorch's FSDP") if plan.sharding == "fsdp" else phrase("Plain PyTorch")
+        titles = {"fsdp": phrase("PyTorch's FSDP"), "fsdp2": phrase("PyTorch's FSDP2"), "none": phrase("Plain PyTorch")}
+        title = titles[plan.sharding]
     further = [phrase("layers split by {ranks}", ranks=plan.autotp_size)] * (plan.autotp_size > 1)
     further += [phrase("experts spread over {ranks}", ranks=plan.autoep_size)] * (plan.autoep_size > 1)
     further += [phrase("states in bf16")] * plan.bf16_optimizer_states

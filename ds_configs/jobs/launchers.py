@@ -12,24 +12,42 @@ from .job import Job, yaml_text
 
 def accelerate_config(job: Job) -> str:
     """The configuration of `accelerate launch`, which names the DeepSpeed configuration."""
-    cluster = job.cluster
     deepspeed: dict[str, Any] = {"deepspeed_config_file": job.config_path}
     zero = job.config.get("zero_optimization")
     deepspeed["zero3_init_flag"] = isinstance(zero, Mapping) and zero.get("stage") == 3
-    several: dict[str, Any] = {}
-    if cluster.nodes > 1:
+    if job.cluster.nodes > 1:
         deepspeed["deepspeed_multinode_launcher"] = "standard"  # each node starts its own ranks; no ssh
+    return _accelerate_config(job, {"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed})
+
+
+def fsdp2_config(job: Job, precision: str, *comments: str) -> str:
+    """The configuration of `accelerate launch` for FSDP2, with a layer as unit (accelerate 1.15 utils/dataclasses.py
+    `FullyShardedDataParallelPlugin`). Only one rank of a node loads the model."""
+    fsdp = {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    mixed = "no" if precision == "fp32" else precision
+    backend = {"distributed_type": "FSDP", "fsdp_config": fsdp, "mixed_precision": mixed}
+    return _accelerate_config(job, backend, *comments)
+
+
+def _accelerate_config(job: Job, backend: Mapping[str, Any], *comments: str) -> str:
+    cluster, several = job.cluster, dict[str, Any]()
+    if cluster.nodes > 1:
         several = {"machine_rank": 0, "main_process_port": PORT, "rdzv_backend": "static", "same_network": True}
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": deepspeed,
+        **backend,
         "num_machines": cluster.nodes,
         "num_processes": cluster.world_size,
         **several,
         "use_cpu": cluster.gpu.is_cpu,
     }
-    return yaml_text(values, f"{job.script} on {job.place}.")
+    return yaml_text(values, f"{job.script} on {job.place}.", *comments)
 
 
 def start_accelerate(job: Job, path: str) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def cache(memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, gap_bytes: in
     """
     if cluster.gpu.is_cpu:
         return ()
-    pools = STREAM_OF if plan.overlap_comm or plan.sharding == "fsdp" else {}
+    pools = STREAM_OF if plan.overlap_comm or plan.is_fsdp else {}
     if plan.zero_stage in (1, 2):
         pools = {**pools, "step_temporaries": "step"}
     most: dict[str, int] = {}

@@ -52,6 +52,7 @@ from .device_overhead import (
     outside_allocator,
 )
 from .evaluation import evaluation_terms
+from .fsdp2_memory import Fsdp2Step
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import FlatGradients, gradient_memory
 from .host_memory import (
@@ -65,7 +66,7 @@ from .host_memory import (
     with_ranks_on_cpu,
 )
 from .rollout_memory import HeldByTraining, held_in_every_phase, rollout_phases
-from .torch_memory import estimate_torch_memory
+from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, reference_model, second_copy
 
@@ -108,7 +109,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     optimizer."""
     plan, logits = in_sequences(plan, workload), kept_logits(model, workload, cluster)
     if plan.sharding != "zero":
-        plain = estimate_torch_memory(model, workload, cluster, plan)
+        moments = Fsdp2Step if plan.sharding == "fsdp2" else TorchStep
+        plain = estimate_torch_memory(model, workload, cluster, plan, moments)
         if workload.rollouts is not None:
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)

@@ -1,6 +1,6 @@
 """Memory of training without DeepSpeed: torch's optimizer on the model's own weights, alone, replicated or under FSDP.
 
-    estimate_torch_memory(model, workload, cluster, plan) -> MemoryEstimate
+    estimate_torch_memory(model, workload, cluster, plan, TorchStep) -> MemoryEstimate
 
 What every plan shares (activations, loss, adapters, quantized weights, allocator, context) comes from the same modules
 as a DeepSpeed plan's. What differs, with t bytes per trainable element and w per weight:
@@ -72,9 +72,11 @@ _OFFLOADED = on_a_node(
 )
 
 
-def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
-    """Memory of plans without DeepSpeed's engine (`sharding` is not "zero")."""
-    step = _Step(model, workload, cluster, plan)
+def estimate_torch_memory(
+    model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, moments: type[TorchStep]
+) -> MemoryEstimate:
+    """Memory of plans without DeepSpeed's engine (`sharding` is not "zero"), by the moments of their step."""
+    step = moments(model, workload, cluster, plan)
     phases = step.phases()
     resident, expandable = total_bytes(step.resident), workload.software.expandable_segments
     transient = max(phase.allocated_bytes for phase in phases) - resident
@@ -113,7 +115,9 @@ class _Sizes(NamedTuple):
     """N under FSDP, else 1."""
 
 
-class _Step:
+class TorchStep:
+    """The moments of a step of torch's optimizer, alone or under FSDP 1."""
+
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.tensors = tensor_set(model, workload)
@@ -257,12 +261,13 @@ def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan)
     trained: float = 4 if (software.autocast if full else software.fp32_adapters) else width
     # Copies of whole modules are as wide as these.
     trained += (width - trained) * tensors.copied / tensors.trainable_numel
+    trained = 4.0 if plan.sharding == "fsdp2" else trained
     return _Sizes(
         width=width,
         trained=trained,
         states=kind.state_bytes if kind.states_have_fixed_type else kind.state_bytes / 4 * trained,
         step=float(trained) * kind.foreach_step_elements if workload.script_step == "foreach" else 0.0,
-        shards=cluster.world_size if plan.sharding == "fsdp" else 1,
+        shards=cluster.world_size if plan.is_fsdp else 1,
     )
 
 

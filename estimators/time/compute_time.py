@@ -173,6 +173,8 @@ class Passes:
         if step.zero3 and step.ring.ranks > 1:
             parts = put_together(step.tensors, plan)
             self.together = step.gathers[0] * parts[0], step.gathers[1] * parts[1]
+        elif step.plan.sharding == "fsdp2":  # every unit is copied out of its buffer
+            self.together = step.gathers
         self.gathered_copies_s = tuple(map(self._gathered_copies_s, self.together, step.gathers))
 
         forward_host = costs.micro_batch_s + host.forward_s(costs, plan.zero_stage)

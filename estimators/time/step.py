@@ -147,7 +147,7 @@ class Step:
         if plan.overlap_comm and not cluster.gpu.is_cpu:
             self.hidden_share = collective.PREFETCH_HIDDEN if self.zero3 else 1 - collective.CONTENTION
         self.recast = RECAST_BYTES if workload.precision == "bf16" else 0
-        self.host = host_work(model, workload, plan.stage3_param_persistence_threshold, fsdp=plan.sharding == "fsdp")
+        self.host = host_work(model, workload, plan.stage3_param_persistence_threshold, fsdp=plan.is_fsdp)
         self.costs = host_costs(cluster)
 
         self.trained = self.tensors.trainable_numel

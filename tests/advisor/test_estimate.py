@@ -62,11 +62,11 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
         json.loads(CliRunner().invoke(advise, [*asked, *more, "--json"], standalone_mode=False).stdout)
         for more in ([], ["--sharding", "fsdp"])
     )
-    assert with_baseline["pytorch_baseline"]["rung"] == "fsdp" and usual["pytorch_baseline"] is None
+    assert with_baseline["pytorch_baseline"]["rung"] == "fsdp2" and usual["pytorch_baseline"] is None
     assert [step["rung"] for step in with_baseline["ladder"]] == list(RUNGS)
     assert {**with_baseline, "pytorch_baseline": None} == usual
     printed = CliRunner().invoke(advise, [*asked, "--sharding", "fsdp"], standalone_mode=False).stdout
-    assert "  fsdp " in printed and "no configuration is written" in " ".join(printed.split())
+    assert "  fsdp2 " in printed and "--emit accelerate writes its configuration" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,26 @@ def test_a_restarted_job_goes_on_from_the_newest_complete_checkpoint(tmp_path: P
     assert words[words.index("--deepspeed") + 2 :] == resumed
 
 
+def test_accelerate_gets_fsdp2_where_the_answer_compares_it(tmp_path: Path) -> None:
+    """Its plugin takes every key, and the comment names the arguments of the script."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    asked = ["advise", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline", "--sharding", "fsdp", "--emit", "accelerate"]
+    assert run([*asked, "--global-batch", "256", "-o", str(tmp_path / "ds_config.json")]) == 0
+    file = tmp_path / "accelerate_fsdp2.yaml"
+    read = load_config_from_file(str(file))
+    assert (read.distributed_type, read.num_processes, read.mixed_precision) == ("FSDP", 8, "bf16")
+    settings = {name.removeprefix("fsdp_"): value for name, value in read.fsdp_config.items()}
+    settings["fsdp_version"] = settings.pop("version")
+    settings["auto_wrap_policy"] = settings["auto_wrap_policy"].lower()
+    plugin = FullyShardedDataParallelPlugin(**settings)
+    assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
+    comment = file.read_text().splitlines()[1]
+    assert comment.startswith("# TrainingArguments(") and "deepspeed" not in comment
+    assert ("sync_each_batch" in comment) == ("gradient_accumulation_steps=1," not in comment)
+
+
 def test_accelerate_reads_its_file(tmp_path: Path) -> None:
     """accelerate's own reader takes it, and has the processes of all nodes; no ssh."""
     from accelerate.commands.config.config_args import load_config_from_file

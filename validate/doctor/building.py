@@ -85,8 +85,8 @@ class OpsFolder:
     path: str
     writable: bool = True
     locks: tuple[tuple[str, float], ...] = ()
-    """(op, age in seconds) of the locks that no process here has open. torch 2.13 utils/file_baton.py keeps its lock open
-    until the build ends, and waits without a message while the file exists."""
+    """(op, age in seconds) of the locks that no process here has open. torch 2.13 utils/file_baton.py keeps its lock
+    open until the build ends, and waits without a message while the file exists."""
 
 
 def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:

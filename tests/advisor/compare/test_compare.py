@@ -347,3 +347,13 @@ def test_figures_keep_their_columns_on_a_narrow_terminal(
     at = lines.index(" micro batch x accumulation")
     figures = [lines[at + 1], *(line for line in lines if re.match(" (fits|GPU GiB) ", line))]
     assert {len(line) for line in figures} == {50} and max(map(len, lines)) <= 50
+
+
+def test_fsdp2_is_compared_by_its_figures_alone() -> None:
+    """It has no keys of DeepSpeed. The shards have the masters in them."""
+    compared = compare("zero3", "fsdp2", read_context("Qwen2.5-7B", micro_batch=4, **WHERE))
+    ours, theirs = compared.candidates
+    assert compared.differences == () and theirs.plan.sharding == "fsdp2"
+    held = ours.memory.components
+    assert theirs.memory.components["parameters"] == pytest.approx(held["master_weights"], rel=0.01)
+    assert theirs.device_bytes < ours.device_bytes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from ds_advise import estimate
+from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware.gpus import find_gpu
 
@@ -49,6 +51,29 @@ def test_adafactor_keeps_rows_and_columns_of_what_nobody_flattened() -> None:
     flat = asked(optimizer="adafactor", precision="fp32", rung="ddp")
     weights = named(alone, "parameters")
     assert 0 < named(alone, "optimizer_states") < 0.01 * weights < named(flat, "optimizer_states")
+
+
+def test_fsdp2_keeps_fp32_shards_and_gathers_units_twice() -> None:
+    """accelerate makes what trains fp32, whatever it was: 16 bytes a parameter over the ranks. A layer is in its buffer
+    and in tensors; the head's gradient is not kept beside the layers'. The real FSDP2 agrees to 4 %
+    (benchmarks.fsdp2_memory)."""
+    two = {"gpus": "2xA100-40GB", "gradient_checkpointing": "off"}
+    memory, flat = (asked(rung=rung, **two) for rung in ("fsdp2", "fsdp"))
+    weights = named(memory, "parameters")
+    assert weights == pytest.approx(2 * named(flat, "parameters"), rel=1e-6)
+    assert named(memory, "optimizer_states") == 2 * weights
+    step = next(phase for phase in memory.phases if phase.name == "step")
+    assert step.allocated_bytes == pytest.approx(4 * weights, rel=0.1)
+    layer = {phase.name: phase.terms for phase in memory.phases}["first_layer_backward"]
+    assert sum(term.size_bytes for term in layer if term.name == "gradients") > weights
+    frozen = asked(rung="fsdp2", method="lora", **two)
+    assert named(frozen, "parameters") < 0.6 * weights  # the base model keeps its 16 bits
+
+
+@pytest.mark.parametrize("question", [{"method": "qlora"}, {"optimizer": "adafactor"}, {"objective": "dpo"}])
+def test_what_is_not_derived_of_fsdp2_is_refused(question: dict[str, str]) -> None:
+    with pytest.raises(WorkloadError, match="FSDP2 is predicted for"):
+        asked(rung="fsdp2", gpus="2xA100-40GB", **question)
 
 
 def test_what_a_plan_does_not_need_is_cached() -> None:
