@@ -115,12 +115,9 @@ def test_a_command_that_is_broken_is_the_same_to_a_shell() -> None:
 
 
 def test_details_say_what_a_checkpoint_takes_before_a_training() -> None:
-    """14 bytes a parameter at stage 3 with AdamW. The model alone is left where the first host can gather the weights.
-    How many fit is known of this machine alone."""
+    """14 bytes a parameter at stage 3 with AdamW, 2 of the model alone. How many fit is known of this machine alone."""
     text = " ".join(" ".join(_answer("Qwen2.5-14B --gpus 2x32GB --details")).split())
     assert "A checkpoint takes 192.6 GiB, and the Trainer keeps all of them; save_total_limit=1 needs" in text
     assert "with save_only_model=True each takes 27.5 GiB" in text
-    text = " ".join(" ".join(_answer("Qwen2.5-72B --gpus 2x8xA100-80GB --ram 128GB --details")).split())
-    assert "needs room for two." in text and "save_only_model" not in text
     text = " ".join(" ".join(_answer("gpt2 --device cpu --details")).split())
     assert re.search(r"keeps all of them: \d+ fit into the [\d.]+ GiB free here", text)
