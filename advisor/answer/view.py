@@ -6,10 +6,12 @@ Texts are English; those that are a `Phrase` can be translated when they are dra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...estimators.estimate import MemoryEstimate
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
@@ -107,6 +109,14 @@ class AnswerView:
     """The recommended DeepSpeed configuration."""
     steps: tuple[Block, ...]
     """What to do next."""
+
+
+def host_parts(memory: MemoryEstimate) -> dict[str, int]:
+    """Bytes of host RAM per node by component; they add up to `host_bytes_per_node`."""
+    sizes = Counter({"loading the model": memory.host_bytes_per_node - memory.host_training_bytes_per_node})
+    for term in (*memory.host_pinned_terms, *memory.host_pageable_terms):
+        sizes[term.name] += term.size_bytes
+    return +sizes
 
 
 def view_of(

@@ -9,15 +9,14 @@ from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
 from ..answer.scaling import Series, scaling_of
-from ..answer.view import AnswerView, LadderRow, view_of
+from ..answer.view import AnswerView, LadderRow, host_parts, view_of
 from ..render.answer import print_answer, section_title
-from ..search.candidate import Candidate
 from ..text.labels import device_label
 from . import document as doc
-from .bar_charts import StackedBars, draw_stacked_bars
+from .bar_charts import draw_stacked_bars
 from .canvas import Markup, element, joined
 from .line_charts import draw_scatter
-from .plans import memory_bars, speed_against_memory, time_bars
+from .plans import best_plans, host_bars, memory_bars, speed_against_memory, time_bars
 from .scaling import draw_all, draw_series
 
 
@@ -68,63 +67,64 @@ def _series_table(series: Series) -> Markup:
 
 def _picture(answer: Recommendation, name: str, series: Sequence[Series]) -> Markup:
     """The picture of --plot: of a file called `scaling` that of all series, else every plan's memory."""
-    cluster = answer.question.cluster
     if name == "scaling" and series:
-        return draw_all(series, limit_bytes=cluster.gpu.memory_bytes, device=device_label(cluster))
-    return draw_stacked_bars(_memory(answer))
-
-
-def _plans(answer: Recommendation) -> dict[str, Candidate]:
-    """Every rung's best plan."""
-    return {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
-
-
-def _memory(answer: Recommendation, *, with_sources: bool = False) -> StackedBars:
-    limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
-    return memory_bars(_plans(answer), limit, chosen=answer.recommended, device=device, with_sources=with_sources)
+        return draw_all(answer.question.cluster, series)
+    return draw_stacked_bars(memory_bars(best_plans(answer), answer.question.cluster, chosen=answer.recommended))
 
 
 def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.Section]:
-    plans = _plans(answer)
+    plans, cluster, chosen = best_plans(answer), answer.question.cluster, answer.recommended
     if not plans:
         return []
-    limit, device = answer.question.cluster.gpu.memory_bytes, device_label(answer.question.cluster)
+    device = device_label(cluster)
     memory_table, time_table = doc.plan_tables(plans)
-    memory = joined(
-        doc.note(
-            "The best plan of every strategy; the dashed line is the card's memory. Longer bars are cut. "
-            "Rest on a part for its bytes, formula and source."
-        ),
-        doc.figure(_memory(answer, with_sources=True), draw_stacked_bars, memory_table),
-    )
-    time = joined(
-        doc.note("For every 1,000 tokens, so that plans of different batches compare."),
-        doc.figure(time_bars(plans, chosen=answer.recommended, with_sources=True), draw_stacked_bars, time_table),
-    )
     every = view_of(answer, all_candidates=True)
-    speeds = joined(
-        doc.note(
-            "Every plan that was predicted. The line joins those that no other beats in both; hollow points do not "
-            "fit, the green one is recommended."
-        ),
-        doc.figure(
-            speed_against_memory(answer.candidates, limit, chosen=answer.recommended, device=device),
-            draw_scatter,
-            doc.folded("Figures as a table", _plans_table(every)),
-        ),
-    )
-    draw = partial(draw_series, limit_bytes=limit, device=device)
-    scaling = joined(*(doc.figure(series, draw, _series_table(series)) for series in every_series))
-    if scaling:
-        note = (
-            "The fastest plan that fits for each value; for each micro batch the recommended one. Green: this question."
-        )
-        scaling = joined(doc.note(note), scaling)
+
+    def chapter(name: str, title: str, words: str, *figures: Markup) -> doc.Section:
+        return doc.Section(name, title, joined(doc.note(words), *figures) if figures else Markup())
+
+    hosts = [(name, host_parts(plan.memory)) for name, plan in plans.items()]
     return [
-        doc.Section("memory", f"Memory per {device}", memory),
-        doc.Section("time", "Time of a step", time),
-        doc.Section("speed", "Speed against memory", speeds),
-        doc.Section("scaling", "Longer sequences, larger batches, more GPUs", scaling),
+        chapter(
+            "memory",
+            f"Memory per {device}",
+            "The best plan of every strategy; the dashed line is the card's memory. Longer bars are cut. "
+            "Rest on a part for its bytes, formula and source.",
+            doc.figure(memory_bars(plans, cluster, chosen=chosen, with_sources=True), draw_stacked_bars, memory_table),
+        ),
+        chapter(
+            "ram",
+            "Host RAM",
+            "What a node's RAM holds. Pinned buffers take powers of two, as PyTorch allocates them. Loading counts "
+            "where it takes more than training.",
+            doc.figure(
+                host_bars(plans, cluster, chosen=chosen), draw_stacked_bars, doc.parts_table(hosts, doc.size, "GiB")
+            ),
+        ),
+        chapter(
+            "time",
+            "Time of a step",
+            "For every 1,000 tokens, so that plans of different batches compare.",
+            doc.figure(time_bars(plans, chosen=chosen, with_sources=True), draw_stacked_bars, time_table),
+        ),
+        chapter(
+            "speed",
+            "Speed against memory",
+            "Every plan that was predicted. The line joins those that no other beats in both; hollow points do not "
+            "fit, the green one is recommended.",
+            doc.figure(
+                speed_against_memory(answer.candidates, cluster, chosen=chosen),
+                draw_scatter,
+                doc.folded("Figures as a table", _plans_table(every)),
+            ),
+        ),
+        chapter(
+            "scaling",
+            "Longer sequences, larger batches, more GPUs",
+            "The fastest plan that fits for each value; for each micro batch the recommended one. "
+            "Green: this question.",
+            *(doc.figure(series, partial(draw_series, cluster), _series_table(series)) for series in every_series),
+        ),
     ]
 
 

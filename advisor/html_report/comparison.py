@@ -41,7 +41,7 @@ def _plans(comparison: Comparison) -> dict[str, Candidate]:
 
 def _memory(comparison: Comparison) -> StackedBars:
     assert comparison.context is not None, "plans have a context"
-    return memory_bars(_plans(comparison), comparison.context.cluster.gpu.memory_bytes, with_sources=True)
+    return memory_bars(_plans(comparison), comparison.context.cluster, with_sources=True)
 
 
 def _charts(comparison: Comparison) -> list[doc.Section]:

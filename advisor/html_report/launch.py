@@ -25,7 +25,7 @@ from ..text.labels import versions_label
 from ..text.units import gib, rate, seconds
 from . import document as doc
 from .canvas import Markup, element, joined
-from .line_charts import Curve, draw_curve
+from .line_charts import draw_losses
 
 _TONES: Mapping[LaunchStatus, doc.Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
 
@@ -139,14 +139,13 @@ def _figures(figures: Sequence[MeasuredAndPredicted]) -> doc.Section:
 
 
 def _loss(outcome: LaunchOutcome) -> Markup:
-    points = tuple((float(step), loss) for step, loss in outcome.losses if loss is not None)
+    points = [(step, loss) for step, loss in outcome.losses if loss is not None]
     if len(points) < 2:
         return Markup()
-    chart = Curve(title="Loss by step", points=points, x_title="step", y_title="loss", write_y=lambda v: f"{v:g}")
     rows: list[list[doc.Cell]] = [
         [f"{step}", doc.figure_of(loss, "{:.4g}".format)] for step, loss in outcome.losses[-20:]
     ]
-    return doc.figure(chart, draw_curve, doc.folded("The last steps as a table", doc.table(["step", "loss"], rows)))
+    return doc.figure(points, draw_losses, doc.folded("The last steps as a table", doc.table(["step", "loss"], rows)))
 
 
 def _attempts(form: LaunchReport) -> Markup:

@@ -1,10 +1,9 @@
-"""Charts of two quantities: a curve over steps, points with their front, and areas that add up over time."""
+"""Charts of two quantities: the loss over steps, and points with their front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 from .canvas import (
     GIB,
@@ -13,15 +12,13 @@ from .canvas import (
     Markup,
     Scale,
     Unit,
+    curve,
     element,
     fill,
     frame,
     horizontal_axis,
     is_narrow,
-    joined,
     label,
-    legend,
-    line,
     round_steps,
     small,
     stroke,
@@ -37,37 +34,24 @@ _LEAST_NAMED = 0.3
 """Points of the front below this share of its highest have no name, since they are crowded at the foot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Points by rising x; both scales begin at 0."""
-
-    title: str
-    points: tuple[tuple[float, float], ...]
-    x_title: str
-    y_title: str
-    write_y: Callable[[float], str]
-
-
-def draw_curve(chart: Curve, width: int = WIDE) -> Markup:
-    """The chart as SVG."""
+def draw_losses(losses: Sequence[tuple[int, float]], width: int = WIDE) -> Markup:
+    """The loss of each step, by rising step, as SVG; both scales begin at 0."""
     height, top, right = 200.0 if is_narrow(width) else 240.0, 24.0, width - 12
-    every = -(-len(chart.points) // _MOST_POINTS) or 1
-    points = [*chart.points[::every], *chart.points[-1:]] if every > 1 else chart.points
-    highest = 1.08 * max((y for _, y in points), default=1.0) or 1.0
-    last = max((x for x, _ in points), default=1.0) or 1.0
-    rows, left, y_of = vertical_axis(round_steps(highest, 4), highest, top, height - 40, right, chart.write_y)
+    every = -(-len(losses) // _MOST_POINTS) or 1
+    points = [*losses[::every], *losses[-1:]] if every > 1 else losses
+    highest, last = 1.08 * max(loss for _, loss in points) or 1.0, points[-1][0] or 1
+    rows, left, y_of = vertical_axis(round_steps(highest, 4), highest, top, height - 40, right, "{:g}".format)
     x_of = Scale(0, last, left, right)
     steps = [value for value in round_steps(last, 4 if is_narrow(width) else 7) if value == int(value)]
-    path = "M" + "L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in points)
     return frame(
-        chart.title,
+        "Loss by step",
         width,
         height,
-        small(0, 12, chart.y_title),
-        small(right, height - 6, chart.x_title, anchor="end"),
-        horizontal_axis(steps, x_of, top, height - 40, lambda value: f"{value:g}"),
+        small(0, 12, "loss"),
+        small(right, height - 6, "step", anchor="end"),
+        horizontal_axis(steps, x_of, top, height - 40, "{:g}".format),
         rows,
-        element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights")),
+        curve((x_of(step), y_of(loss)) for step, loss in points),
     )
 
 
@@ -193,137 +177,3 @@ def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float, drawn_a
 
 def _overlap(one: Spot, other: Spot) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One of the quantities: a value for each moment."""
-
-    name: str
-    ink: str
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanOfTime:
-    """What ran from one time to another."""
-
-    name: str
-    begins: float
-    ends: float
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackedArea:
-    """Layers from the bottom up over the same moments."""
-
-    title: str
-    times: tuple[float, ...]
-    layers: tuple[Layer, ...]
-    spans: tuple[SpanOfTime, ...]
-    x_title: str
-    unit: Unit = GIB
-    limit: float | None = None
-    limit_words: str = ""
-
-    @property
-    def heights(self) -> tuple[float, ...]:
-        return tuple(map(sum, zip(*(layer.values for layer in self.layers), strict=True)))
-
-
-def draw_stacked_area(chart: StackedArea, width: int = WIDE) -> Markup:
-    """The chart as SVG."""
-    keys, taken = legend(list(dict.fromkeys(layer.ink for layer in chart.layers)), width)
-    top, bottom, right = taken + 24.0, taken + (210.0 if is_narrow(width) else 270.0), width - 4.0
-    highest = max(chart.heights, default=0.0)
-    near = chart.limit is not None and chart.limit < 1.6 * highest
-    top_value = 1.08 * max(highest, chart.limit or 0.0 if near else 0.0) or 1.0
-    steps = round_steps(top_value, 5, chart.unit.size)
-    rows, left, y_of = vertical_axis(steps, top_value, top, bottom, right, chart.unit.write, chart.unit.title)
-    x_of = Scale(chart.times[0], max(chart.times[-1], chart.times[0] + 1), left, right)
-    limit = None
-    if chart.limit is not None and chart.limit <= top_value:
-        y = y_of(chart.limit)
-        limit = joined(
-            line(left, y, right, y, "limit"), small(right - 4, y - 5, chart.limit_words, anchor="end", ink="limit")
-        )
-    return frame(
-        chart.title,
-        width,
-        bottom + 26,
-        keys,
-        rows,
-        *_areas(chart, x_of, y_of),
-        *_spans(chart.spans, x_of, top, bottom),
-        limit,
-        small(right, bottom + 18, chart.x_title, anchor="end"),
-    )
-
-
-def _areas(chart: StackedArea, x_of: Scale, y_of: Scale) -> list[Markup]:
-    """Each layer between the sum of those beneath it and its own; memory changes in steps, so areas do too."""
-    values = [layer.values for layer in chart.layers]
-    sums = accumulate(
-        values, lambda low, own: tuple(map(sum, zip(low, own, strict=True))), initial=(0.0,) * len(chart.times)
-    )
-    outlines = [_steps([x_of(time) for time in chart.times], [y_of(value) for value in row]) for row in sums]
-    drawn = []
-    for layer, (below, above) in zip(chart.layers, pairwise(outlines), strict=True):
-        path = f"M{' '.join(above)}L{' '.join(reversed(below))}Z"
-        drawn.append(element("path", element("title", layer.name), d=path, fill_opacity=0.88, **fill(layer.ink)))
-    return drawn
-
-
-def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
-    """A line that changes its height at the next point; points on a level are left out."""
-    points: list[tuple[float, float]] = []
-    for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        if index and abs(y - points[-1][1]) < 0.05 and index < len(xs) - 1:
-            continue
-        if index:
-            points.append((x, points[-1][1]))
-        points.append((x, y))
-    return [f"{x:.1f},{y:.1f}" for x, y in points]
-
-
-def _spans(spans: Sequence[SpanOfTime], x_of: Scale, top: float, bottom: float) -> list[Markup]:
-    """Every span as an area with its hint, and its name where there is room."""
-    drawn, free = [], 0.0
-    for span in spans:
-        begins, ends = x_of(span.begins), x_of(span.ends)
-        area = element(
-            "rect",
-            element("title", span.hint),
-            x=begins,
-            y=top - 18,
-            width=max(0.5, ends - begins),
-            height=bottom - top + 18,
-            fill_opacity=0,
-            **fill("paper"),
-        )
-        name, long = None, text_width(span.name, SMALL)
-        if begins + 3 >= free and begins + 3 + long <= ends:
-            name = small(begins + 3, top - 7, span.name)
-            free = begins + 3 + long + 4
-        parts = (line(begins, top - 4, begins, bottom), area, name)
-        drawn.append(element("g", *parts, tabindex="0", role="img", aria_label=span.hint))
-    return drawn
-
-
-_FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
-
-
-def layers_of(rows: Sequence[Mapping[str, float]], ink_of: Callable[[str], str]) -> tuple[Layer, ...]:
-    """Layers of a sequence of named values: those that stay at the bottom, those that come and go above them; in each
-    family the largest first."""
-    most = {
-        name: max(row.get(name, 0.0) for row in rows) for name in dict.fromkeys(name for row in rows for name in row)
-    }
-    order = {ink: index for index, ink in enumerate(_FROM_THE_BOTTOM)}
-    names = sorted(most, key=lambda name: (order.get(ink_of(name), len(order)), -most[name]))
-    return tuple(
-        Layer(name=name, ink=ink_of(name), values=tuple(float(row.get(name, 0.0)) for row in rows))
-        for name in names
-        if most[name] > 0
-    )

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ...estimators.estimate import MemoryTerm, TimeTerm
+from ...estimators.hardware.cluster import Cluster
 from ..answer.explanation import in_words
+from ..answer.recommendation import Recommendation
+from ..answer.view import host_parts
 from ..search.candidate import Candidate
 from ..text.families import MEMORY_FAMILIES, TIME_FAMILIES, memory_family, time_family
-from ..text.labels import component_key, component_title, shape_label
+from ..text.labels import component_key, component_title, device_label, shape_label
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
 from .canvas import time_unit
@@ -22,40 +25,63 @@ _SLOWEST = 3.0
 """Bars of time are cut at this multiple of the fastest plan that fits."""
 
 
+def best_plans(answer: Recommendation) -> dict[str, Candidate]:
+    """Every rung's best plan."""
+    return {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+
+
 def memory_bars(
-    plans: Mapping[str, Candidate],
-    limit_bytes: int,
-    *,
-    chosen: Candidate | None = None,
-    device: str = "GPU",
-    with_sources: bool = False,
+    plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None, with_sources: bool = False
 ) -> StackedBars:
     """Device memory of each plan by component, against the GPU's memory.
 
     plans: by the labels of their bars; chosen: the plan to mark; with_sources: hints have formulas and sources.
     """
+    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
     bars = []
     for name, plan in plans.items():
-        need, sizes = gib(plan.device_bytes), plan.memory.components
-        largest = sorted((size, part) for part, size in sizes.items() if size >= 2**27)[::-1]
-        words = ", ".join(f"{component_title(part)} {gib(size)}" for size, part in largest)
-        bars.append(
-            Bar(
-                label=name,
-                parts=memory_parts(sizes, plan.memory.gpu_terms if with_sources else ()),
-                note=need,
-                words=f"{name}, {shape_label(plan.plan)}: {need} GiB per {device}, {plan.fit.reason}. {words}",
-                chosen=plan is chosen,
-                faded=not plan.fit.fits and plan is not chosen,
-            )
-        )
-    most = max((plan.device_bytes for plan in plans.values()), default=0)
+        terms = plan.memory.gpu_terms if with_sources else ()
+        bars.append(_bar(name, plan, plan.memory.components, terms, f"GiB per {device}", is_chosen=plan is chosen))
+    title = f"Memory per {device} of every plan, in GiB, against the {gib(limit)} GiB that it offers"
+    return _sizes(title, bars, limit, f"{gib(limit)} GiB per {device}")
+
+
+def host_bars(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> StackedBars:
+    """Host RAM of a node by component, against its RAM where that is known."""
+    bars = []
+    for name, plan in plans.items():
+        terms = (*plan.memory.host_pinned_terms, *plan.memory.host_pageable_terms)
+        bars.append(_bar(name, plan, host_parts(plan.memory), terms, "GiB of RAM", is_chosen=plan is chosen))
+    limit = cluster.host_memory_bytes_per_node
+    words = "" if limit is None else f"{gib(limit)} GiB of RAM"
+    return _sizes("Host RAM per node of every plan, in GiB, by what it holds", bars, limit, words)
+
+
+def _bar(
+    name: str, plan: Candidate, sizes: Mapping[str, int], terms: Iterable[MemoryTerm], unit: str, *, is_chosen: bool
+) -> Bar:
+    need = gib(sum(sizes.values()))
+    largest = sorted((size, part) for part, size in sizes.items() if size >= 2**27)[::-1]
+    words = ", ".join(f"{component_title(part)} {gib(size)}" for size, part in largest)
+    return Bar(
+        label=name,
+        parts=memory_parts(sizes, terms),
+        note=need,
+        words=f"{name}, {shape_label(plan.plan)}: {need} {unit}, {plan.fit.reason}. {words}",
+        chosen=is_chosen,
+        faded=not plan.fit.fits and not is_chosen,
+    )
+
+
+def _sizes(title: str, bars: Sequence[Bar], limit: int | None, limit_words: str) -> StackedBars:
+    most = max((bar.value for bar in bars), default=0)
+    end = most if limit is None else min(max(most, limit), _MOST_MEMORY * limit / 1.02)
     return StackedBars(
-        title=f"Memory per {device} of every plan, in GiB, against the {gib(limit_bytes)} GiB that it offers",
+        title=title,
         bars=tuple(bars),
-        limit=limit_bytes,
-        limit_words=f"{gib(limit_bytes)} GiB per {device}",
-        ends_at=min(max(most, limit_bytes) * 1.02, _MOST_MEMORY * limit_bytes),
+        limit=limit,
+        limit_words=limit_words,
+        ends_at=1.02 * end,
         inks=tuple(MEMORY_FAMILIES),
     )
 
@@ -127,11 +153,10 @@ def _parts(
     )
 
 
-def speed_against_memory(
-    plans: Sequence[Candidate], limit_bytes: int, *, chosen: Candidate | None = None, device: str = "GPU"
-) -> Scatter:
+def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> Scatter:
     """Every plan as a point; those that need more than twice the GPU's memory are left out."""
-    needs = [limit_bytes, *(plan.device_bytes for plan in plans)]
+    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
+    needs = [limit, *(plan.device_bytes for plan in plans)]
     return Scatter(
         title=f"Speed against memory per {device} of every plan, and the plans that no other beats in both",
         points=tuple(
@@ -149,7 +174,7 @@ def speed_against_memory(
         x_title=f"GiB per {device}",
         y_title="tokens/s",
         write_y=lambda speed: rate(speed) if speed else "0",
-        limit=limit_bytes,
-        limit_words=f"{gib(limit_bytes)} GiB per {device}",
-        x_ends_at=1.05 * max(need for need in needs if need <= _MOST_MEMORY * limit_bytes),
+        limit=limit,
+        limit_words=f"{gib(limit)} GiB per {device}",
+        x_ends_at=1.05 * max(need for need in needs if need <= _MOST_MEMORY * limit),
     )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import groupby
 from pathlib import Path
 
 from ..answer.recommendation import DryRunAnswer
 from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe
-from ..text.families import MEMORY_FAMILIES, memory_family, time_family
+from ..text.families import MEMORY_FAMILIES, time_family
 from ..text.labels import cluster_title, versions_label
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
-from .canvas import Markup, joined, time_unit
-from .line_charts import SpanOfTime, StackedArea, draw_stacked_area, layers_of
+from .canvas import WIDE, Markup, joined, time_unit
 from .plans import memory_parts
+from .timeline import draw_timeline
 
 _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
@@ -26,8 +25,11 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
     """The report, and the chart of memory over the run."""
     result, run, timeline = answer.result, answer.run, Markup()
     if result.timeline:
-        words = "Live tensors of one rank. The order is true, durations are not: a step's time is further down."
-        timeline = joined(doc.note(words), doc.figure(_over_time(answer), draw_stacked_area))
+        words = (
+            "Live tensors of one rank. The order is true, durations are not: a step's time is further down. "
+            "A click on a phase shows it alone, a drag any stretch; another click shows everything."
+        )
+        timeline = joined(doc.note(words), doc.figure(answer, _over_time))
     versions = versions_label(result.versions)
     evidence = (
         f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
@@ -48,9 +50,7 @@ def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
             doc.Section("evidence", "How it is known", doc.note(evidence)),
         ),
         data=answer.to_json(),
-        chart=lambda: (
-            draw_stacked_area(_over_time(answer)) if result.timeline else draw_stacked_bars(_by_phase(answer))
-        ),
+        chart=lambda: _over_time(answer) if result.timeline else draw_stacked_bars(_by_phase(answer)),
     )
 
 
@@ -66,29 +66,8 @@ def _tiles(answer: DryRunAnswer) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _over_time(answer: DryRunAnswer) -> StackedArea:
-    """The GPU's memory by category, a point for each stretch of the run."""
-    points, offer = answer.result.timeline, answer.run.cluster.gpu.memory_bytes
-    grouped = groupby(points, key=lambda point: (point.iteration, point.phase))
-    phases = [(phase, iteration, list(own)) for (iteration, phase), own in grouped]
-    ends = [own[0].begins for _, _, own in phases[1:]] + [points[-1].event + 1]
-    spans = []
-    for (phase, iteration, own), end in zip(phases, ends, strict=True):
-        highest = max(own, key=lambda point: point.gpu_bytes)
-        parts = sorted(highest.by_category.items(), key=lambda pair: -pair[1])
-        words = [f"{name} {gib(bytes_)} GiB" for name, bytes_ in parts if bytes_ >= 2**20]
-        name = f"{phase} {iteration}" if iteration else phase
-        hint = "\n".join([f"{name}: at most {gib(highest.gpu_bytes)} GiB", *words])
-        spans.append(SpanOfTime(name=name, begins=own[0].begins, ends=end, hint=hint))
-    return StackedArea(
-        title="GPU memory over the run, by what it is",
-        times=tuple(float(point.event) for point in points),
-        layers=layers_of([point.by_category for point in points], memory_family),
-        spans=tuple(spans),
-        x_title="allocations and frees, in their order",
-        limit=offer,
-        limit_words=f"{gib(offer)} GiB per GPU",
-    )
+def _over_time(answer: DryRunAnswer, width: int = WIDE) -> Markup:
+    return draw_timeline(answer.result.timeline, answer.run.cluster.gpu.memory_bytes, width)
 
 
 def _by_phase(answer: DryRunAnswer) -> StackedBars:

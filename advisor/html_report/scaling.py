@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...estimators.hardware.cluster import Cluster
 from ..answer.scaling import Series
-from ..text.labels import shape_label
+from ..text.labels import device_label, shape_label
 from ..text.units import gib, rate
 from .canvas import (
     GIB,
@@ -13,6 +14,7 @@ from .canvas import (
     WIDE,
     Markup,
     Scale,
+    curve,
     element,
     fill,
     frame,
@@ -20,7 +22,6 @@ from .canvas import (
     line,
     round_steps,
     small,
-    stroke,
     text_width,
     vertical_axis,
 )
@@ -31,17 +32,18 @@ _TOP, _PANEL, _GAP = 48.0, 110.0, 34.0
 _HEIGHT = _TOP + 2 * _PANEL + _GAP + 42.0
 
 
-def draw_all(every: Sequence[Series], *, limit_bytes: int, device: str) -> Markup:
+def draw_all(cluster: Cluster, every: Sequence[Series]) -> Markup:
     """All series, one under the other."""
-    drawn = [draw_series(series, limit_bytes=limit_bytes, device=device) for series in every]
+    drawn = [draw_series(cluster, series) for series in every]
     placed = (element("g", each, transform=f"translate(0 {_HEIGHT * row:g})") for row, each in enumerate(drawn))
     return frame(
         "Speed and memory against " + ", ".join(each.title for each in every), WIDE, _HEIGHT * len(drawn), *placed
     )
 
 
-def draw_series(series: Series, width: int = WIDE, *, limit_bytes: int, device: str) -> Markup:
+def draw_series(cluster: Cluster, series: Series, width: int = WIDE) -> Markup:
     """The chart as SVG."""
+    limit_bytes, device = cluster.gpu.memory_bytes, device_label(cluster)
     shown = [(index, plan) for index, plan in enumerate(series.plans) if plan is not None]
     speeds = {index: plan.tokens_per_s for index, plan in shown}
     sizes = {index: float(plan.device_bytes) for index, plan in shown}
@@ -83,7 +85,10 @@ def draw_series(series: Series, width: int = WIDE, *, limit_bytes: int, device: 
         small(max(lefts) + 4, limit - 5, words, ink="limit"),
         *_strategies(series, x_of, top, bottom),
         *(
-            joined(_curve(values, x_of, y_of), *_points(values, hints, series.own, x_of, y_of))
+            joined(
+                curve((x_of(index), y_of(value)) for index, value in values.items()),
+                *_points(values, hints, series.own, x_of, y_of),
+            )
             for values, y_of in ((speeds, speed_y), (sizes, size_y))
         ),
     )
@@ -106,11 +111,6 @@ def _strategies(series: Series, x_of: Scale, top: float, bottom: float) -> list[
             free[row] = begins + long + 8
         before = name
     return drawn
-
-
-def _curve(values: dict[int, float], x_of: Scale, y_of: Scale) -> Markup:
-    path = "M" + "L".join(f"{x_of(index):.1f} {y_of(value):.1f}" for index, value in values.items())
-    return element("path", d=path, fill="none", stroke_width=1.8, **stroke("weights"))
 
 
 def _points(values: dict[int, float], hints: dict[int, str], own: int, x_of: Scale, y_of: Scale) -> list[Markup]:

@@ -26,9 +26,8 @@ from ..answer.what_if import changes_tried
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.line_charts import draw_scatter
-from ..html_report.plans import memory_bars, speed_against_memory, time_bars
-from ..search.candidate import LIKELY, Candidate
-from ..text.labels import device_label
+from ..html_report.plans import best_plans, host_bars, memory_bars, speed_against_memory, time_bars
+from ..search.candidate import LIKELY
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "ds_config.json"
 
-PICTURES = ("memory", "time", "scatter")
-"""Memory of every rung's best plan, time of those that may fit, and both of all plans."""
+PICTURES = ("memory", "ram", "time", "scatter")
+"""Memory and host RAM of every rung's best plan, time of those that may fit, and both of all plans."""
 
 COLUMNS = {
     "rung": "strategy",
@@ -120,18 +119,18 @@ def _shown(answer: Recommendation) -> dict[str, Any]:
 
 def picture(answer: Recommendation, name: str, width: int) -> str:
     """One of `PICTURES` as SVG, at most `width` pixels wide; "" where there is nothing to draw."""
-    cluster, chosen = answer.question.cluster, answer.recommended
-    limit, device, width = cluster.gpu.memory_bytes, device_label(cluster), min(max(width, NARROW), WIDE)
-    plans: dict[str, Candidate] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
+    cluster, chosen, width = answer.question.cluster, answer.recommended, min(max(width, NARROW), WIDE)
+    plans = best_plans(answer)
     if name == "time":  # the time of a plan that cannot fit is of no use
         plans = {rung: plan for rung, plan in plans.items() if plan.fit.probability >= LIKELY}
     if not plans:
         return ""
     if name == "scatter":
-        return draw_scatter(speed_against_memory(answer.candidates, limit, chosen=chosen, device=device), width)
-    if name == "memory":
-        return draw_stacked_bars(memory_bars(plans, limit, chosen=chosen, device=device), width)
-    return draw_stacked_bars(time_bars(plans, chosen=chosen), width)
+        return draw_scatter(speed_against_memory(answer.candidates, cluster, chosen=chosen), width)
+    if name == "time":
+        return draw_stacked_bars(time_bars(plans, chosen=chosen), width)
+    bars = host_bars if name == "ram" else memory_bars
+    return draw_stacked_bars(bars(plans, cluster, chosen=chosen), width)
 
 
 def _start(answer: Recommendation) -> dict[str, Any] | None:

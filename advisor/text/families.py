@@ -40,13 +40,14 @@ def _by_name(**families: str) -> dict[str, str]:
 _MEMORY: Final[Mapping[str, str]] = _by_name(
     weights="parameters reference_model reward_model gathered_parameters persistent_parameters updated_weights",
     gradients="gradients gradient_of_the_head's_weight",
-    optimizer="optimizer_states master_weights step_temporaries",
+    optimizer="optimizer_states master_weights step_temporaries first_states",
     loss="logits_and_loss logits log_softmax gradient_of_log_softmax gradient_of_logits soft_cap_of_logits "
     "logits_of_one_chunk",
     generation="keys_and_values keys_and_values_of_a_layer logits_of_the_next_token vllm",
-    buffers="temporaries reduce_buckets offload_staging communication_buffers",
+    buffers="temporaries reduce_buckets offload_staging communication_buffers pinned_cache optimizer_swap_buffers "
+    "parameter_swap_buffers",
     runtime="cuda_context nccl_buffers allocator_overhead library_workspace",
-    other="other",
+    other="other processes loading_the_model",
 )
 """Family of a component of memory; every other component is an activation."""
 

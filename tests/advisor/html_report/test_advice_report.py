@@ -91,7 +91,7 @@ def test_the_report_needs_nothing_from_elsewhere(page: Page) -> None:
 def test_the_report_is_read_without_seeing_its_pictures(page: Page) -> None:
     """Each picture has a name and a table, and every link leads to a section."""
     pictures = page.names.count("svg")
-    assert pictures == 2 * page.names.count("figure") == 12
+    assert pictures == 2 * page.names.count("figure") == 14
     assert ("lang", "en") in page.attributes
     links = {value[1:] for name, value in page.attributes if name == "href"}
     assert links == set(page.sections)

@@ -21,22 +21,15 @@ from ds_advise.advisor.html_report.canvas import (
     standing_alone,
     text_width,
 )
-from ds_advise.advisor.html_report.line_charts import (
-    Layer,
-    Point,
-    SpanOfTime,
-    StackedArea,
-    draw_scatter,
-    draw_stacked_area,
-    front,
-    layers_of,
-)
-from ds_advise.advisor.html_report.plans import memory_bars, speed_against_memory, time_bars
+from ds_advise.advisor.html_report.line_charts import Point, Scatter, draw_scatter, front
+from ds_advise.advisor.html_report.plans import best_plans, host_bars, memory_bars, time_bars
 from ds_advise.advisor.html_report.scaling import draw_series
+from ds_advise.advisor.html_report.timeline import draw_timeline
 from ds_advise.advisor.text.families import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
 from ds_advise.estimators.schedule.simulate import name_of
+from ds_advise.probes.dry_run import TimelinePoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -44,6 +37,19 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def answer() -> Recommendation:
     return advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
+
+
+def _moment(event: int, phase: str = "forward", **categories: int) -> TimelinePoint:
+    return TimelinePoint(
+        iteration=1,
+        phase=phase,
+        begins=event,
+        event=event,
+        gpu_bytes=sum(categories.values()),
+        host_bytes=0,
+        host_pinned_bytes=0,
+        by_category=categories,
+    )
 
 
 def _bars(**changes: Any) -> StackedBars:
@@ -89,19 +95,10 @@ def test_text_of_users_stays_text() -> None:
     evil = "</title><script>alert(1)</script>\" onload='x' \x00\x1b"
     bars = (Bar(label=evil, parts=(Part(name=evil, value=1, ink="weights", hint=evil),), note=evil),)
     point = Point(label=evil, x=1, y=1, hint=evil)
-    span = SpanOfTime(name=evil, begins=0, ends=2, hint=evil)
-    scatter: Any = speed_against_memory([], 10)
-    area = StackedArea(
-        title=evil,
-        times=(0, 1),
-        layers=(Layer(name=evil, ink="loss", values=(1, 2)),),
-        spans=(span,),
-        x_title=evil,
-    )
     for picture in (
         draw_stacked_bars(_bars(title=evil, bars=bars)),
-        draw_scatter(type(scatter)(title=evil, points=(point,), x_title=evil, y_title=evil, write_y=str)),
-        draw_stacked_area(area),
+        draw_scatter(Scatter(title=evil, points=(point,), x_title=evil, y_title=evil, write_y=str)),
+        draw_timeline([_moment(0, phase=evil, **{evil: 2**30}), _moment(1)], 2**40),
         standing_alone(draw_stacked_bars(_bars()), evil),
     ):
         root = ET.fromstring(picture)
@@ -126,7 +123,7 @@ def test_steps_of_an_axis_are_round_in_its_unit() -> None:
 def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
     """Bytes by component, and the time of as many tokens."""
     plans: dict[str, Any] = {step.rung: step.candidate for step in answer.ladder if step.candidate is not None}
-    memory, time = memory_bars(plans, 32 * 2**30, chosen=answer.recommended), time_bars(plans)
+    memory, time = memory_bars(plans, answer.question.cluster, chosen=answer.recommended), time_bars(plans)
     for bar, timed, plan in zip(memory.bars, time.bars, plans.values(), strict=True):
         assert {part.name: part.value for part in bar.parts} == plan.memory.components
         assert (bar.value, bar.note) == (plan.device_bytes, gib(plan.device_bytes))
@@ -145,12 +142,23 @@ def test_every_component_has_an_ink() -> None:
         assert time_family(name_of(RecordedOperation(kind="host", name=name))) == "host"
 
 
-def test_layers_add_up_to_the_rows() -> None:
-    rows = [{"parameters": 2, "activations": 1}, {"parameters": 2, "activations": 7, "gradients": 1}]
-    layers = layers_of(rows, memory_family)
-    chart = StackedArea(title="t", times=(0, 1), layers=layers, spans=(), x_title="", limit=9, limit_words="x")
-    assert chart.heights == (3, 10)
-    assert "x" in [node.text for node in ET.fromstring(draw_stacked_area(chart)).iter(f"{SVG}text")]
+def test_areas_add_up_to_the_memory_of_each_moment() -> None:
+    """The highest edge is at the total, the limit is drawn where it is near, and each phase has a stretch."""
+    points = [_moment(0, parameters=2 * 2**30), _moment(1, phase="step", parameters=2 * 2**30, gradients=6 * 2**30)]
+    picture = ET.fromstring(draw_timeline(points, 9 * 2**30))
+    paths = [node.get("d", "") for node in picture.iter(f"{SVG}path")]
+    low, limit = (float(picture.findall(f"{SVG}line")[at].get("y1", 0)) for at in (0, -1))
+    top = min(float(y) for path in paths for _, y in re.findall(r"([\d.]+),([\d.]+)", path))
+    assert (low - top) / (low - limit) == pytest.approx(8 / 9, abs=0.01)
+    assert len(paths) == 2 and len(list(picture.iter(f"{SVG}title"))) == 1 + 2
+
+
+def test_bars_of_host_ram_add_up_to_what_the_plans_need(answer: Recommendation) -> None:
+    """Also where loading the model takes more than training."""
+    plans = best_plans(answer)
+    bars = host_bars(plans, answer.question.cluster).bars
+    assert [bar.value for bar in bars] == [plan.memory.host_bytes_per_node for plan in plans.values()]
+    assert any(part.name == "loading the model" for part in bars[0].parts)
 
 
 def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strategy_changes() -> None:
@@ -163,7 +171,7 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     for one in series.values():
         own = one.plans[one.own]
         assert own is not None and own.device_bytes == answer.recommended.device_bytes
-        picture = draw_series(one, limit_bytes=answer.question.cluster.gpu.memory_bytes, device="GPU")
+        picture = draw_series(answer.question.cluster, one)
         assert {plan.rung for plan in one.plans if plan is not None} <= set(
             re.findall(r">([a-z0-9-]+)</text>", picture)
         )
