@@ -224,8 +224,17 @@ def explain(
 @click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
 @click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
 @click.option("--all", "all_offers", is_flag=True, help="Show every machine, not only the Pareto-optimal ones.")
+@report_options("cost against hours")
 @output_options
-def rent(model: str, question: dict[str, Any], all_offers: bool, output: Output, **limits: Any) -> int:
+def rent(
+    model: str,
+    question: dict[str, Any],
+    all_offers: bool,
+    output: Output,
+    html: Path | None,
+    plot: Path | None,
+    **limits: Any,
+) -> int:
     """Find the machine to rent: cost and hours of a job on every machine of a price table, each with its best plan.
 
     \b
@@ -238,6 +247,11 @@ def rent(model: str, question: dict[str, Any], all_offers: bool, output: Output,
     from ..rent.report import render
 
     advice = rent_advice(model, **question, **limits, say=output.say)
+    if html is not None or plot is not None:
+        from ..html_report.document import write_report
+        from ..html_report.rent import rent_report
+
+        write_report(rent_report(advice), html, output.say, plot=plot)
     output.show(
         lambda: advice.figures(all_offers=all_offers), lambda console: render(advice, console, all_offers=all_offers)
     )

@@ -273,7 +273,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, classes: Seque
         element("table", element("thead", element("tr", *titles)), element("tbody", *body)),
         class_="scroll",
         tabindex="0",
-        role="region",
+        role="group",
         aria_label=", ".join(title for title in head if title),
     )
 

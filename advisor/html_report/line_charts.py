@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .canvas import (
@@ -114,6 +114,7 @@ def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
         x = x_of(chart.limit)
         limit = vertical_limit(x, chart.limit_words, top - 8, [(top - 4, bottom)], width)
         taken.append((x - 3, top, x + 3, bottom))
+    named = [point for point in best if point.y >= _LEAST_NAMED * best[-1].y]
     return frame(
         chart.title,
         width,
@@ -124,8 +125,8 @@ def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
         rows,
         limit,
         _front_line(best, x_of, y_of),
-        *(_point(point, x_of, y_of, point in best) for point in sorted(shown, key=lambda point: point.chosen)),
-        *_names(best, x_of, y_of, SMALL if narrow else 12, taken),
+        *draw_points(shown, best, x_of, y_of),
+        *draw_names(named, x_of, y_of, SMALL if narrow else 12, taken),
     )
 
 
@@ -136,6 +137,12 @@ def _front_line(best: Sequence[Point], x_of: Scale, y_of: Scale) -> Markup | Non
     path = f"M{x_of(best[0].x):.1f} {y_of(best[0].y):.1f}"
     path += "".join(f"H{x_of(point.x):.1f}V{y_of(point.y):.1f}" for point in best[1:])
     return element("path", d=path, fill="none", stroke_width=1.5, stroke_opacity=0.7, **stroke("weights"))
+
+
+def draw_points(points: Sequence[Point], best: Sequence[Point], x_of: Scale, y_of: Scale) -> Iterator[Markup]:
+    """Points with their hints, those of the front larger, the chosen one last."""
+    for point in sorted(points, key=lambda point: point.chosen):
+        yield _point(point, x_of, y_of, point in best)
 
 
 def _point(point: Point, x_of: Scale, y_of: Scale, on_front: bool) -> Markup:
@@ -156,12 +163,14 @@ def _point(point: Point, x_of: Scale, y_of: Scale, on_front: bool) -> Markup:
     )
 
 
-def _names(best: Sequence[Point], x_of: Scale, y_of: Scale, size: float, drawn_at: Sequence[Spot]) -> list[Markup]:
-    """Names of the front's points, the chosen first, each where nothing is drawn or written yet."""
+def draw_names(
+    points: Sequence[Point], x_of: Scale, y_of: Scale, size: float, drawn_at: Sequence[Spot]
+) -> list[Markup]:
+    """Names of points, the chosen first, each where nothing is drawn or written yet."""
     taken = list(drawn_at)
     drawn: dict[str, Markup] = {}
-    for point in sorted(best, key=lambda point: (not point.chosen, -point.y)):
-        if point.label in drawn or point.y < _LEAST_NAMED * best[-1].y:
+    for point in sorted(points, key=lambda point: (not point.chosen, -point.y)):
+        if point.label in drawn:
             continue
         long, x0, y0 = text_width(point.label, size), x_of(point.x), y_of(point.y)
         beside = (x0 - long / 2, y0 - 11), (x0 - long - 14, y0 + 4), (x0 + 11, y0 + 4), (x0 - long / 2, y0 + 20)

@@ -32,12 +32,12 @@ _TOP, _PANEL, _GAP = 48.0, 110.0, 34.0
 _HEIGHT = _TOP + 2 * _PANEL + _GAP + 42.0
 
 
-def draw_all(cluster: Cluster, every: Sequence[Series]) -> Markup:
+def draw_all(cluster: Cluster, every: Sequence[Series], width: int = WIDE) -> Markup:
     """All series, one under the other."""
-    drawn = [draw_series(cluster, series) for series in every]
+    drawn = [draw_series(cluster, series, width) for series in every]
     placed = (element("g", each, transform=f"translate(0 {_HEIGHT * row:g})") for row, each in enumerate(drawn))
     return frame(
-        "Speed and memory against " + ", ".join(each.title for each in every), WIDE, _HEIGHT * len(drawn), *placed
+        "Speed and memory against " + ", ".join(each.title for each in every), width, _HEIGHT * len(drawn), *placed
     )
 
 

@@ -20,6 +20,7 @@ from ...estimators.models import catalogue
 from ..advise import predicted
 from ..answer.advice import advice_of
 from ..answer.recommendation import Change, Recommendation
+from ..answer.scaling import scaling_of
 from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import view_of
 from ..answer.what_if import changes_tried
@@ -27,6 +28,7 @@ from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.line_charts import draw_scatter
 from ..html_report.plans import best_plans, host_bars, memory_bars, speed_against_memory, time_bars
+from ..html_report.scaling import draw_all
 from ..search.candidate import LIKELY
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "ds_config.json"
 
 PICTURES = ("memory", "ram", "time", "scatter")
-"""Memory and host RAM of every rung's best plan, time of those that may fit, and both of all plans."""
+"""Drawn with each answer: memory and host RAM of every rung's best plan, time of those that may fit, all plans."""
 
 COLUMNS = {
     "rung": "strategy",
@@ -133,6 +135,19 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
     return draw_stacked_bars(bars(plans, cluster, chosen=chosen), width)
 
 
+def scaling(request: str) -> str:
+    """Speed and memory against sequence length, micro batch and GPUs, for the request of `answer`; "" if nothing fits.
+
+    Not a part of the answer, since it asks twenty questions more.
+    """
+    asked = json.loads(request)
+    recommendation = predicted(question_of(asked["state"]))
+    question, chosen = recommendation.question, recommendation.recommended
+    series = () if chosen is None else scaling_of(question, chosen)
+    width = min(max(int(asked["width"]), NARROW), WIDE)
+    return json.dumps({"part": "scaling", "picture": draw_all(question.cluster, series, width) if series else ""})
+
+
 def _start(answer: Recommendation) -> dict[str, Any] | None:
     chosen, question = answer.recommended, answer.question
     if chosen is None:
@@ -225,6 +240,7 @@ def _sentence(text: str, *, capital: bool = True) -> str:
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {
     "choices": lambda _request: iter((choices(),)),
     "answer": answer,
+    "scaling": lambda request: iter((scaling(request),)),
     "judge": lambda request: iter((judge(request),)),
 }
 """What may be asked, by name; each yields JSON texts."""

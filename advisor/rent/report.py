@@ -29,7 +29,7 @@ _CELLS = (5, 7, 6)
 
 def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:
     """Print the advice. all_offers: also those that are not on the Pareto front."""
-    for line, style in _verdict(advice):
+    for line, style in verdict(advice):
         sentence(console, line, style=style)
     blank(console)
     chosen = advice.recommended or advice.cheapest
@@ -47,8 +47,8 @@ def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) ->
         sentence(console, note, style="dim")
 
 
-def _verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
-    """Sentences with their styles."""
+def verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
+    """The first sentences of the advice with their styles."""
     chosen, sign = advice.recommended, advice.table.sign
     if chosen is None:
         yield from _nothing(advice)
@@ -59,11 +59,11 @@ def _verdict(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = with_ends(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = with_ends(duration, (hours(ends[2]), hours(ends[3])))
-    best = phrase("The cheapest: {machine}.", machine=_named(chosen))
+    best = phrase("The cheapest: {machine}.", machine=named(chosen))
     if _limits(advice):
-        best = phrase("The cheapest that {limits}: {machine}.", limits=_limits(advice), machine=_named(chosen))
+        best = phrase("The cheapest that {limits}: {machine}.", limits=_limits(advice), machine=named(chosen))
     if advice.budget is not None and advice.deadline_s is None:
-        best = phrase("The fastest that {limits}: {machine}.", limits=_limits(advice), machine=_named(chosen))
+        best = phrase("The fastest that {limits}: {machine}.", limits=_limits(advice), machine=named(chosen))
     yield best, "bold green"
     yield (
         phrase(
@@ -106,7 +106,7 @@ def _much_faster(advice: RentAdvice, chosen: Offer) -> Iterator[Phrase]:
         is_cheap = figures.cost <= _MORE_COST * own.cost and figures.meets_limits
         if is_cheap and figures.duration_s <= _LESS_TIME * own.duration_s:
             more, time = money(figures.cost - own.cost, sign), hours(figures.duration_s)
-            yield phrase("For {more} more in {time}: {machine}.", more=more, time=time, machine=_named(offer))
+            yield phrase("For {more} more in {time}: {machine}.", more=more, time=time, machine=named(offer))
             return
 
 
@@ -117,7 +117,7 @@ def _nothing(advice: RentAdvice) -> Iterator[tuple[Phrase, str]]:
         return
     yield phrase("No machine {limits}.", limits=_limits(advice)), "bold red"
     fields = [
-        {"machine": _named(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
+        {"machine": named(offer), "time": hours(offer.figures.duration_s), "cost": money(offer.figures.cost, sign)}
         for offer in (fastest, cheapest)
     ]
     yield phrase("The fastest is {machine}: {time}, {cost}.", **fields[0]), ""
@@ -143,7 +143,7 @@ def _ram(offer: Offer) -> Phrase:
 
 
 def _table(advice: RentAdvice, shown: Sequence[Offer], console: Console) -> None:
-    width = 3 + max((cell_len(_named(offer)) for offer in shown), default=0)
+    width = 3 + max((cell_len(named(offer)) for offer in shown), default=0)
     longest = max((len(offer.figures.plan.rung) for offer in shown), default=0) + 1
     titles = zip((phrase("hours"), phrase("cost"), phrase("/M tok")), _CELLS, strict=True)
     figures = " ".join([*(padded(translate(title), cell) for title, cell in titles), f" {translate(phrase('plan'))}"])
@@ -155,11 +155,17 @@ def _table(advice: RentAdvice, shown: Sequence[Offer], console: Console) -> None
         cost = f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}"
         values = f"{duration_h:,.{digits}f}", cost, _cents(job.cost_per_million_tokens)
         figures = " ".join(padded(value, cell) for value, cell in zip(values, _CELLS, strict=True))
-        plan = f"{job.plan.rung}{'?' * _needs_unknown_ram(offer)}".ljust(longest)
+        plan = strategy(offer).ljust(longest)
         is_chosen = offer is advice.recommended
         style = "bold green" if is_chosen else "" if job.meets_limits else "dim"
-        name = f"{'>' if is_chosen else ' '} {_named(offer)}"
+        name = f"{'>' if is_chosen else ' '} {named(offer)}"
         named_row(console, name, f"{figures}  {plan}", width=width, style=style)
+
+
+def all_notes(advice: RentAdvice) -> list[str]:
+    """How much is trained, and what the figures count."""
+    _units, *others = _notes(advice, advice.front)
+    return [*advice.basis, *others]
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
@@ -185,9 +191,15 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
     )
 
 
-def _named(offer: Offer) -> str:
+def named(offer: Offer) -> str:
+    """`RunPod Secure 2 x B200, spot`."""
     cluster = cluster_title(offer.question.cluster, speed=False)
     return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
+
+
+def strategy(offer: Offer) -> str:
+    """`zero3-offload?`: with a mark where the plan needs RAM and the table does not give the machine's."""
+    return f"{offer.figures.plan.rung}{'?' * _needs_unknown_ram(offer)}"
 
 
 def _needs_unknown_ram(offer: Offer) -> bool:

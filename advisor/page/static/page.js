@@ -153,7 +153,7 @@ function showAnswer({ used: taken, verdict, subject, figures, table, pictures: d
   byId("verdict").querySelector(".subject").textContent = subject;
   byId("figures").replaceChildren(...figures.map(figure));
   byId("table").tBodies[0].replaceChildren(...table.map(row));
-  Object.assign(pictures, drawn);
+  pictures = { ...pictures, scaling: null, ...drawn };
   showPicture();
   byId("why").replaceChildren(...why.map((sentence) => make("li", { textContent: sentence })));
   byId("recipe").hidden = start === null;
@@ -188,15 +188,20 @@ function row({ cells, chosen, fits }) {
 }
 
 function showPicture() {
-  const shown = pictures[tab] ? tab : "memory";
+  const shown = pictures[tab] || tab === "scaling" ? tab : "memory";
   for (const button of document.querySelectorAll("[role=tab]")) {
     const name = button.id.slice(4);
     button.setAttribute("aria-selected", name === shown);
     button.tabIndex = name === shown ? 0 : -1;
-    button.hidden = !pictures[name];
+    button.hidden = !pictures[name] && name !== "scaling";
   }
   byId("picture").setAttribute("aria-labelledby", `tab-${shown}`);
-  byId("picture").innerHTML = pictures[shown] ?? "";
+  byId("picture").innerHTML = (pictures[shown] ?? "Calculating …") || "No plan fits.";
+}
+function askScaling() {
+  if (tab !== "scaling" || pictures.scaling) return;
+  const id = asked, width = byId("pictures").clientWidth;
+  request("scaling", { state: kept(), width }, ({ picture }) => { if (id === asked) { pictures.scaling = picture; showPicture(); } });
 }
 
 function showWhole({ changes, json }) {
@@ -209,6 +214,7 @@ function showWhole({ changes, json }) {
     make("span", { textContent: outcome })));
   byId("changes").replaceChildren(...(items.length ? items : [make("li", { className: "soft", textContent: "Nothing that was tried." })]));
   byId("changes").classList.remove("stale");
+  askScaling();
 }
 
 // Texts to copy.
@@ -291,7 +297,7 @@ const ask = () => {
   const id = ++asked;
   byId("answer").setAttribute("aria-busy", "true");
   const width = byId("pictures").clientWidth || byId("answer").clientWidth;
-  request("answer", { state: kept(), picture: tab, width }, (part) => { if (id === asked) show(part); });
+  request("answer", { state: kept(), picture: tab === "scaling" ? "memory" : tab, width }, (part) => { if (id === asked) show(part); });
 };
 
 function loadFailed(reason) {
@@ -356,7 +362,7 @@ async function begin() {
   addEventListener("hashchange", () => { state = fromAddress(); showControls(); ask(); });
   const tabs = [...document.querySelectorAll("[role=tab]")];
   for (const button of tabs) {
-    button.onclick = () => { tab = button.id.slice(4); showPicture(); };
+    button.onclick = () => { tab = button.id.slice(4); showPicture(); askScaling(); };
     button.onkeydown = ({ key }) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[key], open = tabs.filter((other) => !other.hidden);
       if (step) { const next = open[(open.indexOf(button) + step + open.length) % open.length]; next.click(); next.focus(); }

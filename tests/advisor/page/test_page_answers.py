@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.page.answers import answer, choices, judge
+from ds_advise.advisor.page.answers import answer, choices, judge, scaling
 from ds_advise.advisor.page.options import command_of, options_in, question_of
 
 from tests.helpers import TINY
@@ -46,6 +46,15 @@ def test_a_pasted_config_is_asked_as_its_file_is(
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     monkeypatch.chdir(tmp_path)
     assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
+
+
+def test_scaling_is_asked_alone_and_draws_every_series() -> None:
+    def drawn(model: str) -> str:
+        state = {"model": model, "gpus": "1x24GB", "ram": "32GB"}
+        return str(json.loads(scaling(json.dumps({"state": state, "width": 400})))["picture"])
+
+    assert all(f">{title}</text>" in drawn("Qwen2.5-1.5B") for title in ("sequence length", "micro batch", "GPUs"))
+    assert drawn("Llama-3.1-70B") == ""
 
 
 def test_a_switch_stands_without_a_value() -> None:

@@ -16,6 +16,8 @@ from ds_advise.advisor.rent.rent import Offer, RentAdvice, ranked, rent
 from ds_advise.advisor.search.candidate import duration_of
 from ds_advise.estimators.errors import DsAdviseError
 
+from tests.advisor.html_report.report_page import Page
+
 TABLE = """provider,gpus,price_per_gpu,ram,nodes,interconnect
 One,1/8xA100-80GB,1.6,,1,
 One,8xH100,3.2,1800GiB,2,400Gb/s
@@ -137,6 +139,21 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     code, printed = _printed("--budget 1000 --all", prices, capsys)
     assert code == 0 and "The fastest that costs at most $1,000" in printed
     assert "6 machines, with the prices of prices.csv" in printed
+
+
+def test_the_report_has_every_machine_as_a_point_and_the_deadline(
+    prices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the front are in its table, with the exact cost; where nothing fits it has no picture."""
+    path = tmp_path / "report.html"
+    _printed(f"--deadline 10h --all --json --html {path} --plot {tmp_path / 'cost.svg'}", prices, capsys)
+    page, picture = Page(path.read_text()), (tmp_path / "cost.svg").read_text()
+    front = [offer for offer in page.data["offers"] if offer["on_pareto_front"]]
+    assert [row[2][1] for row in page.sections["cost"][1:]] == [offer["cost"] for offer in front]
+    assert picture.count("<circle") >= len(front) and ">10 h</text>" in picture
+    (tmp_path / "small.csv").write_text("gpus,price_per_gpu\n1x4GB,1\n")
+    _printed(f"--html {path} --force", tmp_path / "small.csv", capsys)
+    assert set(Page(path.read_text()).sections) == {"evidence"}
 
 
 @pytest.mark.parametrize(
