@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 
 class Phrase(str):
@@ -30,11 +31,15 @@ def named(name: str) -> Phrase:
     return made
 
 
-def listed(phrases: Sequence[Phrase]) -> Phrase:
-    """Phrases with commas between."""
-    made = phrases[0]
-    for following in phrases[1:]:
-        made = phrase("{first}, {following}", first=made, following=following)
+def listed(phrases: Sequence[str], separator: Literal[", ", "; "] = ", ") -> Phrase:
+    """Phrases with commas or semicolons between."""
+    first, *others = phrases
+    made = first if isinstance(first, Phrase) else named(first)
+    for following in others:
+        if separator == ", ":
+            made = phrase("{first}, {following}", first=made, following=following)
+        else:
+            made = phrase("{first}; {following}", first=made, following=following)
     return made
 
 

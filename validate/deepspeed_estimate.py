@@ -14,6 +14,7 @@ from typing import Any
 
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.phrase import Phrase, phrase
 from ..estimators.plan import Plan
 
 
@@ -26,7 +27,7 @@ class DeepSpeedEstimate:
     gpu_bytes: int | None
     """This and the next: per GPU and per node; None when it could not be called."""
     host_bytes: int | None
-    leaves_out: tuple[str, ...]
+    leaves_out: tuple[Phrase, ...]
     """What the plan needs that the function does not count."""
     problem: str = ""
     """Why it could not be called, "" when it was."""
@@ -88,16 +89,22 @@ def largest_module_parameters(model: ModelShape) -> int:
     return largest
 
 
-def _leaves_out(plan: Plan) -> tuple[str, ...]:
-    missing = ["activations", "logits", "communication buffers", "the CUDA context and NCCL"]
+def _leaves_out(plan: Plan) -> tuple[Phrase, ...]:
+    missing = [
+        phrase("activations"),
+        phrase("logits"),
+        phrase("communication buffers"),
+        phrase("the CUDA context and NCCL"),
+    ]
     if plan.zero_stage < 2:
-        missing.insert(0, f"that ZeRO-{plan.zero_stage} shards less than ZeRO-2 (there is no estimator for it)")
+        less = phrase("that ZeRO-{stage} shards less than ZeRO-2 (there is no estimator for it)", stage=plan.zero_stage)
+        missing.insert(0, less)
     if plan.zero_stage == 3:
-        missing.append("gathered and prefetched parameters")
+        missing.append(phrase("gathered and prefetched parameters"))
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
-            missing.append("that the parameters alone are offloaded")
+            missing.append(phrase("that the parameters alone are offloaded"))
     if "nvme" in (plan.offload_optimizer, plan.offload_param):
-        missing.append("NVMe (it means RAM)")
+        missing.append(phrase("NVMe (it means RAM)"))
     return tuple(missing)
 
 

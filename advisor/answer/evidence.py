@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...estimators.phrase import Phrase, phrase
+from ...estimators.phrase import Phrase, listed, phrase
 from ..text.labels import batch_label, checkpointing_label
 from ..text.units import age, gib, rate, seconds
 from .recommendation import Recommendation
@@ -130,8 +130,17 @@ def evidence_of(answer: Recommendation) -> Iterator[str]:
 def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
     """DeepSpeed's own figures against ours. device_bytes: our prediction for one GPU."""
     if estimate.gpu_bytes is None or estimate.host_bytes is None:
-        return f"DeepSpeed's {estimate.function} could not be called: {estimate.problem}."
-    return (
-        f"DeepSpeed's {estimate.function} gives {gib(estimate.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
-        f"{gib(estimate.host_bytes)} GiB of RAM per node. It leaves out {', '.join(estimate.leaves_out)}."
+        return phrase(
+            "DeepSpeed's {function} could not be called: {problem}.",
+            function=estimate.function,
+            problem=estimate.problem,
+        )
+    return phrase(
+        "DeepSpeed's {function} gives {gpu} GiB per GPU (ours: {ours}) and {host} GiB of RAM per node. It leaves out "
+        "{parts}.",
+        function=estimate.function,
+        gpu=gib(estimate.gpu_bytes),
+        ours=gib(device_bytes),
+        host=gib(estimate.host_bytes),
+        parts=listed(estimate.leaves_out),
     )

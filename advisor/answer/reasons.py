@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
@@ -52,12 +52,28 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
         offloads = rival.plan.offloads and not chosen.plan.offloads
-        ram = f", and takes {gib(rival.memory.host_bytes_per_node)} GiB of host RAM" if offloads else ""
-        return f"{rival.rung} might gain {percent(ratio - 1)}, which is within the error of the prediction{ram}."
+        gain = phrase(
+            "{rung} might gain {share}, which is within the error of the prediction",
+            rung=rival.rung,
+            share=percent(ratio - 1),
+        )
+        if not offloads:
+            return phrase("{words}.", words=gain)
+        need = gib(rival.memory.host_bytes_per_node)
+        return phrase("{gain}, and takes {need} GiB of host RAM.", gain=gain, need=need)
     if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
-        return f"{rival.rung} is as fast, but leaves less than {percent(1 - COMFORTABLE)} of a resource free."
+        return phrase(
+            "{rung} is as fast, but leaves less than {share} of a resource free.",
+            rung=rival.rung,
+            share=percent(1 - COMFORTABLE),
+        )
     if ratio >= 1 - SAME_SPEED:
-        return f"{rival.rung} is as fast within {percent(SAME_SPEED)}; {chosen.rung} is simpler."
+        return phrase(
+            "{rung} is as fast within {share}; {chosen} is simpler.",
+            rung=rival.rung,
+            share=percent(SAME_SPEED),
+            chosen=chosen.rung,
+        )
     slow, fast = rival.time, chosen.time
     extra = max(
         slow.components,
@@ -65,20 +81,22 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
             slow.components[name] / slow.tokens_per_step - fast.components.get(name, 0.0) / fast.tokens_per_step
         ),
     )
-    return (
-        f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed; the difference is mostly "
-        f"{component_title(extra)}."
+    return phrase(
+        "The next best, {rung}, runs at {share} of its speed; the difference is mostly {component}.",
+        rung=rival.rung,
+        share=percent(ratio),
+        component=component_title(extra),
     )
 
 
-def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device: str) -> str:
+def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device: Phrase) -> str:
     """The rung just below the chosen one that does not fit, and its largest component."""
     below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
     failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
     return _obstacle(failed[-1], device) if failed else ""
 
 
-def _obstacle(candidate: Candidate, device: str) -> str:
+def _obstacle(candidate: Candidate, device: Phrase) -> str:
     memory, rung, fit = candidate.memory, candidate.rung, candidate.fit
     if fit.reason in (RAN_OUT, FAILED):
         return phrase("{rung} {failed} when it was probed on this machine.", rung=rung, failed=fit.reason)
@@ -109,14 +127,13 @@ def _obstacle(candidate: Candidate, device: str) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Feature:
+class _Feature(NamedTuple):
     """A feature of plans, for a sentence that compares the chosen plan with those without it."""
 
     has: Callable[[Plan], bool]
-    text: Callable[[Candidate, str], str]
+    text: Callable[[Candidate, Phrase], Phrase]
     """What the chosen plan does; the second argument is the device."""
-    without: str
+    without: Phrase
     """What the plans without the feature do."""
     of_rung: bool = False
     """Whether only plans of the same rung are compared."""
@@ -124,46 +141,56 @@ class _Feature:
 
 _FEATURES = (
     _Feature(
-        has=lambda plan: plan.sequence_parallel_size > 1,
-        text=lambda chosen, device: f"{chosen.plan.sequence_parallel_size} {device}s share each sample (Ulysses)",
-        without="with whole samples",
+        lambda plan: plan.sequence_parallel_size > 1,
+        lambda chosen, device: phrase(
+            "{count} {device}s share each sample (Ulysses)", count=chosen.plan.sequence_parallel_size, device=device
+        ),
+        phrase("with whole samples"),
     ),
     _Feature(
-        has=lambda plan: plan.autotp_size > 1,
-        text=lambda chosen, device: (
-            f"{chosen.plan.autotp_size} {device}s split each layer (AutoTP), because the batch has fewer samples than "
-            f"there are {device}s"
+        lambda plan: plan.autotp_size > 1,
+        lambda chosen, device: phrase(
+            "{count} {device}s split each layer (AutoTP), because the batch has fewer samples than there are {device}s",
+            count=chosen.plan.autotp_size,
+            device=device,
         ),
-        without="with samples that they share instead (Ulysses)",
+        phrase("with samples that they share instead (Ulysses)"),
     ),
     _Feature(
-        has=lambda plan: plan.autoep_size > 1,
-        text=lambda chosen, device: (
-            f"Experts are spread over {chosen.plan.autoep_size} {device}s (AutoEP), and tokens travel to them"
+        lambda plan: plan.autoep_size > 1,
+        lambda chosen, device: phrase(
+            "Experts are spread over {count} {device}s (AutoEP), and tokens travel to them",
+            count=chosen.plan.autoep_size,
+            device=device,
         ),
-        without="with experts that ZeRO shards",
+        phrase("with experts that ZeRO shards"),
     ),
     _Feature(
-        has=lambda plan: plan.zero_hpz_partition_size > 1,
-        text=lambda chosen, device: (
-            "Every node keeps a second copy of the weights (hpZ, "
-            f"{gib(chosen.memory.components.get('second_copy_of_weights', 0))} GiB per {device} at the peak), so that "
-            "the backward pass does not gather them over the network"
+        lambda plan: plan.zero_hpz_partition_size > 1,
+        lambda chosen, device: phrase(
+            "Every node keeps a second copy of the weights (hpZ, {size} GiB per {device} at the peak), so that the "
+            "backward pass does not gather them over the network",
+            size=gib(chosen.memory.components.get("second_copy_of_weights", 0)),
+            device=device,
         ),
-        without="without it",
+        phrase("without it"),
         of_rung=True,
     ),
     _Feature(
-        has=lambda plan: plan.quantizes_collectives,
-        text=lambda chosen, _: (
-            f"Weights travel in 8 bits{' and gradients in 4' * chosen.plan.zero_quantized_gradients} (ZeRO++)"
+        lambda plan: plan.quantizes_collectives,
+        lambda chosen, _device: (
+            phrase("Weights travel in 8 bits and gradients in 4 (ZeRO++)")
+            if chosen.plan.zero_quantized_gradients
+            else phrase("Weights travel in 8 bits (ZeRO++)")
         ),
-        without="with exact collectives",
+        phrase("with exact collectives"),
     ),
 )
 
 
-def _feature(feature: _Feature, chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
+def _feature(
+    feature: _Feature, chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float
+) -> str:
     """What a feature of the chosen plan gains over the fastest plan without it, or that none fits."""
     if not feature.has(chosen.plan):
         return ""
@@ -171,18 +198,30 @@ def _feature(feature: _Feature, chosen: Candidate, candidates: Sequence[Candidat
     others = [each for each in candidates if not feature.has(each.plan)]
     others = [each for each in others if each.rung == chosen.rung or not feature.of_rung]
     if not others:
-        return f"{text}, as the batch requires."
+        return phrase("{feature}, as the batch requires.", feature=text)
     best = max(
         (each for each in others if each.fit.probability >= least), key=lambda each: each.tokens_per_s, default=None
     )
     if best is None:
         need = min(candidate.device_bytes for candidate in others)
-        return f"{text}: {feature.without} every plan needs at least {gib(need)} GiB per {device}."
+        return phrase(
+            "{feature}: {without} every plan needs at least {need} GiB per {device}.",
+            feature=text,
+            without=feature.without,
+            need=gib(need),
+            device=device,
+        )
     share = percent(best.tokens_per_s / chosen.tokens_per_s)
-    return f"{text}: {feature.without} the fastest plan that fits, {best.rung}, runs at {share} of this speed."
+    return phrase(
+        "{feature}: {without} the fastest plan that fits, {rung}, runs at {share} of this speed.",
+        feature=text,
+        without=feature.without,
+        rung=best.rung,
+        share=share,
+    )
 
 
-def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
+def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase) -> str:
     needs = [
         each.device_bytes
         for each in candidates
@@ -190,9 +229,11 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: st
     ]
     if not chosen.plan.cpu_checkpointing or not needs:
         return ""
-    return (
-        "The layers' inputs wait in host RAM for the backward pass: with them on the GPU it would need "
-        f"{gib(min(needs))} GiB per {device}."
+    return phrase(
+        "The layers' inputs wait in host RAM for the backward pass: with them on the GPU it would need {need} GiB per "
+        "{device}.",
+        need=gib(min(needs)),
+        device=device,
     )
 
 
@@ -206,7 +247,7 @@ def _kept_states(chosen: Candidate) -> str:
     )
 
 
-def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
+def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: Phrase, least: float) -> str:
     """What the rung's plans with the other choice of gradient checkpointing need, or how fast they are."""
     plan = chosen.plan
     others = [
@@ -221,20 +262,25 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: s
         smallest = min(others, key=lambda candidate: candidate.device_bytes)
         if not plan.gradient_checkpointing or smallest.fit.limit != "gpu":
             return ""
-        return (
-            f"Without gradient checkpointing it would need {gib(smallest.device_bytes)} GiB per {device} at micro "
-            f"batch {smallest.plan.micro_batch_size}."
+        return phrase(
+            "Without gradient checkpointing it would need {need} GiB per {device} at micro batch {size}.",
+            need=gib(smallest.device_bytes),
+            device=device,
+            size=smallest.plan.micro_batch_size,
         )
     rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     ratio = chosen.tokens_per_s / rival.tokens_per_s
     if ratio <= 1 + SAME_SPEED:
         return ""
     if not plan.gradient_checkpointing:
-        return f"Without gradient checkpointing it is {times(ratio)} as fast: nothing is computed twice."
-    gain = f"Gradient checkpointing makes it {times(ratio)} as fast"
-    if plan.micro_batch_size == rival.plan.micro_batch_size:
-        return f"{gain}."
-    return f"{gain}: there is room for micro batch {plan.micro_batch_size} instead of {rival.plan.micro_batch_size}."
+        return phrase(
+            "Without gradient checkpointing it is {ratio} as fast: nothing is computed twice.", ratio=times(ratio)
+        )
+    gain = phrase("Gradient checkpointing makes it {ratio} as fast", ratio=times(ratio))
+    size, other = plan.micro_batch_size, rival.plan.micro_batch_size
+    if size == other:
+        return phrase("{words}.", words=gain)
+    return phrase("{gain}: there is room for micro batch {size} instead of {other}.", gain=gain, size=size, other=other)
 
 
 def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -259,19 +305,27 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
         next_step_tokens = 2 * chosen.time.tokens_per_step
         if question.workload.global_batch_size is not None or next_step_tokens <= MAX_TOKENS_PER_STEP:
             return ""
-        return (
-            f"A larger micro batch was not tried: it takes more than {count(MAX_TOKENS_PER_STEP)} tokens per step "
-            "(--micro-batch or --global-batch sets it)."
+        return phrase(
+            "A larger micro batch was not tried: it takes more than {count} tokens per step (--micro-batch or "
+            "--global-batch sets it).",
+            count=count(MAX_TOKENS_PER_STEP),
         )
     following = min(larger, key=lambda candidate: candidate.plan.micro_batch_size)
     if following.fit.probability >= LEAST[question.risk]:
-        return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
+        return phrase("A larger micro batch gains less than {share}.", share=percent(SAME_SPEED))
     if following.fit.limit != "gpu":
         return ""
-    holds = following.device_bytes <= cluster.gpu.memory_bytes
-    tight = f", which fits with a probability of {chance(following.fit.probability)}" if holds else ""
-    need = f"{gib(following.device_bytes)} GiB per {device_label(cluster)}"
-    return f"Micro batch {following.plan.micro_batch_size} would need {need}{tight}."
+    need = phrase(
+        "Micro batch {size} would need {need} GiB per {device}",
+        size=following.plan.micro_batch_size,
+        need=gib(following.device_bytes),
+        device=device_label(cluster),
+    )
+    if following.device_bytes > cluster.gpu.memory_bytes:
+        return phrase("{words}.", words=need)
+    return phrase(
+        "{needs}, which fits with a probability of {chance}.", needs=need, chance=chance(following.fit.probability)
+    )
 
 
 ROUNDED = phrase(

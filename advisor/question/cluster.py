@@ -145,12 +145,12 @@ def parse_cluster(
 
         cluster = with_measured_hardware(cluster)
         if cluster.gpu.assumed:
-            cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")
+            cluster = _assuming(cluster, phrase("{gpu} as fast as a known card of its size", gpu=cluster.gpu.name))
     if interconnect is None:
         return join_nodes(cluster)
     rate = _rate(interconnect)
     if cluster.nodes == 1:
-        return _assuming(cluster, "--interconnect has no effect on one node")
+        return _assuming(cluster, phrase("--interconnect has no effect on one node"))
     return replace(cluster, interconnect_bytes_per_s=rate)
 
 
@@ -161,7 +161,7 @@ def join_nodes(cluster: Cluster) -> Cluster:
     linked = cluster.gpu.peer_link == "nvlink"
     gbit_per_s = _ASSUMED_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100
     joined = replace(cluster, interconnect_bytes_per_s=gbit_per_s * 1e9 / 8)
-    return _assuming(joined, f"{gbit_per_s} Gb/s between nodes (--interconnect)")
+    return _assuming(joined, phrase("{speed} Gb/s between nodes (--interconnect)", speed=gbit_per_s))
 
 
 def _assuming(cluster: Cluster, assumption: str) -> Cluster:
@@ -209,7 +209,10 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
     size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE)
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))
-        return gpu, (f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)",)
+        known = phrase(
+            "GPUs of {size} GB have the speed of the {gpu} (--gpus names no model)", size=gpu.nominal_gb, gpu=gpu.name
+        )
+        return gpu, (known,)
     if size and len(size[1]) < 4:
         raise ClusterError(
             f"--gpus {gpus!r} ends in a number without a unit",
@@ -228,7 +231,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
             fix = f"write --gpus {count}x{kind.strip()}"
             raise ClusterError(f"--gpus {gpus!r} has the count in another place", fix=fix) from None
         raise
-    return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
+    return gpu, ((phrase("{kind} means the {gpu}", kind=kind.strip(), gpu=gpu.name),) if assumes_sxm(kind, gpu) else ())
 
 
 def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
@@ -237,7 +240,13 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
     gpu = gpu_of_memory(gigabytes)
     with suppress(ClusterError):
         gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
-    return gpu, (f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}",)
+    taken = phrase(
+        "{name} of {size} GB, which is not in the table of GPUs, has the speed of the {gpu}",
+        name=name,
+        size=gpu.nominal_gb,
+        gpu=gpu.name,
+    )
+    return gpu, (taken,)
 
 
 def _this_machine() -> Cluster:
@@ -300,8 +309,12 @@ def parse_ram(text: str) -> tuple[int, str]:
     if "i" in text.lower():
         return size, ""
     usable = int(size * (1 - KERNEL_MEMORY_SHARE))
-    read = f"{size / 2**30:,.4g} GiB, less {KERNEL_MEMORY_SHARE:.0%} for the kernel".replace("%", " %")
-    return usable, f"--ram {text.strip()} read as {read}"
+    return usable, phrase(
+        "--ram {text} read as {size} GiB, less {share} % for the kernel",
+        text=text.strip(),
+        size=f"{size / 2**30:,.4g}",
+        share=f"{100 * KERNEL_MEMORY_SHARE:.0f}",
+    )
 
 
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:

@@ -162,8 +162,8 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     memory, links = MEMORY_BYTES_PER_S, GLOO_BYTES_PER_S
     attention: tuple[AttentionSpeed, ...] = ()
     assumed = [
-        f"{CORE_FLOPS_PER_S / 1e9:g} GFLOP/s per CPU core",
-        f"{MEMORY_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth",
+        phrase("{speed} GFLOP/s per CPU core", speed=f"{CORE_FLOPS_PER_S / 1e9:g}"),
+        phrase("{speed} GB/s of host memory bandwidth", speed=f"{MEMORY_BYTES_PER_S / 1e9:g}"),
     ]
     names: list[Phrase] = []
     known = measured_hardware("cpu")
@@ -183,7 +183,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     if known is not None and known.result.ranks > 1:
         names.append(phrase("collectives"))
     elif ranks > 1:
-        assumed.append(f"{GLOO_BYTES_PER_S / 1e9:g} GB/s between ranks")
+        assumed.append(phrase("{speed} GB/s between ranks", speed=f"{GLOO_BYTES_PER_S / 1e9:g}"))
     limit = ram // ranks if memory_limit_bytes is None else memory_limit_bytes
     gpu = Gpu(
         name=f"CPU ({cpu_model()})",

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.estimate import MemoryTerm
-from ...estimators.phrase import phrase
+from ...estimators.phrase import listed, phrase
 from ..answer.explanation import Explanation, Section, Term, head, in_words, number, with_numbers
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow, view_of
@@ -75,8 +75,10 @@ def print_answer(
         _paragraph(console, view.deepspeed_estimate)
     if not changes_first:
         _print_changes(view, console, details=details)
-    assumed = f"Assumed: {'; '.join(view.assumptions)}." if details and view.assumptions else ""
-    _paragraph(console, *view.evidence, assumed, style="dim")
+    assumed = (
+        [phrase("Assumed: {figures}.", figures=listed(view.assumptions, "; "))] if details and view.assumptions else []
+    )
+    _paragraph(console, *view.evidence, *assumed, style="dim")
 
 
 def _print_steps(view: AnswerView, console: Console) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..phrase import phrase
+
 
 class AttentionSpeed(NamedTuple):
     """Measured rate of torch's causal attention in one pass."""
@@ -134,7 +136,7 @@ HOST_SCORE_S = 0.018
 """Single-thread score of an idle Intel Xeon (Cascade Lake) at 2.5 GHz, a usual cloud host of A100 and V100, to which
 the unit costs of `time/host_costs.py` belong."""
 
-HOST_CORE = "CPU cores as fast as a Xeon of 2.5 GHz"
+HOST_CORE = phrase("CPU cores as fast as a Xeon of 2.5 GHz")
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive under DeepNVMe; four reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
@@ -178,11 +180,16 @@ def assumed_of_host(cluster: Cluster) -> tuple[str, ...]:
     """A phrase for each assumed figure."""
     phrases = []
     if cluster.dram_bytes_per_s_per_node is None:
-        phrases.append(f"{dram_bytes_per_s(cluster) / 1e9:g} GB/s of host memory bandwidth per node")
+        speed = f"{dram_bytes_per_s(cluster) / 1e9:g}"
+        phrases.append(phrase("{speed} GB/s of host memory bandwidth per node", speed=speed))
     if cluster.cpu_cores_per_node is None:
-        phrases.append(f"{cpu_cores(cluster)} CPU cores per node")
+        phrases.append(phrase("{count} CPU cores per node", count=cpu_cores(cluster)))
     if cluster.nvme_read_bytes_per_s_per_node is None or cluster.nvme_write_bytes_per_s_per_node is None:
         phrases.append(
-            f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s"
+            phrase(
+                "NVMe that reads {read} and writes {write} GB/s",
+                read=f"{NVME_READ_BYTES_PER_S / 1e9:g}",
+                write=f"{NVME_WRITE_BYTES_PER_S / 1e9:g}",
+            )
         )
     return tuple(phrases)

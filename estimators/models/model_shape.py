@@ -13,6 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
+from ..phrase import phrase
 from .program import Around, Program
 
 Role = Literal[
@@ -301,25 +302,39 @@ class ModelShape:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a sample is taken to hold besides text, and the weights where the checkpoint has others."""
-        whose = "the module's" if self.module else "transformers'"
-        said = [f"layers recorded from {whose} own code"] if self.around else []
-        said += [f"weights as --method has them, not as the checkpoint's {self.quantized}"] if self.quantized else []
+        said = []
+        if self.around:
+            own = phrase("layers recorded from the module's own code")
+            said.append(own if self.module else phrase("layers recorded from transformers' own code"))
+        if self.quantized:
+            said.append(phrase("weights as --method has them, not as the checkpoint's {kind}", kind=self.quantized))
         if self.images and self.image:
-            of_them, tokens = f"{self.image.patches:,} patches", f"{self.images * self.image.tokens:,} tokens"
-            said.append(f"{self.images} images of {of_them} in each sample, which take {tokens} of its sequence")
+            said.append(
+                phrase(
+                    "{count} images of {patches} patches in each sample, which take {tokens} tokens of its sequence",
+                    count=self.images,
+                    patches=f"{self.image.patches:,}",
+                    tokens=f"{self.images * self.image.tokens:,}",
+                )
+            )
         elif any(block.hidden_size for block in self.blocks):
             patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
-            said.append(f"one image of {patches:,} patches in each sample")
+            said.append(phrase("one image of {patches} patches in each sample", patches=f"{patches:,}"))
         if self.idle_tower:
-            said.append("samples of text alone: the vision tower is held and updated, but computes nothing")
+            said.append(phrase("samples of text alone: the vision tower is held and updated, but computes nothing"))
         if any(block.attention.chunk for block in self.blocks):
             said.append(
-                "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention keep "
-                "less), and its speed is that of attention over a chunk (not held against a GPU)"
+                phrase(
+                    "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention "
+                    "keep less), and its speed is that of attention over a chunk (not held against a GPU)"
+                )
             )
         said += [
-            f"{tensor.name} has one dimension: `p = model.{tensor.name}; p.data = p.data[None]` before DeepSpeed "
-            "0.19, which fails on a parameter without any"
+            phrase(
+                "{name} has one dimension: `p = model.{name}; p.data = p.data[None]` before DeepSpeed 0.19, which "
+                "fails on a parameter without any",
+                name=tensor.name,
+            )
             for tensor in self.outside
             if not tensor.shape
         ]

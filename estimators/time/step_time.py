@@ -22,6 +22,7 @@ from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
 from ..objectives import in_sequences, policy_passes, reference_passes
 from ..optimizers import optimizer
+from ..phrase import phrase
 from ..plan import Plan
 from ..workload import Workload
 from . import collective_time as collective
@@ -150,7 +151,7 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
         core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
-    return (*cluster.assumptions, *assumed_of_host(cluster), *core, "data loading that keeps up")
+    return (*cluster.assumptions, *assumed_of_host(cluster), *core, phrase("data loading that keeps up"))
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)

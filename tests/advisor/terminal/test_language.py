@@ -50,9 +50,9 @@ def _answer(number: int) -> Recommendation:
     return advise(model, gpus=gpus, offline=True, deepspeed_estimate=False, **options)
 
 
-def _printed(number: int, language: Language, columns: int = 80) -> str:
+def _printed(number: int, language: Language, columns: int = 80, *, details: bool = False) -> str:
     with use_language(language):
-        return printed(_answer(number), width=columns)
+        return printed(_answer(number), width=columns, details=details)
 
 
 def _marked() -> Iterator[str]:
@@ -103,6 +103,17 @@ def test_an_answer_in_chinese_has_its_figures_and_names_and_no_english(number: i
     rows = [[line for line in text.splitlines() if re.match("[ >] (ddp|zero)", line)] for text in (english, chinese)]
     ends = [[cell_len(found[0]) for line in lines if (found := _FIGURES.match(line))] for lines in rows]
     assert ends[0] == ends[1]
+
+
+_ENGLISH = re.compile(r"(?:\b[a-z']{2,},? ){3}")
+"""Three words in a row, of which no name or option consists."""
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_no_block_of_the_details_is_english(number: int) -> None:
+    """Reasons, DeepSpeed's own estimate and assumptions; code and commands are indented."""
+    lines = [line for line in _printed(number, "zh", details=True).splitlines() if not line.startswith("   ")]
+    assert [line for line in lines if _ENGLISH.search(line)] == []
 
 
 def test_gettext_s_variables_choose_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
