@@ -192,7 +192,7 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[Phrase]:
 
 
 def named(offer: Offer) -> str:
-    """`RunPod Secure 2 x B200, spot`."""
+    """`RunPod Secure 2 x B200`."""
     cluster = cluster_title(offer.question.cluster, speed=False)
     return f"{offer.machine.title} {cluster}".strip().replace(" nodes of ", " x ")
 

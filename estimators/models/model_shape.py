@@ -302,7 +302,7 @@ class ModelShape:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a sample is taken to hold besides text, and the weights where the checkpoint has others."""
-        said = []
+        said = list[str]()
         if self.around:
             own = phrase("layers recorded from the module's own code")
             said.append(own if self.module else phrase("layers recorded from transformers' own code"))
