@@ -23,7 +23,7 @@ from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.estimators.time.step_time import estimate_time
-from ds_advise.estimators.workload import AttentionKernel, Method, Precision, Workload
+from ds_advise.estimators.workload import AttentionKernel, Method, Precision, Software, Workload
 
 DATA = Path(__file__).parent / "data" / "seed_runs.csv"
 REGRET, MEMORY_ERROR = 0.05, 0.15
@@ -170,12 +170,14 @@ def _run(row: dict[str, str]) -> Run:
 
 
 def workload_of(row: dict[str, str]) -> Workload:
+    major, minor = map(int, (row["transformers"] or "5.0").split("."))
     return Workload(
         method=cast(Method, row["method"]),
         lora_rank=int(row["lora_rank"] or 8),
         seq_len=int(row["seq_len"]),
         precision=cast(Precision, row["precision"]),
         attention=cast(AttentionKernel, row["attention"]),
+        software=Software(transformers=(major, minor)),
     )
 
 

@@ -24,7 +24,8 @@ class Software:
     transformers: tuple[int, int] = (5, 0)
     """Major and minor version. Before 4.48 the loss makes more copies of the logits (`memory.activations.loss`); before
     5 every expert is a module of its own, which bitsandbytes quantizes, which waits for the GPU, and which ZeRO-3
-    gathers by itself; and GPT-2's eager attention masks its scores twice."""
+    gathers by itself; and GPT-2's eager attention masks its scores twice. In 4.38 and 4.39 Llama has a mask although
+    nothing is padded."""
     deepspeed: tuple[int, int] = (0, 19)
     """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
     every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 hpZ's second
@@ -32,6 +33,9 @@ class Software:
     trl: tuple[int, int] = (1, 16)
     """Major and minor version, for `Workload.framework` "trl". Before 1.7 its trainers have transformers' loss. From
     1.7 to 1.9 at least their chunks are 256 tokens by all columns, with up to 2 V H bytes less; counted as in 1.16."""
+    padding_mask: bool = False
+    """Samples of a batch are padded, so that torch's attention ("sdpa") gets a mask: its memory-efficient kernel then
+    computes all pairs of tokens, with repeated heads. FlashAttention's package takes padding without a mask."""
     reentrant: bool = False
     """Reentrant checkpointing (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen weights hold
     every layer's input to the end of the backward pass."""

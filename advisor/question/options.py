@@ -311,9 +311,9 @@ class SoftwareOptions(TypedDict, total=False):
     software: Annotated[
         str | Mapping[str, Any] | None,
         Option(
-            "Differences from current software: transformers=4.45, deepspeed=0.18, trl=1.6, reentrant, autocast, tf32, "
-            "fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=foreach, expandable-segments=no, "
-            "pinned-inputs=no.",
+            "Differences from current software: transformers=4.45, deepspeed=0.18, trl=1.6, padding-mask, reentrant, "
+            "autocast, tf32, fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=foreach, "
+            "expandable-segments=no, pinned-inputs=no.",
             metavar="NAME[=VALUE],...",
         ),
     ]

@@ -277,7 +277,8 @@ def run_of(row: dict[str, str]) -> TimedRun:
 def _software(row: dict[str, str]) -> Software:
     """What ran: habits, and the versions that the row states because they matter."""
     versions = {name: tuple(map(int, row[name].split("."))) for name in ("transformers", "deepspeed") if row[name]}
-    habits: dict[str, Any] = {"reentrant": row["reentrant"] == "yes", "fp32_adapters": row["adapters_fp32"] == "yes"}
+    columns = {"reentrant": "reentrant", "fp32_adapters": "adapters_fp32", "padding_mask": "padding_mask"}
+    habits: dict[str, Any] = {name: row[column] == "yes" for name, column in columns.items()}
     return Software(**habits, **cast(dict[str, Any], versions))
 
 

@@ -39,6 +39,7 @@ _UNSAID = {
     "adapters_fp32": "no",
     "transformers": "",
     "deepspeed": "",
+    "padding_mask": "",
     "plan": "",
     "value": "1",
     "unit": "s/step",

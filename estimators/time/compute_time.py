@@ -137,11 +137,11 @@ class _Passes:
 
     def add_attention(self, block: Block) -> None:
         workload = self.workload
-        for attention, flops in block_attention(self.model, block, workload, self.micro_batch):
+        for attention, flops, masked in block_attention(self.model, block, workload, self.micro_batch):
             keys = attention.keys or attended_len(workload, workload.seq_len)
             keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
-                attention_rate(self.gpu, workload.products, workload.attention, keys, backward=back)
+                attention_rate(self.gpu, workload.products, workload.attention, keys, backward=back, masked=masked)
                 for back in (False, True)
             )
             backward_flops = block.count * flops * attention_backward(workload.attention)

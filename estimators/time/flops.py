@@ -20,7 +20,7 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     b. the value, scaled and added                                                         2 dv
     c. softmax, masking and rotation are not matrix products: counted as bytes elsewhere   0
     A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
-    w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
+    w S - w (w - 1) / 2 with a window w. Of a mask that is added to the scores, all S^2 (eager; sdpa with a mask).
     Documents of D tokens packed into a sample attend to themselves alone: S / D times the pairs of D queries.
     Of a sample that P ranks share, each does all pairs for A / P of the heads.
     The gated delta rule over chunks of C tokens does, for every token and head of values, 2 C d for keys with keys and
@@ -50,6 +50,7 @@ from typing import NamedTuple
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
 from ..losses import LOSSES
+from ..memory.activations.kernels import kernel_and_mask
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention_of
 from ..models.program import Program
@@ -104,7 +105,7 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
     blocks_forward = blocks_backward = blocks_again = 0
     for block in model.blocks:
         products = block_products(model, block, workload, plan.micro_batch_size)
-        attention = sum(flops for _, flops in block_attention(model, block, workload, plan.micro_batch_size))
+        attention = sum(work.flops for work in block_attention(model, block, workload, plan.micro_batch_size))
         forward = sum(product.forward_flops for product in products) + attention
         blocks_forward += block.count * forward
         blocks_again += block.count * (
@@ -241,35 +242,43 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
     )
 
 
-def block_attention(
-    model: ModelShape, block: Block, workload: Workload, micro_batch: int
-) -> tuple[tuple[Attention, int], ...]:
-    """Forward FLOPs of each attention module of one layer (rule 4)."""
+class AttentionWork(NamedTuple):
+    """An attention module of one layer."""
+
+    attention: Attention
+    flops: int
+    """Forward."""
+    masked: bool
+    """torch's memory-efficient kernel adds a mask to the scores."""
+
+
+def block_attention(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[AttentionWork, ...]:
+    """Each attention module of one layer (rule 4)."""
     if model.module and block.program is not None:
         return tuple(_recorded_attention(block.program, workload, micro_batch))
+    kernel, masked = kernel_and_mask(model, block, workload, block.attention, None)
+    masked = masked and kernel == "efficient"
     encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
     attention, whole = block.attention.of_rank(workload.sequence_parallel_size), attention_len(workload, stream)
     alone = attended_len(workload, stream)
-    flops = attention_flops(attention, micro_batch, alone, alone, workload.attention) * whole // alone
-    modules = [(attention, flops)]
+    dense = kernel == "eager" or masked
+    flops = attention_flops(attention, micro_batch, alone, alone, dense=dense) * whole // alone
+    modules = [AttentionWork(attention, flops, masked)]
     if block.cross_attention is not None:
-        modules.append(
-            (
-                block.cross_attention,
-                attention_flops(block.cross_attention, micro_batch, stream, encoder, workload.attention),
-            )
-        )
+        flops = attention_flops(block.cross_attention, micro_batch, stream, encoder)
+        modules.append(AttentionWork(block.cross_attention, flops, masked=False))
     return tuple(modules)
 
 
-def _recorded_attention(program: Program, workload: Workload, micro_batch: int) -> Iterator[tuple[Attention, int]]:
+def _recorded_attention(program: Program, workload: Workload, micro_batch: int) -> Iterator[AttentionWork]:
     for instruction in program.instructions:
         if instruction.kind == "attention":
             attention = attention_of(instruction.details)
             queries = program.slots[instruction.inputs[0]].elements.at(workload.seq_len).at(micro_batch)
             batch = queries // (attention.heads * attention.head_dim * attention.tokens)
-            kernel = workload.attention
-            yield attention, attention_flops(attention, batch, attention.tokens, attention.keys, kernel)
+            dense = workload.attention == "eager"
+            flops = attention_flops(attention, batch, attention.tokens, attention.keys, dense=dense)
+            yield AttentionWork(attention, flops, masked=False)
 
 
 def attended_len(workload: Workload, stream: int) -> int:
@@ -283,13 +292,14 @@ def attention_len(workload: Workload, stream: int) -> int:
     return stream * workload.sequence_parallel_size
 
 
-def attention_flops(attention: Attention, batch: int, queries: int, keys: int, kernel: AttentionKernel) -> int:
-    """2 B A (d + dv) for every pair of query and key that the kernel computes, the delta rule's by rule 4."""
+def attention_flops(attention: Attention, batch: int, queries: int, keys: int, *, dense: bool = False) -> int:
+    """2 B A (d + dv) for every pair of query and key that the kernel computes, the delta rule's by rule 4. dense: also
+    pairs that a mask hides."""
     if chunk := attention.chunk:
         key, value = attention.head_dim, attention.v_head_dim
         per_token = 4 * chunk * key + chunk * (key + value) + 2 * chunk * value + 6 * key * value
         return batch * attention.heads * queries * per_token
-    pairs = queries * keys if kernel == "eager" else seen_pairs(attention, queries, keys)
+    pairs = queries * keys if dense else seen_pairs(attention, queries, keys)
     return 2 * batch * attention.heads * (attention.head_dim + attention.v_head_dim) * pairs
 
 
@@ -326,7 +336,7 @@ def model_flops_utilization(
     part = replace(part, mlp="whole", loss="standard" if LOSSES[part.loss].head_again else part.loss)
     flops, micro = micro_batch_flops(rank, part, plan), plan.micro_batch_size
     attention = sum(
-        block.count * pairs for block in rank.blocks for _, pairs in block_attention(rank, block, part, micro)
+        block.count * work.flops for block in rank.blocks for work in block_attention(rank, block, part, micro)
     )
     repeated = (attention_backward(part.attention) - _BACKWARD_ATTENTION) * attention
     needed = plan.gradient_accumulation_steps * (flops.forward + flops.backward - repeated)

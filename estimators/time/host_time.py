@@ -31,6 +31,7 @@ from ..models.program import Program, value_at
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
+from .memory_bound import unpacking
 
 BACKWARD_OF_OTHERS = 1.8
 """Backward operations for each forward operation that is no product with a weight."""
@@ -78,17 +79,16 @@ def layer_operations(
     biases = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
     calls = _calls(block, adapted, folds) + _expert_calls(experts)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
-    # An int8 product casts, compares (four), quantizes, scales and casts back; its derivative scales what it unpacks.
-    again = 7 if workload.quantization == "int8" else 0
+    unpacked = unpacking(workload)
     return LayerOperations(
-        operations=matrices + others + (4 + cast) * adapted + (1 + again) * dequantized,
+        operations=matrices + others + (4 + cast) * adapted + unpacked.operations * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted + _EXPERT_VIEWS * experts,
         backward_operations=(
             (2 if full else 1) * matrices
             + biases
             + round(BACKWARD_OF_OTHERS * others)
             + (5 + cast) * adapted
-            + dequantized
+            + unpacked.backward_operations * dequantized
         ),
         backward_views=6 * matrices + 29 + 9 * adapted,
         calls=calls,

@@ -5,8 +5,9 @@ Bytes between the operations of layers are recorded (`memory.activations.saved_t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..losses import LOSSES
 from ..memory.activations.loss import mlp_tiles
@@ -70,14 +71,43 @@ QUANTIZED_GRADIENT_BYTES = 4 + 2.5 + 0.5
 of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`, coalesced_collectives.py
 `all_to_all_quant_reduce`). bf16 adds `RECAST_BYTES`."""
 
-UNPACK_BYTES = 7
-"""Bytes whose transfer takes as long as unpacking one NF4 weight. litgpt tutorials/resource-tables.md (A100-40GB, micro
-batch 1): NF4 adds 79 ms to an iteration of Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6.0 and 7.4 ps a
-weight, in which `memory_rate` moves 7 bytes."""
 
-INT8_UNPACK_BYTES = 1 + 2 + 2 + 2
-"""Bytes per int8 weight that becomes 16 bits: read, written, read and written by its scale (bitsandbytes 0.49
-autograd/_functions.py MatMul8bitLt.backward)."""
+class Unpacking(NamedTuple):
+    """What a quantized linear layer does in addition to its product."""
+
+    forward_bytes: float
+    """Per weight."""
+    backward_bytes: float
+    operations: int
+    """Of the forward pass, each a kernel."""
+    backward_operations: int
+
+
+UNPACKING: Mapping[str, Unpacking] = {
+    "nf4": Unpacking(7, 7, 1, 1),
+    "gptq": Unpacking(7, 7, 1, 1),
+    "gptq by torch": Unpacking(16.5, 0, 9, 0),
+    "int8": Unpacking(0, 1 + 2 + 2 + 2, 8, 1),
+}
+"""NF4: as many bytes as move in the time of one unpacking. litgpt tutorials/resource-tables.md (A100-40GB, micro batch
+1): it adds 79 ms to an iteration of Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6.0 and 7.4 ps a weight.
+GPTQ by one kernel is taken as NF4. By torch's operations: shifted into int32 (0.5 + 4), cast to int8 (4 + 1), masked in
+place 2, less the zero 2, times the scale (1 + 2), and four operations on the zeros; autograd keeps the result
+(auto-gptq 0.7 qlinear_cuda_old.py, above 128 tokens).
+int8: products take it as it is, after a cast, a comparison (four), quantization, scaling and a cast back; the
+derivative reads it, writes 16 bits, reads and writes them by the scale (bitsandbytes 0.49 autograd/_functions.py
+MatMul8bitLt)."""
+
+FIRST_WITH_GPTQMODEL = (4, 49)
+"""First transformers that loads GPTQ weights by gptqmodel, which compiles the unpacking into a kernel. Before,
+auto-gptq trains by torch's operations."""
+
+
+def unpacking(workload: Workload) -> Unpacking:
+    kind: str = workload.quantization
+    if kind == "gptq" and workload.software.transformers < FIRST_WITH_GPTQMODEL:
+        kind = "gptq by torch"
+    return UNPACKING[kind]
 
 
 def exchanged_bytes(attention: Attention, workload: Workload) -> int:
@@ -95,9 +125,8 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     of a feed-forward but the first adds to their gradients."""
     if workload.method != "full":
         weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
-        if workload.quantization == "int8":  # which products take as it is; their derivative unpacks it
-            return 0.0, float(INT8_UNPACK_BYTES * weights)
-        return float(UNPACK_BYTES * weights), float(UNPACK_BYTES * weights)
+        kind = unpacking(workload)
+        return kind.forward_bytes * weights, kind.backward_bytes * weights
     if workload.mlp != "tiled" or block.feed_forward.experts:
         return 0.0, 0.0
     weights = sum(tensor.numel for tensor in block.tensors if tensor.role == "feed_forward")

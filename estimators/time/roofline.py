@@ -98,6 +98,11 @@ TRITON_SPEED = (0.75, 0.45)
 """Forward and backward speed of FlashAttention's Triton kernel of 2023 against FlashAttention-2, read off the plots of
 arXiv:2307.08691 (figures 5 and 6)."""
 
+EFFICIENT_SPEED = (0.48, 0.45)
+"""The same of torch's memory-efficient kernel, which takes masks: 108 of 225 TFLOP/s forward on an A100 with heads of
+128 (facebookresearch/xformers #389 and #924, whose kernel it is), 24.4 of 54.4 backward at 8192 keys on a GeForce
+(Dao-AILab/flash-attention #416)."""
+
 
 def product_s(
     rows: int,
@@ -156,9 +161,18 @@ def _kind(gpu: Gpu) -> str:
 
 
 def attention_rate(
-    gpu: Gpu, precision: Products, kernel: AttentionKernel, keys: int, *, backward: bool = False
+    gpu: Gpu,
+    precision: Products,
+    kernel: AttentionKernel,
+    keys: int,
+    *,
+    backward: bool = False,
+    masked: bool = False,
 ) -> float:
-    """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass."""
+    """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass. masked: torch's
+    memory-efficient kernel runs."""
+    if masked and gpu.architecture not in ("Volta", "Turing"):  # which have no other
+        return EFFICIENT_SPEED[backward] * attention_rate(gpu, precision, kernel, keys, backward=backward)
     if precision == "tf32" and kernel != "eager":
         precision = "fp32"
     products = product_rate(gpu, precision)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...models.families import layer_variant
 from ...models.layer_variant import LayerVariant
-from ...models.model_shape import Attention, ModelShape
+from ...models.model_shape import Attention, Block, ModelShape
 from ...workload import Workload
 from .ops import Ops
 from .saved_tensors import Value
@@ -17,6 +17,38 @@ Kernel = Literal["flash", "efficient", "math", "eager"]
 
 LARGEST_FUSED_HEAD = 256
 """Widest head of flash attention, in torch's kernel and in the flash-attn package."""
+
+
+FIRST_BOOLEAN_MASKS = (4, 53)
+"""First transformers whose masks for torch's attention are boolean (masking_utils.py)."""
+
+ALWAYS_MASKED = ("llama", "gemma", "cohere")
+"""Model types whose code made a mask although nothing is padded (transformers 4.38 and 4.39 `_update_causal_mask`)."""
+
+
+def kernel_and_mask(
+    model: ModelShape, block: Block, workload: Workload, attention: Attention, compute_capability: float | None
+) -> tuple[Kernel, bool]:
+    """The kernel of a block's attention, and whether an S x S mask reaches it. `attention` is the block's own, or that
+    of its cross-attention or program."""
+    variant, rows = layer_variant(model, block), model.stream_len(block, workload.seq_len)
+    ranks, software = workload.sequence_parallel_size, workload.software
+    attention = attention.of_rank(ranks)
+    windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
+    made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
+    padded = software.padding_mask or made
+    masked = (windowed or variant.masked or padded) and not attention.cross
+    repeated = windowed or padded or (variant.heads == "copies" and attention.kv_heads > 1)
+    repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
+    kernel = attention_kernel(
+        workload,
+        attention,
+        offered=variant.kernels,
+        masked=masked or variant.relative,
+        grouped=attention.kv_heads < attention.heads and not repeated,
+        compute_capability=compute_capability,
+    )
+    return kernel, attention.causal if kernel == "eager" else masked and kernel != "flash"
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +126,9 @@ def attend(
         value = ops.new("repeated v", (value,), width=out_width)
     if kernel == "efficient":
         # A mask of booleans becomes one of numbers, for every sample and in every layer.
-        if mask is not None:
+        if mask is not None and ops.workload.software.transformers < FIRST_BOOLEAN_MASKS:
+            bias = mask
+        elif mask is not None:
             bias = ops.graph.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
         elif bias is not None and (attention.causal or attention.cross):
             # Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too).

@@ -18,7 +18,7 @@ from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...models.program import ZERO, Around, Program, Size, Slot
 from ...workload import Workload
 from .feed_forward import activate
-from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
+from .kernels import FIRST_BOOLEAN_MASKS, Kernel, kernel_and_mask
 from .layer import Layer
 from .ops import Ops, norm
 from .replay import Replay
@@ -192,7 +192,7 @@ class LayerRecorder(NamedTuple):
         if block.program is not None:
             given = value if block.program.input >= 0 else None
             return Recording(graph, value, self.replay(ops, block.program, block).run(given))
-        kernel, masked = self.kernel(block.attention, variant, rows)
+        kernel, masked = self.kernel(block)
         layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
         if masked:
             layer.mask = self.mask(ops, variant, kernel, rows)
@@ -201,7 +201,7 @@ class LayerRecorder(NamedTuple):
         if block.cross_attention is not None:
             keys = self.encoder_rows
             layer.memory = graph.tensor(keys, hidden, item, "encoder output", outer=True)
-            layer.cross_kernel, _ = self.kernel(block.cross_attention, variant, rows)
+            layer.cross_kernel, _ = self.kernel(block, block.cross_attention)
             if variant.relative:
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
         copies = block.feed_forward.experts if variant.every_expert else 0
@@ -212,7 +212,7 @@ class LayerRecorder(NamedTuple):
         variant, rows = self.variant(block), self.rows(block)
 
         def kernel_of(attention: Attention) -> tuple[Kernel, Value | None]:
-            kernel, masked = self.kernel(attention, variant, rows)
+            kernel, masked = self.kernel(block, attention)
             return kernel, self.mask(ops, variant, kernel, rows) if masked else None
 
         replay = Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
@@ -230,29 +230,16 @@ class LayerRecorder(NamedTuple):
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
-        """Shared by all layers: boolean for sdpa, one for all samples; of the scores' type for eager, one per
-        sample."""
-        eager = kernel == "eager"
-        itemsize = ops.itemsize if eager and not variant.boolean_mask else 1
-        return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=not eager, outer=True)
+        """Shared by all layers. For sdpa boolean, of the scores' type before transformers 4.53, and one for all samples
+        unless they are padded; for eager of the scores' type, one per sample."""
+        eager, software = kernel == "eager", ops.workload.software
+        boolean = variant.boolean_mask if eager else software.transformers >= FIRST_BOOLEAN_MASKS
+        itemsize, fixed = 1 if boolean else ops.itemsize, not eager and not software.padding_mask
+        return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=fixed, outer=True)
 
-    def kernel(self, attention: Attention, variant: LayerVariant, rows: int) -> tuple[Kernel, bool]:
-        """The kernel, and whether an S x S mask reaches it."""
-        ranks = self.workload.sequence_parallel_size
-        attention = attention.of_rank(ranks)
-        windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
-        masked = (windowed or variant.masked) and not attention.cross
-        repeated = windowed or (variant.heads == "copies" and attention.kv_heads > 1)
-        repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
-        kernel = attention_kernel(
-            self.workload,
-            attention,
-            offered=variant.kernels,
-            masked=masked or variant.relative,
-            grouped=attention.kv_heads < attention.heads and not repeated,
-            compute_capability=self.compute_capability,
-        )
-        return kernel, attention.causal if kernel == "eager" else masked and kernel != "flash"
+    def kernel(self, block: Block, attention: Attention | None = None) -> tuple[Kernel, bool]:
+        """`kernel_and_mask` of the block's own attention, or of another one."""
+        return kernel_and_mask(self.model, block, self.workload, attention or block.attention, self.compute_capability)
 
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
@@ -365,7 +352,7 @@ def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
     item, terms, seen = recorder.workload.weight_bytes, [], set()
     for block in recorder.model.blocks:
         rows, heads = recorder.rows(block), block.attention.heads
-        kernel, masked = recorder.kernel(block.attention, recorder.variant(block), rows)
+        kernel, masked = recorder.kernel(block)
         kind = (kernel, masked, block.attention.window is None, block.stack)
         if kind in seen:
             continue
@@ -374,7 +361,7 @@ def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
         if masked and recorder.checkpointing:
             mask = recorder.mask(recorder.ops((), "mask"), recorder.variant(block), kernel, rows)
             fixed = mask.storage.fixed
-            size, text = (Size(0, mask.size), "S S") if fixed else (Size(mask.size, 0), "B S S b")
+            size, text = (Size(0, mask.size), "S S b") if fixed else (Size(mask.size, 0), "B S S b")
             terms.append(LinearTerm("attention mask", size, text, inputs | {"b": mask.itemsize}, _SYMBOLS))
         if not recorder.variant(block).relative:
             continue

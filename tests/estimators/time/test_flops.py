@@ -92,8 +92,8 @@ def test_a_causal_query_sees_itself_and_what_came_before() -> None:
             if (key <= query or not attention.causal) and query - key < (attention.window or 10)
         )
         assert seen_pairs(attention, 10, 10) == by_hand
-    assert attention_flops(causal, 3, 10, 10, "flash") == 3 * 2 * 55 * 2 * (8 + 4)
-    assert attention_flops(causal, 3, 10, 10, "eager") == 3 * 2 * 100 * 2 * (8 + 4)
+    assert attention_flops(causal, 3, 10, 10) == 3 * 2 * 55 * 2 * (8 + 4)
+    assert attention_flops(causal, 3, 10, 10, dense=True) == 3 * 2 * 100 * 2 * (8 + 4)
 
 
 def test_the_delta_rule_costs_what_torch_counts() -> None:
@@ -108,7 +108,7 @@ def test_the_delta_rule_costs_what_torch_counts() -> None:
     with FlopCounterMode(display=False) as counted:
         qwen.torch_chunk_gated_delta_rule(query, key, value, g=-steps, beta=steps)
     solved = 3 * 4 * 128 * 64 * (8 + 12)
-    assert attention_flops(attention, 3, 128, 128, "sdpa") == counted.get_total_flops() + solved
+    assert attention_flops(attention, 3, 128, 128) == counted.get_total_flops() + solved
 
 
 @pytest.mark.parametrize("config", [CONFIGS["llama"], ADAPTED_EXPERTS], ids=["llama", "qwen3_moe"])

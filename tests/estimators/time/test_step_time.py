@@ -198,6 +198,33 @@ def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
     assert step_s("gpt-oss-20b", transformers=(4, 57)) == step_s("gpt-oss-20b")
 
 
+def test_a_mask_makes_sdpa_compute_all_pairs_by_a_slower_kernel() -> None:
+    """Twice the pairs at 0.46 of the speed, both passes together; FlashAttention's package needs no mask, and older
+    Llama code had one without padding."""
+
+    def took(attention: AttentionKernel, **software: Any) -> float:
+        workload = Workload(seq_len=4096, attention=attention, software=Software(**software))
+        return seconds(estimate_time(find("llama-2-7b"), workload, parse_cluster("A100-80GB"), plan()), "attention")
+
+    masked = took("sdpa", padding_mask=True)
+    assert masked == pytest.approx(2 / 0.46 * took("sdpa"), rel=0.02)
+    assert took("sdpa", transformers=(4, 39)) == masked
+    assert took("flash", padding_mask=True) == took("flash") == took("sdpa", transformers=(4, 40))
+
+
+def test_gptq_is_unpacked_by_torchs_operations_before_transformers_4_49() -> None:
+    """More bytes and more launches in each forward pass, nothing in the backward pass: it counts for short samples."""
+
+    def took(seq_len: int, version: tuple[int, int]) -> float:
+        software = Software(transformers=version)
+        workload = Workload(method="qlora", quantization="gptq", seq_len=seq_len, software=software)
+        chosen = plan(zero_stage=0, gradient_checkpointing=True, micro_batch_size=1)
+        return estimate_time(find("llama-2-7b"), workload, parse_cluster("A100-80GB"), chosen).step_s
+
+    assert took(256, (4, 48)) > 1.2 * took(256, (4, 49))
+    assert took(8192, (4, 48)) < 1.05 * took(8192, (4, 49))
+
+
 def test_tf32_speeds_up_the_products_of_fp32_numbers_where_the_gpu_has_it() -> None:
     """An A100 multiplies in TF32 at half the rate of bf16, and moves as many bytes as in fp32."""
     tf32 = Software(tf32=True)

@@ -84,7 +84,7 @@ def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -
     attention = sum(
         block.count * flops
         for block in shape.blocks
-        for _, flops in block_attention(shape, block, WORKLOAD, plan.micro_batch_size)
+        for _, flops, _ in block_attention(shape, block, WORKLOAD, plan.micro_batch_size)
     )
     for phase, expected in (("forward", ours.forward), ("backward", ours.backward + ours.recompute)):
         own = [(operation, count) for (at, operation), count in ran(schedule_of(recorded)).items() if at == phase]
