@@ -25,7 +25,7 @@ class Software:
     """Major and minor version. Before 4.48 the loss makes more copies of the logits (`memory.activations.loss`); before
     5 every expert is a module of its own, which bitsandbytes quantizes, which waits for the GPU, and which ZeRO-3
     gathers by itself; and GPT-2's eager attention masks its scores twice. In 4.38 and 4.39 Llama has a mask although
-    nothing is padded."""
+    nothing is padded; before 4.54 heads of keys and values are repeated for torch's attention."""
     deepspeed: tuple[int, int] = (0, 19)
     """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
     every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 hpZ's second
@@ -187,6 +187,24 @@ class Workload:
         trainer/sft_trainer.py)."""
         by_trl = self.framework == "trl" and self.method != "full" and zero_stage == 3
         return self.software.reentrant or by_trl
+
+    def under_engine(self, zero_stage: int) -> Workload:
+        """The workload as DeepSpeed's engine trains it.
+
+        It casts every parameter once, adapters too, but from 0.19 on none of a model that zero.Init built, as the
+        Trainer's is at stage 3 (deepspeed 0.19.8 engine.py _cast_module_mixed_precision): adapters stay in fp32 if peft
+        made them so. TRL's trainers make them in the weights' type there, and checkpoint reentrantly.
+        """
+        software = self.software
+        initialized = zero_stage == 3 and self.framework == "hf" and self.method != "full"
+        cast = replace(
+            software,
+            fp32_adapters=software.fp32_adapters and initialized and software.deepspeed >= (0, 19),
+            autocast=False,
+            fp32_embeddings=False,
+            reentrant=self.checkpoints_reentrantly(zero_stage),
+        )
+        return self if cast == software else replace(self, software=cast)
 
     @property
     def script_step(self) -> OptimizerStep:

@@ -119,7 +119,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
                 plain, phases=_with_terms(plain.phases + phases, held_in_every_phase(workload, cluster, plan))
             )
         return with_ranks_on_cpu(plain, cluster, logits)
-    workload = _as_cast(workload, plan).of_rank(plan.sequence_parallel_size)
+    workload = workload.under_engine(plan.zero_stage).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
@@ -170,26 +170,7 @@ def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: P
     `estimate_memory`."""
     if plan.sharding != "zero":
         return total_bytes(resident_terms(model, workload, cluster, plan))
-    return _batch_independent(model, _as_cast(workload, plan), cluster, plan).least_bytes
-
-
-def _as_cast(workload: Workload, plan: Plan) -> Workload:
-    """The workload as the engine trains it.
-
-    It casts every parameter once, adapters too, but from 0.19 on none of a model that zero.Init built, as the Trainer's
-    is at stage 3 (deepspeed 0.19.8 engine.py _cast_module_mixed_precision): adapters stay in fp32 if peft made them so.
-    TRL's trainers make them in the weights' type there, and checkpoint reentrantly (trl 1.16 trainer/sft_trainer.py).
-    """
-    software = workload.software
-    initialized = plan.zero_stage == 3 and workload.framework == "hf" and workload.method != "full"
-    cast = replace(
-        software,
-        fp32_adapters=software.fp32_adapters and initialized and software.deepspeed >= (0, 19),
-        autocast=False,
-        fp32_embeddings=False,
-        reentrant=workload.checkpoints_reentrantly(plan.zero_stage),
-    )
-    return workload if cast == software else replace(workload, software=cast)
+    return _batch_independent(model, workload.under_engine(plan.zero_stage), cluster, plan).least_bytes
 
 
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:

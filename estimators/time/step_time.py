@@ -62,10 +62,8 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     Not covered: data loading, evaluation, checkpoints and logging; pipeline parallelism; GPUs that throttle or are
     shared.
     """
-    workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
-    plan = in_sequences(plan, workload)
-    step = Step(of_rank(model, plan), workload, cluster, plan)
-    passes = Passes(step)
+    step = _step(model, workload, cluster, plan)
+    plan, workload, passes = step.plan, step.workload, Passes(step)
     links = _forward_links(step, passes)
     terms = [*passes.terms(), *_without_gradients(step, passes, links), *links, *_backward_links(step, passes)]
     terms += update(step, passes)
@@ -78,10 +76,17 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
 
 def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
     """Seconds of one step's forward passes alone, as in an evaluation."""
-    workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
-    step = Step(of_rank(model, plan), workload, cluster, in_sequences(plan, workload))
+    step = _step(model, workload, cluster, plan)
     passes = Passes(step)
     return _forward_s(passes, _forward_links(step, passes))
+
+
+def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
+    """A step of one rank's part."""
+    workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
+    if plan.sharding == "zero":
+        workload = workload.under_engine(plan.zero_stage)
+    return Step(of_rank(model, plan), workload, cluster, in_sequences(plan, workload))
 
 
 def _forward_s(passes: Passes, links: Iterable[TimeTerm]) -> float:

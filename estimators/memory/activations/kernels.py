@@ -22,6 +22,9 @@ LARGEST_FUSED_HEAD = 256
 FIRST_BOOLEAN_MASKS = (4, 53)
 """First transformers whose masks for torch's attention are boolean (masking_utils.py)."""
 
+FIRST_GROUPED = (4, 54)
+"""First transformers that passes fewer key than query heads to torch's attention (integrations/sdpa_attention.py)."""
+
 ALWAYS_MASKED = ("llama", "gemma", "cohere")
 """Model types whose code made a mask although nothing is padded (transformers 4.38 and 4.39 `_update_causal_mask`)."""
 
@@ -38,7 +41,12 @@ def kernel_and_mask(
     made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
     padded = software.padding_mask or made
     masked = (windowed or variant.masked or padded) and not attention.cross
-    repeated = windowed or padded or (variant.heads == "copies" and attention.kv_heads > 1)
+    repeated = (
+        windowed
+        or padded
+        or software.transformers < FIRST_GROUPED
+        or (variant.heads == "copies" and attention.kv_heads > 1)
+    )
     repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
     kernel = attention_kernel(
         workload,
@@ -119,11 +127,14 @@ def attend(
     query, key, value = states
     heads, rows, keys = attention.heads, query.rows, key.rows
     out_width = heads * attention.v_head_dim
-    if kernel == "flash":
+    groups = ops.workload.attention != "sdpa" or ops.workload.software.transformers >= FIRST_GROUPED
+    if kernel == "flash" and groups:
         return _fused(ops, attention, states, out_width, lse_rows=rows)
     if key.width < heads * attention.head_dim:
         key = ops.new("repeated k", (key,), width=heads * attention.head_dim)
         value = ops.new("repeated v", (value,), width=out_width)
+    if kernel == "flash":
+        return _fused(ops, attention, (query, key, value), out_width, lse_rows=rows)
     if kernel == "efficient":
         # A mask of booleans becomes one of numbers, for every sample and in every layer.
         if mask is not None and ops.workload.software.transformers < FIRST_BOOLEAN_MASKS:

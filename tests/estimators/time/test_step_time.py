@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -196,6 +196,21 @@ def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
     leaf = step_s("qwen3-30b-a3b", transformers=(4, 51))
     assert modules > 1.5 * leaf > 5 * step_s("qwen3-30b-a3b")
     assert step_s("gpt-oss-20b", transformers=(4, 57)) == step_s("gpt-oss-20b")
+
+
+@pytest.mark.parametrize(
+    ("stage", "deepspeed", "casts"), [(2, (0, 19), False), (3, (0, 18), False), (3, (0, 19), True)]
+)
+def test_an_engine_that_casts_adapters_leaves_nothing_to_cast_in_a_pass(
+    stage: Literal[2, 3], deepspeed: tuple[int, int], casts: bool
+) -> None:
+    """A model that zero.Init built keeps its adapters' type since DeepSpeed 0.19."""
+
+    def took(**software: Any) -> float:
+        workload = Workload(method="lora", software=Software(deepspeed=deepspeed, **software))
+        return estimate_time(MODEL, workload, EIGHT, plan(zero_stage=stage)).step_s
+
+    assert (took(fp32_adapters=True, autocast=True) > took()) == casts
 
 
 def test_a_mask_makes_sdpa_compute_all_pairs_by_a_slower_kernel() -> None:
