@@ -97,9 +97,7 @@ def table_rows() -> dict[str, str]:
         f"estimators: {their_false} that died said to fit, {their_missed} that ended said not to) | {page} |",
         "| device memory |": f"| device memory | {_cached_errors('device')} that print `nvidia-smi`; "
         f"{_cached_errors('reserved')} that print PyTorch's reserved memory | the figure is what a run needs and the "
-        "cache that PyTorch keeps without `expandable_segments` (the dry run, which replays the allocator, is 8 and "
-        "10 % below in the two of the first project's runs that are 32 and 35 % below here) | "
-        f"{page}, `benchmarks/seed_ranking.py` |",
+        f"cache that PyTorch keeps without `expandable_segments` | {page}, `benchmarks/seed_ranking.py` |",
     }
 
 

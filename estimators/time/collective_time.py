@@ -77,7 +77,7 @@ CONTENTION min(G, L). Fitted. Published: kernels are slowed by 19 % on average a
 H100, MI250); a product during an all-gather falls from 80 to 47 % of an H100's peak (NVIDIA developer forum 337991)."""
 
 
-PREFETCH_HIDDEN = 0.48
+PREFETCH_HIDDEN = 0.47
 """1 - CONTENTION for stage 3's all-gathers and reduce-scatters. Fitted."""
 
 

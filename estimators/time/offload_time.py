@@ -70,7 +70,7 @@ a node's eight ranks: 8.0 GB/s (starcoder, stage 1, A800, torchrun, seed 002), 8
 `accelerate launch`, DeepSpeed blogs/deepcompile). A Xeon core at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone
 (`python -m benchmarks.host_threads`)."""
 
-CONTENTION_EXPONENT = 0.53
+CONTENTION_EXPONENT = 0.51
 """Slowdown of the step by threads per core. Fitted on two ranks that take all cores each, 1.2 to 1.5 times slower than
 bound ones (DeepSpeed blogs/zenflow-corebinding, #7474), and on eight, 3.6 times (Llama-2-7B on 8 A800, launcher not
 stated)."""

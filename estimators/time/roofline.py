@@ -24,7 +24,7 @@ from ..workload import AttentionKernel, Products
 HALF_RATE = "half rate"
 """Cards whose tensor cores sum in fp32 at half their rate (`Gpu.is_half_rate`), which power does not slow down."""
 
-SUSTAINED = {"Ampere": 0.88, "Ada": 0.98, "Hopper": 0.82, HALF_RATE: 0.99, "cpu": 1.0}
+SUSTAINED = {"Ampere": 0.91, "Ada": 0.95, "Hopper": 0.84, HALF_RATE: 0.99, "cpu": 1.0}
 """A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted,
 but for a CPU, whose products are timed where it trains, and on which every shape is about as fast as any other, and for
 half-rate cards, where products of 10240 are at 0.99 of the best on average (twelve series of
@@ -54,15 +54,15 @@ a mean error of 11 %, where neither term alone comes below 12 %.
 KERNEL_S = 3e-6
 """The least that a kernel occupies a GPU: launched back to back, empty kernels follow each other every 2 to 4 us."""
 
-MEMORY_SHARE = 0.68
+MEMORY_SHARE = 0.72
 """Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
 
 ATTENTION_OF_PEAK = {
     "Volta": 0.35,
     "Turing": 0.35,
-    "Ampere": 0.68,
-    "Ada": 0.68,
-    "Hopper": 0.36,
+    "Ampere": 0.67,
+    "Ada": 0.67,
+    "Hopper": 0.37,
     "Blackwell": 0.53,
     HALF_RATE: 0.89,
 }
