@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...ds_configs.files import config_text
+from ...ds_configs.jobs import JOB_KINDS
 from ...ds_configs.training_script import script_lines, trainer_lines
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.gpus import gpus
@@ -19,6 +21,7 @@ from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
 from ..advise import predicted
 from ..answer.advice import advice_of
+from ..answer.jobs import jobs_of
 from ..answer.recommendation import Change, Recommendation
 from ..answer.scaling import scaling_of
 from ..answer.start import plan_config, start_commands, start_settings
@@ -78,8 +81,8 @@ def answer(request: str) -> Iterator[str]:
     """The answer to `{"state": {...}, "picture": name, "width": pixels}` in parts that are shown at once.
 
     "answer" has everything but the changes, with the named picture; "pictures" has the others; "pause" is empty and
-    lets a caller with a newer question stop; "whole" has the changes and the answer as `ds-advise --json` prints it.
-    "error" stands alone, with the reason why there is no answer.
+    lets a caller with a newer question stop; "whole" has the changes, the job files, and the answer as
+    `ds-advise --json` prints it. "error" stands alone, with the reason why there is no answer.
     """
     asked = json.loads(request)
     state, width = asked["state"], int(asked["width"])
@@ -165,6 +168,16 @@ def _start(answer: Recommendation) -> dict[str, Any] | None:
     }
 
 
+def _job_files(answer: Recommendation) -> dict[str, str]:
+    """Their texts by name, without those that are not possible: SkyPilot has no name for some GPUs, and a static page
+    no PyYAML."""
+    found: dict[str, str] = {}
+    for kind in JOB_KINDS:
+        with suppress(DsAdviseError, ImportError):
+            found |= {file.path.name: file.text for file in jobs_of(answer, (kind,), CONFIG_FILE)}
+    return found
+
+
 def judge(request: str) -> str:
     """Lint of `{"config": text, "state": {...} or null}`: findings; with a state for its model, GPUs and length."""
     asked = json.loads(request)
@@ -222,6 +235,7 @@ def _whole(recommendation: Recommendation) -> dict[str, Any]:
             {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
             for change in recommendation.changes
         ],
+        "jobs": _job_files(recommendation),
         "json": json.dumps(to_json(advice_of(recommendation)), indent=2),
     }
 

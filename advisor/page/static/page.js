@@ -204,10 +204,10 @@ function askScaling() {
   request("scaling", { state: kept(), width }, ({ picture }) => { if (id === asked) { pictures.scaling = picture; showPicture(); } });
 }
 
-function showWhole({ changes, json }) {
+function showWhole({ changes, jobs, json }) {
   byId("answer").setAttribute("aria-busy", "false");
   keepFiles();
-  texts.json = json;
+  Object.assign(texts, { json, "sky.yaml": "", ...jobs });
   showTexts();
   const items = changes.map(({ flags, outcome, options }) => make("li", {},
     make("button", { type: "button", textContent: flags, title: "Ask this", onclick: () => { Object.assign(state, options); changed(); } }),

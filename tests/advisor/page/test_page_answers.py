@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge, scaling
 from ds_advise.advisor.page.options import command_of, options_in, question_of
+from ds_advise.ds_configs.jobs import JOB_KINDS
 
 from tests.helpers import TINY
 
@@ -55,6 +57,16 @@ def test_scaling_is_asked_alone_and_draws_every_series() -> None:
 
     assert all(f">{title}</text>" in drawn("Qwen2.5-1.5B") for title in ("sequence length", "micro batch", "GPUs"))
     assert drawn("Llama-3.1-70B") == ""
+
+
+def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them; without SkyPilot's where its catalogue has no name for the GPU."""
+    monkeypatch.chdir(tmp_path)
+    shown = parts({"model": "Qwen2.5-14B", "gpus": "2x8xH100-SXM5"})["whole"]["jobs"]
+    assert run(["Qwen2.5-14B", "--gpus", "2x8xH100-SXM5", "--offline", "--emit", ",".join(JOB_KINDS)]) == 0
+    assert shown == {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "ds_config.json"}
+    assert len(shown) == len(JOB_KINDS)
+    assert "sky.yaml" not in parts({"model": "Qwen2.5-14B", "gpus": "2x32GB"})["whole"]["jobs"]
 
 
 def test_a_switch_stands_without_a_value() -> None:
