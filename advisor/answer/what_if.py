@@ -301,15 +301,17 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
     """For each rung the least of the sizes in `RAM_AS_SOLD` below the need with which it is the answer, if need be with
     an NVMe drive; and the first size with which nothing fits."""
     given, found = question.cluster, dict[str, Change]()
+    drive_bytes = given.nvme_bytes_per_node
     for size in RAM_AS_SOLD:
         usable, _ = parse_ram(size)
         if usable >= chosen.memory.host_bytes_per_node:
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
-        asked = replace(question, cluster=cluster)
+        asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
         best = fastest(asked, sample_bytes)
-        if best is None and not given.nvme_bytes_per_node:
-            asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=LARGE_DRIVE_BYTES))
+        if best is None and not drive_bytes:
+            drive_bytes = LARGE_DRIVE_BYTES  # less RAM needs it too
+            asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
             best = fastest(asked, sample_bytes)
         if best is None:
             found[""] = Change(flags=f"--ram {size}", outcome=phrase("nothing fits"))

@@ -198,7 +198,7 @@ def explain(
     from ..advise import advise, ask, plan_of
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
-    from ..render.answer import render_explanation
+    from ..render.explanation import render_explanation
 
     if settings is not None and rung is None:
         raise click.UsageError("--set needs --rung: name the plan to change")

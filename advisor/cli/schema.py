@@ -18,9 +18,9 @@ from ...probes.store import Record
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice
 from ..answer.comparison import ComparisonFigures
+from ..answer.dry_run_answer import DryRunFigures
 from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import ExplanationFigures
-from ..answer.recommendation import DryRunFigures
 from ..answer.requirements import CheckResult
 from ..importers.answer import ImportJson
 from ..render.checkpoint import CheckpointAnswer

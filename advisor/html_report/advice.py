@@ -10,7 +10,8 @@ from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
 from ..answer.scaling import Series, scaling_of
 from ..answer.view import AnswerView, LadderRow, host_parts, view_of
-from ..render.answer import print_answer, section_title
+from ..render.answer import print_answer
+from ..render.explanation import section_title
 from ..text.labels import device_label
 from . import document as doc
 from .bar_charts import draw_stacked_bars

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from ..answer.recommendation import DryRunAnswer
+from ..answer.dry_run_answer import DryRunAnswer
 from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe
 from ..text.families import MEMORY_FAMILIES, time_family
 from ..text.labels import cluster_title, versions_label

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
 from ...probes.real_run.result import ProbeResult, RankFailure
+from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.reasons import time_shares
-from ..answer.recommendation import DryRunAnswer
 from ..search.candidate import Fit, chance
 from ..text.labels import cluster_title, component_title, versions_label
 from ..text.language import can_encode

@@ -86,16 +86,17 @@ def _runnable(rung: Rung, question: Question) -> Iterator[list[BatchSweep]]:
 def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]]:
     """The sweeps of one stage after the other, up to the first stage with a plan that surely fits the GPU (memory rises
     with the batch, so the smallest decide); of the first alone if not even the last sweep of the last stage may fit."""
+    last: list[BatchSweep] = []
     for number, stage in enumerate(stages):
-        sweeps = stage.sweeps()
+        sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
         yield sweeps
         if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.known_fits()):
             return
         if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.smallest_fits()):
             return
         if number == 0 and len(stages) > 1:
-            least_memory = stages[-1].sweeps()[-1]
-            if not any(fit.gpu_likely_suffices for fit in least_memory.smallest_fits()):
+            last = stages[-1].sweeps()
+            if not any(fit.gpu_likely_suffices for fit in last[-1].smallest_fits()):
                 return
 
 

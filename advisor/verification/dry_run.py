@@ -17,7 +17,7 @@ from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run import DryRunResult, TimelinePoint
 from ...probes.dry_run.run import OnProgress, simulated_step
 from ...probes.run import Run
-from ..answer.recommendation import DryRunAnswer
+from ..answer.dry_run_answer import DryRunAnswer
 from .past_results import dry_run_once
 
 SPARKS = "▁▂▃▄▅▆▇█"

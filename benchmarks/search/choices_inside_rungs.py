@@ -18,7 +18,8 @@ from itertools import product
 from typing import NamedTuple
 
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.answer.recommendation import DryRunAnswer, Recommendation
+from ds_advise.advisor.answer.dry_run_answer import DryRunAnswer
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.question.run import run_of
 from ds_advise.advisor.search.candidate import SURE, Candidate
 from ds_advise.advisor.text.units import gib
