@@ -8,7 +8,6 @@ from typing import Any, Literal, Unpack, cast
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
-from ..estimators.models.images import with_images
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES, trained_model
 from ..estimators.plan import PLANS, Plan
@@ -24,7 +23,7 @@ from .question.options import OPTIONS, JobOptions, QuestionOptions, documented, 
 from .question.own_module import is_own_module, options_of_module
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
-from .question.workload import settings_of, workload_of
+from .question.workload import as_asked, settings_of, workload_of
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
@@ -65,7 +64,7 @@ def ask(
     has_job = any(given[name] != OPTIONS[name].default for name in names_in(JobOptions))  # type: ignore[literal-required]
 
     def about(shape: ModelShape) -> Question:
-        shape = with_images(trained_model(shape, given["objective"]), given["images_per_sample"], given["max_pixels"])
+        shape = as_asked(trained_model(shape, given["objective"]), given)
         chosen: dict[str, Any] = {**given}
         if given["seq_len"] == "max":
             chosen["seq_len"] = _first_length(shape, given["document_len"])

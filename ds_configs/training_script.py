@@ -7,6 +7,7 @@ from typing import Any
 
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.memory.activations.loss import tiles_of
+from ..estimators.models.frozen_parts import frozen_prefixes
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import optimizer
@@ -181,7 +182,7 @@ _MODULE_LINES = (
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines that the plan needs in the training script before the training begins."""
-    lines = model_lines(workload, plan) + pageable_inputs(plan, workload)
+    lines = model_lines(model, workload, plan) + pageable_inputs(plan, workload)
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, cluster, config_path)
         if plan.sequence_parallel_size > 1:
@@ -232,7 +233,7 @@ def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_pa
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
-def model_lines(workload: Workload, plan: Plan) -> list[str]:
+def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     """Loading and adapting the model, where that is not transformers' default."""
     arguments = []
     if workload.attention in ATTENTION and workload.attention != "sdpa":
@@ -251,6 +252,8 @@ def model_lines(workload: Workload, plan: Plan) -> list[str]:
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
+        apart = "|".join(prefix.replace(".", r"\.") + ".*" for prefix in frozen_prefixes(model))
+        dropout += f', exclude_modules=r"{apart}"' if apart else ""
         saved = f", modules_to_save={json.dumps(workload.modules_to_save)}" if workload.modules_to_save else ""
         kind = ', task_type="SEQ_CLS"' if OBJECTIVES[workload.objective].labels else ""
         lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved}{kind})")
@@ -261,6 +264,12 @@ def model_lines(workload: Workload, plan: Plan) -> list[str]:
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
             # adapters would cast every input of theirs. TRL's trainers pass it themselves.
             lines.append("get_peft_model(..., autocast_adapter_dtype=False)")
+    elif prefixes := frozen_prefixes(model):
+        given = ", ".join(map(json.dumps, prefixes))
+        lines += [
+            "for name, parameter in model.named_parameters():",
+            f"    parameter.requires_grad_(not name.startswith(({given},)))",
+        ]
     return lines
 
 

@@ -113,6 +113,8 @@ class Workload:
     """Ends of module names (`q_proj`); None: peft's "all-linear" (`lora.adapters`)."""
     modules_to_save: tuple[str, ...] = ()
     """Ends of names of embeddings and output heads that LoRA trains as copies (`lora.trained_copies`)."""
+    freeze: tuple[str, ...] = ()
+    """Parts of a vision-language model that do not train (`frozen_parts.PATTERNS`)."""
     lora_dropout: float = 0.0
     """Dropout before each adapter. Memory and time depend on whether it is 0."""
     seq_len: int = 2048

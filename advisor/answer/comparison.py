@@ -27,7 +27,7 @@ from ..question.model_source import load_model
 from ..question.options import CheckpointingChoice, QuestionOptions, with_defaults
 from ..question.question import Question
 from ..question.run import read_ds_config
-from ..question.workload import configured_workload, workload_of
+from ..question.workload import as_asked, configured_workload, workload_of
 from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import best_of_rung
 from ..search.open_batch import filled_batch
@@ -156,7 +156,7 @@ def read_context(
     """
     given = with_defaults(options)
     cluster = cluster_of(given)
-    shape = trained_model(load_model(model, offline=given["offline"]), given["objective"])
+    shape = as_asked(trained_model(load_model(model, offline=given["offline"]), given["objective"]), given)
     seq_len = cast("int | None", given["seq_len"])
     asked = job_of(given, model, shape, seq_len=seq_len, say=say)
     if asked is not None:

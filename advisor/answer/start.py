@@ -251,7 +251,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
             if plan.zero_stage == 3
             else phrase("In the script, create {kind} with {arguments}.", kind=kind, arguments=source)
         )
-        if lines := model_lines(workload, plan) + pageable_inputs(plan, workload):
+        if lines := model_lines(question.model, workload, plan) + pageable_inputs(plan, workload):
             yield Block(text=phrase("The script also needs:"), code=tuple(lines))
         yield from _after_trainer(answer, chosen)
     else:

@@ -25,7 +25,7 @@ from ..answer.verdict import what_lacks
 from ..answer.what_if import gpus_argument
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
-from ..question.workload import configured_workload
+from ..question.workload import as_asked, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import as_fast
 from ..text.units import times
@@ -77,6 +77,7 @@ def figures_of(
     if threads is not None:
         cluster = replace(cluster, threads_per_rank=threads)
     options, remarks = _options(run, model)
+    model = as_asked(model, options)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(f"not predicted: the optimizer {workload.optimizer[:40]}", why="its states are not known")

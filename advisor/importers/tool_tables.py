@@ -25,6 +25,16 @@ _LLAMA_FACTORY_V1 = ("dist_config", "model_class")
 """Keys of its examples/v1."""
 
 
+def _frozen(arguments: ScriptArguments, tower: str, projector: str, language_model: str) -> str | None:
+    """Frozen parts of a vision-language model by the names of their switches. By default the language model trains."""
+    parts = {
+        "vision-tower": arguments.flag(tower) is not False,
+        "projector": arguments.flag(projector) is not False,
+        "language-model": bool(arguments.flag(language_model)),
+    }
+    return ",".join(part for part, frozen in parts.items() if frozen) or None
+
+
 def _llama_factory_details(reading: Reading) -> None:
     arguments, training = reading.arguments, reading.training
     if arguments.flag("use_muon"):
@@ -39,6 +49,10 @@ def _llama_factory_details(reading: Reading) -> None:
         "fp32-adapters": not in_16_bits,
     }
     method, bits = arguments.text("finetuning_type") or "lora", arguments.number("quantization_bit")
+    # hparams/finetuning_args.py
+    training["freeze"] = _frozen(
+        arguments, "freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"
+    )
     if arguments.text("stage") in ("dpo", "kto"):
         # train/dpo/trainer.py, train/kto/trainer.py: TRL's trainers with log-softmax of all logits in fp32.
         training |= {"framework": "trl", "loss": "standard"}
@@ -150,6 +164,8 @@ def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPa
 def _ms_swift_details(reading: Reading) -> None:
     arguments, training = reading.arguments, reading.training
     kind, bits = arguments.text("tuner_type", "train_type", "sft_type") or "lora", arguments.number("quant_bits")
+    # swift/arguments/tuner_args.py
+    training["freeze"] = _frozen(arguments, "freeze_vit", "freeze_aligner", "freeze_llm")
     bitsandbytes = arguments.text("quant_method") in (None, "bnb")
     if kind == "lora":
         training |= {"method": "lora", "lora_rank": 8, "lora_dropout": 0.05, **arguments.lora}

@@ -135,6 +135,15 @@ class MethodOptions(TypedDict, total=False):
         str | Sequence[str] | None,
         Option("Embeddings and heads to train in full: embed_tokens,lm_head.", metavar="NAMES", methods=LORA_METHODS),
     ]
+    freeze: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "Parts of a vision-language model that neither train nor get adapters: vision-tower, projector, "
+            "language-model.",
+            metavar="PARTS",
+            default_text="none",
+        ),
+    ]
 
 
 class RolloutOptions(TypedDict, total=False):

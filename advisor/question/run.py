@@ -17,7 +17,7 @@ from .model_source import load_config, shape_of
 from .options import QuestionOptions, with_defaults
 from .own_module import inputs_of, is_own_module
 from .question import Question
-from .workload import configured_workload
+from .workload import as_asked, configured_workload
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def configured_run(
     shape = None
     if not isinstance(description, str):
         try:
-            shape = trained_model(shape_of(description, name=model), given["objective"])
+            shape = as_asked(trained_model(shape_of(description, name=model), given["objective"]), given)
         except ModelConfigError:
             shape = None  # without closed forms; it can run if transformers can build it
     checkpointing = given["gradient_checkpointing"]

@@ -12,7 +12,8 @@ from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
-from ...estimators.models.images import check_image_tokens
+from ...estimators.models.frozen_parts import parts_of, with_frozen
+from ...estimators.models.images import check_image_tokens, with_images
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, loss_of
 from ...estimators.optimizers import OPTIMIZERS
@@ -54,6 +55,7 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
         "lora_dropout": dropout if adapted else 0.0,
         "lora_targets": _names("--lora-targets", given["lora_targets"], "leave it out for all linear layers"),
         "modules_to_save": saved or (),
+        "freeze": parts_of(model, _frozen_parts(given)) if model is not None else (),
         "seq_len": seq_len,
         "rollouts": rollouts and _within(rollouts, seq_len),
         "document_len": _document_length(given["document_len"], seq_len),
@@ -258,6 +260,17 @@ def _names(option: str, given: str | Sequence[str] | None, fix: str) -> tuple[st
     if not names and isinstance(given, str):
         raise WorkloadError(f"{option} names no module", fix=fix)
     return names or None
+
+
+def _frozen_parts(given: Mapping[str, Any]) -> tuple[str, ...]:
+    names = _names("--freeze", given.get("freeze"), "leave it out") or ()
+    return tuple(name.replace("_", "-") for name in names)
+
+
+def as_asked(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
+    """The model for the images of a sample, with its frozen parts marked. Raises WorkloadError."""
+    model = with_images(model, options.get("images_per_sample"), options.get("max_pixels"))
+    return with_frozen(model, parts_of(model, _frozen_parts(options)))
 
 
 def _optimizer(name: str) -> str:

@@ -65,7 +65,14 @@ def _place(where: str) -> Phrase:
 
 
 def method_title(workload: Workload) -> Phrase:
-    """`full fine-tuning`, `LoRA r=8 on all linear layers`."""
+    """`full fine-tuning`, `LoRA r=8 on all linear layers`, `full fine-tuning, vision-tower frozen`."""
+    title = _method_title(workload)
+    return (
+        phrase("{title}, {parts} frozen", title=title, parts=", ".join(workload.freeze)) if workload.freeze else title
+    )
+
+
+def _method_title(workload: Workload) -> Phrase:
     if workload.method == "full":
         return phrase("full fine-tuning")
     targets = ", ".join(workload.lora_targets) if workload.lora_targets else phrase("all linear layers")

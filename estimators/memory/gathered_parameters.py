@@ -231,7 +231,8 @@ class _Gathering:
             return 0, last
         flats, limits = [0], self.limits
         if limits.gathers:
-            numels = self.tensors.frozen or self.tensors.trainable
+            numels = self.tensors.frozen
+            numels += self.tensors.trainable if self.tensors.workload.method == "full" else ()
             apart = self.tensors.spread or repeat(False)
             released = [(numel, kind) for numel, kind in zip(numels, apart, strict=False) if numel > limits.threshold]
             groups = _flat_buffers(released, limits.prefetch, (False,) if limits.experts_rest else (False, True))

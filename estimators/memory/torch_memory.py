@@ -151,7 +151,8 @@ class TorchStep:
         chosen = adapters(self.model, self.workload)
         elements = 0
         for tensor, count in self.model.tensor_counts:
-            trained = (tensor,) if self.workload.method == "full" else chosen.matrices(tensor)
+            whole = self.workload.method == "full" and not tensor.frozen
+            trained = (tensor,) if whole else chosen.matrices(tensor)
             elements += count * sum(map(_means, trained))
         elements += sum(map(_means, trained_copies(self.model, self.workload).tensors))
         return round(self.sizes.trained * elements)

@@ -13,10 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
+from operator import not_
 
 from ..models.families import layer_variant, module_experts
+from ..models.frozen_parts import derives
 from ..models.layer_variant import LayerVariant
-from ..models.lora import Adapters, adapters, quantized, quantized_bytes, stored_numel, trained_copies
+from ..models.lora import (
+    Adapters,
+    adapters,
+    quantized,
+    quantized_bytes,
+    stored_numel,
+    trained_copies,
+    trains_embedding,
+    trains_head,
+)
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan
 from ..workload import Workload
@@ -50,6 +61,8 @@ class TensorSet:
     """Elements of what the forward pass reads through a view, in all layers: autograd saves the whole tensor."""
     viewed_layer: int
     """The same in the largest layer."""
+    passive: int
+    """Elements of a frozen vision tower's layers, which no backward pass reads."""
     head: int
     """The output head (the embedding when tied)."""
     embedding: int
@@ -132,10 +145,18 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     added = [[matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)] for block in model.blocks]
     layers = [(numels, matrices) for (numels, _), matrices in zip(blocks, added, strict=True)]
     layer, trainable_layer = max(layers, key=lambda pair: sum(map(sum, pair)), default=([], []))
-    trainable, frozen, frozen_bytes = base, tuple[int, ...](), 0
+    experts: tuple[bool, ...] = ()
     if workload.method == "full":
+        in_layers = (tensor for block in model.blocks for tensor in block.tensors * block.count)
+        trains = (
+            [not tensor.frozen for tensor in (*first, *in_layers, *last)] if model.has_frozen else [True] * len(base)
+        )
+        trainable, frozen = tuple(compress(base, trains)), tuple(compress(base, map(not_, trains)))
+        experts = tuple(compress(_experts(model, len(first), len(last)), trains))
+        frozen_bytes = sum(frozen) * workload.weight_bytes
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
-        trainable_layer = layer
+        of_layers = ([tensor.numel for tensor in block.tensors if not tensor.frozen] for block in model.blocks)
+        trainable_layer = max(of_layers, key=sum, default=[])
     else:
         # In one run per adapter instead of layer by layer: no size depends on their order.
         counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
@@ -162,21 +183,24 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         model=model,
         workload=workload,
         trainable=trainable,
-        idle=sum(tensor.role == "tower" for tensor in first) if workload.method == "full" else 0,
+        idle=sum(tensor.role == "tower" and not tensor.frozen for tensor in first) if workload.method == "full" else 0,
         frozen=frozen,
         muon=muon,
         frozen_bytes=frozen_bytes,
-        experts=_experts(model, len(first), len(last)) if workload.method == "full" else (),
+        experts=experts,
         layer_tensors=tuple(layer),
         trainable_layer=tuple(trainable_layer),
         viewed=sum(numel * block.count for numel, (_, block) in zip(viewed, blocks, strict=True)),
         viewed_layer=max(viewed, default=0),
+        passive=sum(
+            block.parameters for block in model.blocks if not derives(model, block, workload, checkpointing=False)
+        ),
         # A tied head may have tensors of its own, apart from the embedding (a masked model's transform, bias).
         head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
         embeddings=tuple(embeddings),
-        trains_head=workload.method == "full" or bool(copies.heads),
-        trains_embedding=workload.method == "full" or bool(copies.embeddings),
+        trains_head=trains_head(model, workload),
+        trains_embedding=trains_embedding(model, workload),
         copied=copied,
         unread=copied if not model.tied else embedding if copies.embeddings and copies.heads else 0,
     )
@@ -199,7 +223,7 @@ def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
     """Muon's tensors under DeepSpeed: two or more dimensions, no embedding, no head."""
-    return len(tensor.shape) >= 2 and tensor.role not in ("embedding", "position", "head")
+    return len(tensor.shape) >= 2 and not tensor.frozen and tensor.role not in ("embedding", "position", "head")
 
 
 def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:

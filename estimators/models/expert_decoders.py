@@ -80,13 +80,6 @@ def mixtral(c: Fields) -> Body:
     return build(c, dims, LLAMA, sparse=mixture(dims.hidden, experts), window=(window_size(c),) * dims.layers)
 
 
-def granitemoe(c: Fields) -> Body:
-    dims = Dims.read(c)
-    experts = routed(c, dims.feed_forward, "num_local_experts", count=8, chosen=2)
-    sparse = mixture(dims.hidden, experts, at="block_sparse_moe", router="router")
-    return build(c, dims, Style(biases=BIASED), sparse=sparse)
-
-
 def olmoe(c: Fields) -> Body:
     dims = Dims.read(c)
     experts = routed(c, dims.feed_forward, "num_experts", "num_local_experts", count=64, chosen=8)

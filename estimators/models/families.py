@@ -17,7 +17,7 @@ from . import encoders, vision_language
 from . import expert_decoders as experts
 from .body import BIASED, LLAMA_BIASES, Body, Names, Style, decoder
 from .config_fields import Fields
-from .dense_decoders import COHERE, FUSED_GATE, GELU, GEMMA_2, OLMO_2, all_but_each, every_layer, in_layers
+from .dense_decoders import FUSED_GATE, GELU, GEMMA_2, OLMO_2, all_but_each, every_layer, in_layers
 from .layer_variant import LayerVariant
 from .model_shape import Block, ModelShape
 
@@ -138,11 +138,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
         supports=("ulysses",),
     ),
-    "cohere2": FamilySpec(
-        "Cohere2",
-        decoder(COHERE, window=all_but_each(4, "sliding_window_pattern")),
-        LayerVariant(norm="layer_fp32", rotary="fp32"),
-    ),
     "deberta": FamilySpec("Deberta", encoders.deberta, _DEBERTA),
     "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, _DEBERTA),
     "deepseek_v2": FamilySpec(
@@ -226,11 +221,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(residual_scaled=True, summed_input=True),
         supports=("ulysses",),
     ),
-    "granitemoe": FamilySpec(
-        "GraniteMoe",
-        experts.granitemoe,
-        LayerVariant(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
-    ),
     "internlm2": FamilySpec(
         "InternLM2",
         decoder(
@@ -253,7 +243,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "llama4": FamilySpec("Llama4", experts.llama4, _LLAMA_4, pair_router=True),
     "llama4_text": FamilySpec("Llama4", experts.llama4_text, _LLAMA_4, pair_router=True),
     "minicpm": FamilySpec("MiniCPM", decoder(Style(tied=True, biases=BIASED))),
-    "ministral": FamilySpec("Ministral", decoder(Style(), window=in_layers(lambda _: True), num_key_value_heads=8)),
     "mistral3": FamilySpec("Mistral3", vision_language.mistral3),
     "mistral": FamilySpec("Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp")),
     "ministral3": FamilySpec("Ministral3", dense.ministral3),
@@ -331,14 +320,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         leaf_classes=("Qwen3NextSparseMoeBlock",),
     ),
     "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
-    "seed_oss": FamilySpec(
-        "SeedOss",
-        decoder(
-            Style(biases=(("attention_bias", True), ("attention_out_bias", False), ("mlp_bias", False))),
-            num_key_value_heads=8,
-            head_dim=128,
-        ),
-    ),
     "smollm3": FamilySpec(
         "SmolLM3",
         decoder(Style(tied=True, biases=LLAMA_BIASES), window=dense.unrotated_layers, num_key_value_heads=4),

@@ -144,6 +144,8 @@ class Adapters(NamedTuple):
         )
 
     def _names(self, tensor: Tensor) -> bool:
+        if tensor.frozen:
+            return False
         if tensor.name in self.parameters:
             return True
         module = tensor.name.removesuffix(".weight")
@@ -208,9 +210,20 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
     )
 
 
+def trains_embedding(model: ModelShape, workload: Workload) -> bool:
+    """Whether the input embedding's weight, or a copy of it, gets a gradient."""
+    if workload.method != "full":
+        return bool(trained_copies(model, workload).embeddings)
+    tables = [tensor for tensor in model.outside if tensor.role == "embedding" and tensor.name.endswith("weight")]
+    return not (tables and tables[-1].frozen)
+
+
 def trains_head(model: ModelShape, workload: Workload) -> bool:
     """Whether the output head's weight, or a copy of it, gets a gradient."""
-    return workload.method == "full" or bool(trained_copies(model, workload).heads)
+    if workload.method != "full":
+        return bool(trained_copies(model, workload).heads)
+    tables = [tensor for tensor in model.outside if tensor.role == ("embedding" if model.tied else "head")]
+    return not (tables and tables[-1].frozen)
 
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:

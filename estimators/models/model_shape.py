@@ -35,6 +35,8 @@ class Tensor(NamedTuple):
     """It is the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name."""
     transposed: bool = False
     """It is stored as (in, out), as `Conv1D` does."""
+    frozen: bool = False
+    """It does not train, and LoRA does not adapt it (`--freeze`)."""
 
     @property
     def numel(self) -> int:
@@ -273,6 +275,10 @@ class ModelShape:
         return tuple((tensor, 1) for tensor in self.outside) + tuple(
             (tensor, block.count) for block in self.blocks for tensor in block.tensors
         )
+
+    @cached_property
+    def has_frozen(self) -> bool:
+        return any(tensor.frozen for tensor, _ in self.tensor_counts)
 
     @property
     def is_moe(self) -> bool:

@@ -204,7 +204,8 @@ class QuantizedReduction(NamedTuple):
             return None
         matrices = len(tensors.trainable)  # adapters have no vectors
         if tensors.workload.method == "full":
-            matrices = sum(count for tensor, count in tensors.model.tensor_counts if len(tensor.shape) > 1)
+            counts = tensors.model.tensor_counts
+            matrices = sum(count for tensor, count in counts if len(tensor.shape) > 1 and not tensor.frozen)
         return cls(
             size_bytes=quantized_bytes(tensors.trainable_numel, 4),
             calls=4 * matrices,
@@ -293,7 +294,8 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     at the loss is not gathered again (`gathered_parameters`)."""
     kept = gathered_parameters(tensors, plan, world_size)
     numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
-    forward = backward = numel - kept.persistent - tensors.unread
+    forward = numel - kept.persistent - tensors.unread
+    backward = forward - (0 if plan.gradient_checkpointing else tensors.passive)
     if not (tensors.trains_embedding or plan.gradient_checkpointing or tensors.tied):
         backward -= tensors.embedding  # no gradient passes through it
     backward, again = max(0, backward - kept.loss), 0.0

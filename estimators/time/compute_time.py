@@ -15,6 +15,7 @@ from ..estimate import TimeTerm
 from ..hardware.cluster import Gpu
 from ..memory.activations.activation_memory import recorded
 from ..memory.activations.recording import Recording
+from ..models.frozen_parts import derives
 from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
@@ -77,18 +78,22 @@ def compute_time(
     """Seconds of one micro batch. Raises ClusterError for a GPU without any published rate."""
     passes = _Passes(model, workload, gpu, micro_batch)
     for block in model.blocks:
+        back = derives(model, block, workload, checkpointing=gradient_checkpointing)
         for product in block_products(model, block, workload, micro_batch):
-            passes.add_product(product, block.count, again=product.again or workload.software.reentrant)
-        passes.add_attention(block)
+            passes.add_product(
+                product if back else product._replace(backward=0),
+                block.count,
+                again=back and (product.again or workload.software.reentrant),
+            )
+        passes.add_attention(block, back=back)
         weights_forward, weights_backward = block_weight_bytes(model, block, workload)
-        passes.add_bytes(block.count * weights_forward, block.count * weights_backward)
+        passes.add_bytes(block.count * weights_forward, block.count * weights_backward, again=back)
     # What ZeRO changes of a recording moves nothing.
     made = recorded(model, workload, gradient_checkpointing, gpu.compute_capability, False, True)
     for (block, _), layer in zip(made.blocks, made.layers, strict=True):
-        passes.add_recorded(layer, block.count)
-    passes.again.attention_s, passes.again.elementwise_s = passes.forward.attention_s, passes.forward.elementwise_s
+        passes.add_recorded(layer, block.count, again=layer.derives)
     in_layers_s = passes.forward.total_s
-    passes.add_recorded(made.end.recording, 1)
+    passes.add_recorded(made.end.recording, 1, again=False)
     head = head_product(model, workload, micro_batch)
     if head is not None:
         passes.add_product(head, 1, again=False)
@@ -135,25 +140,28 @@ class _Passes:
             is_cpu=self.gpu.is_cpu,
         )
 
-    def add_attention(self, block: Block) -> None:
+    def add_attention(self, block: Block, *, back: bool) -> None:
+        """back: the layer has a backward pass."""
         workload = self.workload
         for attention, flops, masked in block_attention(self.model, block, workload, self.micro_batch):
             keys = attention.keys or attended_len(workload, workload.seq_len)
             keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
-                attention_rate(self.gpu, workload.products, workload.attention, keys, backward=back, masked=masked)
-                for back in (False, True)
+                attention_rate(self.gpu, workload.products, workload.attention, keys, backward=which, masked=masked)
+                for which in (False, True)
             )
-            backward_flops = block.count * flops * attention_backward(workload.attention)
+            backward_flops = back * block.count * flops * attention_backward(workload.attention)
             self.forward.attention_s += block.count * flops / forward
+            self.again.attention_s += back * block.count * flops / forward
             self.backward.attention_s += backward_flops / backward
 
-    def add_recorded(self, recording: Recording, times: int) -> None:
+    def add_recorded(self, recording: Recording, times: int, *, again: bool) -> None:
         forward, backward = (times * size.at(self.micro_batch) for size in recording.moved)
-        self.add_bytes(forward, backward)
+        self.add_bytes(forward, backward, again=again)
 
-    def add_bytes(self, forward: float, backward: float) -> None:
+    def add_bytes(self, forward: float, backward: float, *, again: bool) -> None:
         self.forward.elementwise_s += forward / self.bandwidth
+        self.again.elementwise_s += again * forward / self.bandwidth
         self.backward.elementwise_s += backward / self.bandwidth
 
 

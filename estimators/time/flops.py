@@ -51,6 +51,7 @@ from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
 from ..losses import LOSSES
 from ..memory.activations.kernels import kernel_and_mask
+from ..models.frozen_parts import derives
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention_of
 from ..models.program import Program
@@ -108,6 +109,8 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
         attention = sum(work.flops for work in block_attention(model, block, workload, plan.micro_batch_size))
         forward = sum(product.forward_flops for product in products) + attention
         blocks_forward += block.count * forward
+        if not derives(model, block, workload, checkpointing=plan.gradient_checkpointing):
+            continue
         blocks_again += block.count * (
             forward - sum(product.forward_flops for product in products if not product.again)
         )
@@ -129,9 +132,10 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
         return tuple(_recorded_products(block, block.program, workload, micro_batch))
     stream = model.stream_len(block, workload.seq_len)
     tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
-    chosen, backward = adapters(model, workload), 2 if workload.method == "full" else 1
+    chosen = adapters(model, workload)
     products: list[Product] = []
     for tensor in block.tensors:
+        backward = 2 if workload.method == "full" and not tensor.frozen else 1
         if tensor.role == "expert" and len(tensor.shape) == 3:
             feed_forward = block.feed_forward
             experts, one, other = tensor.shape

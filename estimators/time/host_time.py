@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from ..memory.trainable import larger_than, tensor_set
 from ..models.families import layer_variant, leaf_experts, module_experts
+from ..models.frozen_parts import derives
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
 from ..models.program import Program, value_at
@@ -76,7 +77,8 @@ def layer_operations(
     others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
     cast = 2 if workload.software.fp32_adapters else 0
     full = workload.method == "full"
-    biases = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
+    trained = [tensor for tensor in block.tensors if full and not tensor.frozen]
+    biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
     calls = _calls(block, adapted, folds) + _expert_calls(experts)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
     unpacked = unpacking(workload)
@@ -84,7 +86,7 @@ def layer_operations(
         operations=matrices + others + (4 + cast) * adapted + unpacked.operations * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted + _EXPERT_VIEWS * experts,
         backward_operations=(
-            (2 if full else 1) * matrices
+            (2 if trained else 1) * matrices
             + biases
             + round(BACKWARD_OF_OTHERS * others)
             + (5 + cast) * adapted
@@ -232,7 +234,8 @@ class HostWork(NamedTuple):
     synchronizes: bool
     """The host waits for the GPU all along."""
     outside: tuple[int, int, int]
-    """Operations, views and calls outside the layers, which checkpointing does not repeat."""
+    """Operations, views and calls that checkpointing does not repeat: outside the layers, and in layers without a
+    backward pass."""
 
     def forward_s(self, costs: HostCosts, zero_stage: int) -> float:
         return self._run_s(costs, zero_stage, (0, 0, 0)) + self._gathers_s(costs, zero_stage)
@@ -326,7 +329,14 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
     backward = 0 if model.module else _OUTSIDE_BACKWARD + round(BACKWARD_OF_OTHERS * norm)
     operations, views, calls = (0, 0, 0) if model.module else _OUTSIDE
     operations += norm + (_ROTARY_TABLE if last.attention.rotary else 0)
-    of_blocks = [(block.count, layer_operations(model, block, workload, chosen, fused=fused)) for block in model.blocks]
+    outside, of_blocks = (operations, views, calls), []
+    for block in model.blocks:
+        once = layer_operations(model, block, workload, chosen, fused=fused)
+        if not derives(model, block, workload, checkpointing=False):
+            once = once._replace(backward_operations=0, backward_views=0)
+            apart = block.count * once.operations, block.count * once.views, block.count * once.calls
+            outside = outside[0] + apart[0], outside[1] + apart[1], outside[2] + apart[2]
+        of_blocks.append((block.count, once))
     layers = LayerOperations(
         *[sum(count * layer[index] for count, layer in of_blocks) for index in range(len(LayerOperations._fields))]
     )
@@ -346,5 +356,5 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         kept=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
         units=count + layers.adapted if fsdp else 0,
         synchronizes=tensors.split_experts > 0,
-        outside=(operations, views, calls),
+        outside=outside,
     )

@@ -160,6 +160,7 @@ def checkpoint_bytes(model: ModelShape, workload: Workload, zero_stage: int, *, 
     states = _LARGEST_STATES_BYTES if optimizer is None else optimizer.state_bytes
     whole = tensors.trainable_numel if workload.method == "full" else tensors.copied
     saved = workload.weight_bytes * whole + _ADAPTER_BYTES * (trained - whole)
+    saved += workload.weight_bytes * sum(tensors.frozen) * (workload.method == "full")
     if only_model:
         return int(saved)
     own = 0 if zero_stage == 3 else workload.weight_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
+from ...estimators.models.frozen_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.workload import Workload
 from ..losses import install_loss, install_tiles
@@ -121,8 +123,7 @@ def from_config(
     if prepare_base is not None:
         prepare_base(model)
     install_loss(model, workload)
-    if workload.method != "full":
-        model = with_adapters(model, run)
+    model = adapted(model, run)
     if run.gradient_checkpointing:
         stage = (run.config.get("zero_optimization") or {}).get("stage", 0)
         reentrant = stage == 3 and workload.checkpoints_reentrantly(stage)
@@ -236,15 +237,19 @@ def no_init_weights() -> Any:
     return module.no_init_weights()
 
 
-def with_adapters(model: Any, run: Run) -> Any:
-    """The model with LoRA adapters of peft."""
+def adapted(model: Any, run: Run) -> Any:
+    """The model with LoRA adapters of peft, or with its frozen parts."""
+    workload = run.workload
+    if workload.method == "full":
+        for path, parameter in model.named_parameters() if workload.freeze else ():
+            parameter.requires_grad_(not re.fullmatch(frozen_pattern(workload.freeze), path))
+        return model
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise UnusableModelError(
             "LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"'
         ) from None
-    workload = run.workload
     targets: Any = list(workload.lora_targets) if workload.lora_targets else "all-linear"
     adapters = LoraConfig(
         r=workload.lora_rank,
@@ -253,6 +258,7 @@ def with_adapters(model: Any, run: Run) -> Any:
         lora_dropout=workload.lora_dropout,
         task_type="SEQ_CLS" if OBJECTIVES[workload.objective].labels else None,
         modules_to_save=list(workload.modules_to_save) or None,
+        exclude_modules=frozen_pattern(workload.freeze) or None,
     )
     # The engine does not cast a model of zero.Init, and needs one dtype for all trained tensors: that of the copies.
     # TRL leaves adapters in the model's type at stage 3 (1.16 trainer/dpo_trainer.py `__init__`).

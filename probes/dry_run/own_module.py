@@ -13,7 +13,7 @@ import torch
 
 from ...estimators.models.model_shape import Input
 from ..run import Run
-from .models import TrainableModel, UnusableModelError, with_adapters
+from .models import TrainableModel, UnusableModelError, adapted
 
 CHECKPOINTING = ("gradient_checkpointing_enable", "set_grad_checkpointing", "enable_gradient_checkpointing")
 """Methods that switch on gradient checkpointing: of transformers, timm, diffusers."""
@@ -26,8 +26,7 @@ def from_file(run: Run, dtype: torch.dtype, device: str) -> TrainableModel:
     Raises UnusableModelError as `built`, and the errors of the user's code.
     """
     model, module = built(str(run.model))
-    if run.workload.method == "lora":
-        model = with_adapters(model, run)
+    model = adapted(model, run)
     if run.gradient_checkpointing:
         enable_checkpointing(model)
     make_batch = batches(module, run.inputs, dtype, device)

@@ -26,6 +26,7 @@ from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
+from ...estimators.models.frozen_parts import with_frozen
 from ...estimators.models.rank_part import split_layers, spread_experts
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
@@ -153,7 +154,8 @@ def fullest_rank(run: Run) -> int:
         return 0
     try:
         tensor_parallel_size = autotp_size_in(run.config)
-        part = split_layers(shape or shape_from_config(description or {}, name="model"), tensor_parallel_size)
+        whole = with_frozen(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
+        part = split_layers(whole, tensor_parallel_size)
         part = spread_experts(part, autoep_size_in(run.config))
         loads = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size).loads
     except DsAdviseError:

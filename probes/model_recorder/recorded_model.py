@@ -23,7 +23,7 @@ from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
 
-FORMAT = 5
+FORMAT = 6
 """Rises when recordings of before can no longer be read, or are wrong."""
 
 REFUSES = "cannot be built from this configuration"

@@ -333,6 +333,7 @@ class _Functions(TorchFunctionMode):
             "causal": int(is_causal),
             "masked": int(attn_mask is not None),
             "head_major": int(head_major),
+            "dropout": int(dropout_p > 0),
         }
         bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
         self.trace.step("attention", "attention", (query, key, value, bias), result, details=details)

@@ -91,7 +91,8 @@ def activation_memory(
     Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), DeepSpeed's own
     `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
-    zero3 = zero_stage >= 3 and (workload.method != "full" or model.module is not None)
+    has_frozen = workload.method != "full" or model.has_frozen
+    zero3 = zero_stage >= 3 and (has_frozen or model.module is not None)
     layout = layout_of(
         model,
         workload,
@@ -253,7 +254,7 @@ def layout_of(
     recorder, blocks, records, last = made
     if model.module:  # its program has its own checkpoints
         checkpointing = False
-    checkpoint = [ZERO if on_host else record.input_size for record in records]
+    checkpoint = [ZERO if on_host or not record.derives else record.input_size for record in records]
     # Reentrant checkpointing runs the forward pass without derivatives, which keep nothing then.
     hold = checkpointing and not workload.software.reentrant
     held = [record.held if hold else () for record in records]
@@ -266,6 +267,9 @@ def layout_of(
     working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
     for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
         layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
+        if not record.derives:
+            forward.extend(moment.minus(gone) for moment in record.forward)
+            continue
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             own = record.input_size if on_host else ZERO

@@ -22,6 +22,8 @@ class Ops(NamedTuple):
     adapters: Adapters
     biased: frozenset[str] = frozenset()
     """Modules with a bias."""
+    frozen: bool = False
+    """None of the tensors trains (`--freeze`)."""
     reduces_gradients: bool = False
     """ZeRO takes each gradient as it is made; where tiles add to it, after the last one."""
     keeps_frozen_inputs: bool = False
@@ -35,7 +37,7 @@ class Ops(NamedTuple):
     @property
     def trains(self) -> bool:
         """The model's own weights train, not only adapters."""
-        return self.workload.method == "full"
+        return self.workload.method == "full" and not self.frozen
 
     @property
     def fused(self) -> bool:
@@ -121,7 +123,7 @@ class Ops(NamedTuple):
         weight = self.weights[name]
         width = width or weight.numel // value.width
         label = label or name.rpartition(".")[2]
-        if self.trains:
+        if self.trains and not weight.frozen:
             summed = value.rows * width * value.itemsize if name in self.biased else 0  # the bias's gradient
             return self.graph.apply(
                 label, (value,), width=width, saves=(value,), trains=True, product=True, moves=(0, summed)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
 from ...losses import LOSSES
 from ...models.families import layer_variant
+from ...models.frozen_parts import derives, is_tower, trains_projector
 from ...models.layer_variant import LayerVariant
-from ...models.lora import adapters, trained_copies, trains_head
+from ...models.lora import adapters, trains_embedding, trains_head
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...models.program import ZERO, Around, Program, Size, Slot
 from ...workload import Workload
@@ -81,6 +82,11 @@ class Recording:
         return self.graph.held()
 
     @property
+    def derives(self) -> bool:
+        """It has a backward pass."""
+        return self.output.needs_grad
+
+    @property
     def input_size(self) -> Size:
         return Size(self.value.size, 0)
 
@@ -140,7 +146,10 @@ class LayerRecorder(NamedTuple):
 
     @property
     def trains_embedding(self) -> bool:
-        return self.trains or bool(trained_copies(self.model, self.workload).embeddings)
+        return trains_embedding(self.model, self.workload)
+
+    def derives(self, block: Block) -> bool:
+        return derives(self.model, block, self.workload, checkpointing=self.checkpointing)
 
     def rows(self, block: Block) -> int:
         """Tokens of the block's stream."""
@@ -154,17 +163,23 @@ class LayerRecorder(NamedTuple):
         return layer_variant(self.model, block)
 
     def blocks(self) -> list[tuple[Block, bool]]:
-        """The blocks; with adapters the first layer of a stream apart (True), because its input needs no gradient.
-        Checkpointing makes the embedding's output require one (`enable_input_require_grads`), as does a trained
-        embedding."""
-        if self.trains_embedding or self.checkpointing:
-            return [(block, False) for block in self.model.blocks]
+        """The blocks, with True for layers whose input needs no gradient: with adapters the first one of a stream, and
+        all without a backward pass. Checkpointing makes the embedding's output require one
+        (`enable_input_require_grads`), as do a trained embedding and what trains of images."""
+        images_train = trains_projector(self.model, self.workload)
+        images_train |= any(self.derives(block) for block in self.model.blocks if is_tower(block))
         apart: list[tuple[Block, bool]] = []
         seen: set[str] = set()
         for block in self.model.blocks:
-            is_first = block.stack not in seen
+            needs_grad = self.checkpointing or (
+                self.trains if is_tower(block) else self.trains_embedding or images_train
+            )
+            is_first = not needs_grad and block.stack not in seen
+            if not self.derives(block):
+                apart.append((block, True))
+                continue
+            seen.add(block.stack)
             if is_first:
-                seen.add(block.stack)
                 apart.append((replace(block, count=1), True))
             if block.count > is_first:
                 apart.append((replace(block, count=block.count - is_first), False))
@@ -178,6 +193,7 @@ class LayerRecorder(NamedTuple):
             workload=self.workload,
             weights=weights,
             adapters=adapters(self.model, self.workload),
+            frozen=bool(given) and all(tensor.frozen for tensor in given),
             biased=frozenset(tensor.name.removesuffix(".bias") for tensor in given if tensor.name.endswith(".bias")),
             keeps_frozen_inputs=self.zero3,
             reduces_gradients=self.reduces and self.trains,
@@ -382,9 +398,10 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
     model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
-        ops = recorder.ops((), "embedding")
+        derives = recorder.derives(block)
+        ops = recorder.ops((), "embedding")._replace(frozen=not derives)
         convolved = variant.convolved_input and block.stack == "encoder"
-        needs_grad = recorder.trains_embedding or recorder.checkpointing
+        needs_grad = derives and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
         value = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "embedding", needs_grad=needs_grad)
         if convolved:
             # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.
@@ -411,12 +428,14 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     variant = recorder.variant(encoder[-1])
     if variant.pooled_output:
         return []
-    ops = recorder.ops((), "encoder output")
+    derives = recorder.derives(encoder[-1])
+    ops = recorder.ops((), "encoder output")._replace(frozen=not derives)
     width, rows = recorder.model.stream_width(encoder[-1]), recorder.rows(encoder[-1])
-    value = ops.graph.tensor(rows, width, ops.itemsize, "last encoder state")
+    value = ops.graph.tensor(rows, width, ops.itemsize, "last encoder state", needs_grad=derives)
     output = norm(ops, variant.norm, value, "encoder output")
     output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
-    ops.graph.apply("keys", (output,), saves=(output,))
+    trains = is_tower(encoder[-1]) and trains_projector(recorder.model, recorder.workload)
+    ops.graph.apply("keys", (output,), saves=(output,), trains=trains)
     return [saved_term("encoder output", ops.graph.saved(), count=1, rows=rows)]
 
 

@@ -200,7 +200,9 @@ class Replay:
         bias = next((each for each in biases if each.needs_grad), None)
         if bias is not None:  # trained relative positions, with the mask added already
             attention, mask = attention._replace(causal=False), None
-        attended = kernels.attend(self.ops, kernel, _VARIANT, attention, (query, key, value), mask=mask, bias=bias)
-        if kernel == "flash" and dict(instruction.details)["head_major"]:
+        details, states = dict(instruction.details), (query, key, value)
+        dropout = bool(details["dropout"])
+        attended = kernels.attend(self.ops, kernel, _VARIANT, attention, states, mask=mask, bias=bias, dropout=dropout)
+        if kernel == "flash" and details["head_major"]:
             return self.ops.new("attention output", (attended,))  # flash keeps the queries' layout
         return attended

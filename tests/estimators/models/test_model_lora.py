@@ -30,7 +30,6 @@ CASES: list[tuple[Config, list[str] | None]] = [
     (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]), None),
     (small("olmoe", PADDED, num_experts=4, num_experts_per_tok=2), None),
     (small("gpt_oss", PADDED, num_local_experts=4), None),
-    (small("granitemoe", PADDED, num_local_experts=4), None),
     *((V3, targets) for targets in (None, ["down_proj"], ["q_a_proj", "kv_b_proj"])),
     (V3 | {"model_type": "deepseek_v2", "q_lora_rank": None}, None),
     *((GPT2, targets) for targets in (None, ["c_attn", "mlp.c_proj"])),

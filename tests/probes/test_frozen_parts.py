@@ -1,0 +1,88 @@
+"""Frozen parts of a vision-language model, as the real engine trains them beside images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.question.cluster import parse_cluster
+from ds_advise.estimators.memory.trainable import tensor_set
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.frozen_parts import with_frozen
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.step_time import estimate_plan
+from ds_advise.estimators.workload import Method, Workload
+from ds_advise.probes.dry_run.run import dry_run
+from ds_advise.probes.run import Run
+
+TEXT = {
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "intermediate_size": 43040,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 32768,
+    "layer_types": ["full_attention"] * 4,
+}
+VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "image_size": 896,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+GEMMA = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": TEXT,
+    "vision_config": VISION,
+    "mm_tokens_per_image": 256,
+}
+FILE = f"""
+import json, os, torch
+os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"  # placeholders in a batch without values
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.initialization import no_init_weights
+
+def build_model():
+    with no_init_weights():
+        model = Gemma3ForConditionalGeneration(Gemma3Config(**json.loads('''{json.dumps(GEMMA)}''')))
+        model.tie_weights()
+    return model.to(torch.bfloat16).train()
+
+def make_batch(batch, length):
+    words = torch.zeros((batch, length), dtype=torch.long)
+    return {{"input_ids": words, "labels": words.clone(), "pixel_values": torch.zeros((batch, 3, 896, 896))}}
+"""
+
+
+def allocated(folder: Path, method: Method, parts: tuple[str, ...], **plan: Any) -> tuple[int, int]:
+    """Predicted and dry-run peak, in bytes."""
+    (folder / "model.py").write_text(FILE, encoding="utf-8")
+    cluster, workload = (
+        parse_cluster("4xA100-80GB"),
+        Workload(seq_len=2048, method=method, freeze=parts, framework="deepspeed"),
+    )
+    shape = with_frozen(shape_from_config(GEMMA, name="gemma"), parts)
+    chosen = Plan(zero_stage=2, micro_batch_size=4, **plan)
+    run = Run.of_plan(chosen, shape, workload, cluster, description=f"{folder / 'model.py'}:build_model")
+    result = dry_run(run, rank=3)
+    memory = estimate_plan(shape, workload, cluster, chosen).memory
+    assert result.trainable_parameters == tensor_set(shape, workload).trainable_numel
+    return memory.allocated_bytes_per_gpu, result.peak.allocated_bytes_per_gpu
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "checkpointing"), [("full", False), ("lora", True)])
+def test_a_frozen_tower_and_projector_need_what_the_engine_needs(
+    tmp_path: Path, method: Method, checkpointing: bool
+) -> None:
+    predicted, real = allocated(tmp_path, method, ("vision-tower", "projector"), gradient_checkpointing=checkpointing)
+    assert predicted == pytest.approx(real, rel=0.03)
