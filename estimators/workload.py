@@ -40,8 +40,8 @@ class Software:
     """Reentrant checkpointing (`use_reentrant=True`): whole layers run again, and FSDP's hooks on frozen weights hold
     every layer's input to the end of the backward pass."""
     autocast: bool = False
-    """Trained weights are fp32 and cast in every pass (`torch.autocast`). Plain PyTorch only; for adapters see
-    `fp32_adapters`."""
+    """Trained weights are fp32 and cast in every pass (`torch.autocast`), and what layers hand on is fp32. Plain
+    PyTorch only; for adapters see `fp32_adapters`."""
     tf32: bool = False
     """Products of fp32 numbers run in TF32 on GPUs that have it (`torch.backends.cuda.matmul.allow_tf32`, on by default
     in torch 1.7 to 1.11; the Trainer's `tf32`); fused attention does not. A dry run's schedule counts fp32."""
@@ -190,6 +190,10 @@ class Workload:
         by_trl = self.framework == "trl" and self.method != "full" and zero_stage == 3
         return self.software.reentrant or by_trl
 
+    def under_fsdp(self) -> Workload:
+        """FSDP casts weights and inputs by itself, so that full training computes in 16 bits as without autocast."""
+        return replace(self, software=replace(self.software, autocast=False)) if self.autocasts else self
+
     def under_engine(self, zero_stage: int) -> Workload:
         """The workload as DeepSpeed's engine trains it.
 
@@ -220,6 +224,17 @@ class Workload:
     @property
     def products(self) -> Products:
         return "tf32" if self.precision == "fp32" and self.software.tf32 else self.precision
+
+    @property
+    def autocasts(self) -> bool:
+        """Full training of fp32 weights under autocast: linear layers cast weights and inputs to 16 bits, while norms,
+        softmax, powers, sums and what layers hand on are fp32."""
+        return self.software.autocast and self.method == "full" and self.precision != "fp32"
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of one element of the layers' inputs."""
+        return 4 if self.autocasts else self.weight_bytes
 
     @property
     def weight_bytes(self) -> int:

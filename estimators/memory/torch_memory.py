@@ -161,7 +161,7 @@ class TorchStep:
         sizes, tensors, plan, workload = self.sizes, self.tensors, self.plan, self.workload
         made = activation_memory(
             self.model,
-            workload,
+            workload.under_fsdp() if plan.sharding == "fsdp" else workload,
             plan.micro_batch_size,
             plan.gradient_checkpointing,
             compute_capability=self.cluster.gpu.compute_capability,

@@ -21,6 +21,7 @@ from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
 from .host_time import FSDP_SERIAL, ZERO3_SERIAL
 from .memory_bound import (
+    AUTOCAST_BYTES,
     DEQUANTIZED_BYTES,
     GATHERED_PASSES,
     SUMMED_PASSES,
@@ -97,6 +98,8 @@ def compute_time(
     head = head_product(model, workload, micro_batch)
     if head is not None:
         passes.add_product(head, 1, again=False)
+        casts = AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
+        passes.add_bytes(casts, casts, again=False)
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)
     passes.forward.loss_s, passes.backward.loss_s = loss_forward / passes.bandwidth, loss_backward / passes.bandwidth
     again = passes.again if gradient_checkpointing else PassTime()

@@ -79,15 +79,17 @@ def layer_operations(
     full = workload.method == "full"
     trained = [tensor for tensor in block.tensors if full and not tensor.frozen]
     biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
+    casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and back their gradients
     calls = _calls(block, adapted, folds) + _expert_calls(experts)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
     unpacked = unpacking(workload)
     return LayerOperations(
-        operations=matrices + others + (4 + cast) * adapted + unpacked.operations * dequantized,
+        operations=matrices + others + casts + (4 + cast) * adapted + unpacked.operations * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted + _EXPERT_VIEWS * experts,
         backward_operations=(
             (2 if trained else 1) * matrices
             + biases
+            + casts
             + round(BACKWARD_OF_OTHERS * others)
             + (5 + cast) * adapted
             + unpacked.backward_operations * dequantized

@@ -50,6 +50,9 @@ KEPT_STEP_BYTES = 86
 KEPT_BF16_STEP_BYTES = 44
 """The same with masters and states in bf16: 36, 4 and 4."""
 
+AUTOCAST_BYTES = 4 + 2
+"""Bytes per weight that autocast casts in each forward pass, and whose gradient it casts back."""
+
 COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
 """Passes of a gradient's element through memory when it is reduced, or added to the one before. DeepSpeed 0.19.8 below
 stage 3: into the bucket, divided, put together (stage_1_and_2.py `average_tensor`, `allreduce_bucket`), each read and
@@ -121,12 +124,15 @@ def exchanged_bytes(attention: Attention, workload: Workload) -> int:
 
 
 def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
-    """Forward and backward bytes of one layer's weights outside products: quantized ones are unpacked, and every tile
-    of a feed-forward but the first adds to their gradients."""
+    """Forward and backward bytes of one layer's weights outside products: quantized ones are unpacked, autocast casts
+    them, and every tile of a feed-forward but the first adds to their gradients."""
     if workload.method != "full":
         weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
         kind = unpacking(workload)
         return kind.forward_bytes * weights, kind.backward_bytes * weights
+    if workload.autocasts:
+        casts = AUTOCAST_BYTES * sum(tensor.numel for tensor in block.tensors if len(tensor.shape) > 1)
+        return float(casts), float(casts)
     if workload.mlp != "tiled" or block.feed_forward.experts:
         return 0.0, 0.0
     weights = sum(tensor.numel for tensor in block.tensors if tensor.role == "feed_forward")

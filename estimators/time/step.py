@@ -137,7 +137,8 @@ class Step:
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
-        self.micro_batches, self.element = n, workload.weight_bytes
+        # Of a weight, and of a gradient: under autocast those of plain PyTorch are fp32.
+        self.micro_batches, self.element = n, workload.stream_bytes
         self.replicas = cluster.world_size // plan.autotp_size
         self.tensors, self.ring = tensor_set(model, workload), collective.ring_of_replicas(cluster, plan.autotp_size)
         self.engine = plan.sharding == "zero"

@@ -86,6 +86,8 @@ def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
     if plan.sharding == "zero":
         workload = workload.under_engine(plan.zero_stage)
+    elif plan.sharding == "fsdp":
+        workload = workload.under_fsdp()
     return Step(of_rank(model, plan), workload, cluster, in_sequences(plan, workload))
 
 
@@ -143,7 +145,8 @@ def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
         else:
             transfers.carry([to_host], last)
     beside_s = passes.backward_s * step.reductions / step.micro_batches
-    return transfers.terms(beside_s, hidden_share=step.hidden_share if stage else 0.0)
+    overlaps = stage or step.plan.sharding == "none"  # as DDP does, and DeepSpeed's stage 0 does not
+    return transfers.terms(beside_s, hidden_share=step.hidden_share if overlaps else 0.0)
 
 
 LAUNCHES_MATTER = 0.05

@@ -88,7 +88,7 @@ def activation_memory(
     layers and those of a module save. With `cpu_checkpointing` the layers' inputs are on the host
     (`host_memory.checkpoint_terms`), except the one in use.
 
-    Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), DeepSpeed's own
+    Not covered: torch.compile, autocast of recorded models, DeepSpeed's own
     `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     has_frozen = workload.method != "full" or model.has_frozen

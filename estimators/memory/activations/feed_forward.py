@@ -23,10 +23,10 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
     if function == "relu":
         return ops.saves_output("activated", value)
     if function in ("gelu_new", "gelu_fast", "gelu_accurate"):
-        half = ops.scale(value)
-        inner = ops.add(value, ops.scale(ops.power("x^3", value)))
+        half, base = ops.scale(value), ops.cast(value, ops.workload.stream_bytes)
+        inner = ops.add(value, ops.scale(ops.power("x^3", base)))
         gate = ops.scale(ops.saves_output("tanh", ops.scale(inner)))
-        return ops.multiply(half, gate, "activated")
+        return ops.multiply(half, gate, "activated", itemsize=gate.itemsize)
     if function == "quick_gelu":
         return ops.multiply(value, ops.saves_output("sigmoid", ops.scale(value)), "activated")
     return ops.saves_input("activated", value)

@@ -167,9 +167,10 @@ def attend(
     for addend in (bias, mask):
         scores = scores if addend is None else ops.add(scores, addend)
     # CUDA's softmax reads fp16 and writes fp32 by itself (ATen/native/SoftMax.cpp softmax).
-    if variant.softmax_fp32 and ops.workload.precision != "fp16":
+    autocasts = ops.workload.autocasts
+    if autocasts or (variant.softmax_fp32 and ops.workload.precision != "fp16"):
         scores = ops.cast(scores, 4)
-    weights = _softmax(ops, scores, itemsize=4 if variant.softmax_fp32 else scores.itemsize)
+    weights = _softmax(ops, scores, itemsize=4 if variant.softmax_fp32 or autocasts else scores.itemsize)
     weights = ops.dropout(ops.cast(weights, itemsize), dropout)
     output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
     if variant.holds_scores:

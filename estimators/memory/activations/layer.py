@@ -201,7 +201,7 @@ class Layer:
             in_place = (2 * value.size, 2 * value.size)
             label = value.storage.label
             return ops.graph.apply(label, (value,), view=True, moves=in_place) if whole else ops.scale(value)
-        wide = ops.cast(value, 4) if self.variant.rotary == "fp32" else value
+        wide = ops.cast(value, 4) if self.variant.rotary == "fp32" or ops.workload.autocasts else value
         # Negated, put together; backward two slices are put into zeros and added.
         half = ops.graph.apply("rotated half", (wide,), workspace=wide.size, moves=(wide.size, 3 * wide.size))
         return ops.cast(ops.add(ops.scale(wide), ops.scale(half), value.storage.label), value.itemsize)

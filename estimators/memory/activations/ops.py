@@ -53,7 +53,7 @@ class Ops(NamedTuple):
         return self.graph.apply(label or value.storage.label, (value,))
 
     def add(self, left: Value, right: Value, label: str = "sum") -> Value:
-        return self.graph.apply(label, (left, right), passes=True)
+        return self.graph.apply(label, (left, right), itemsize=max(left.itemsize, right.itemsize), passes=True)
 
     def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
         saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
@@ -123,6 +123,8 @@ class Ops(NamedTuple):
         weight = self.weights[name]
         width = width or weight.numel // value.width
         label = label or name.rpartition(".")[2]
+        if self.workload.autocasts:  # each layer casts its input by itself
+            value = self.cast(value, self.itemsize)
         if self.trains and not weight.frozen:
             summed = value.rows * width * value.itemsize if name in self.biased else 0  # the bias's gradient
             return self.graph.apply(
@@ -182,7 +184,7 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     if ops.fused and variant in ("rms", "rms_plus_one", "rms_fp32"):
         return _fused(ops, variant, value, label, heads)
     if variant == "layer":
-        return _native(ops, value, label, heads)
+        return _native(ops, ops.cast(value, 4) if ops.workload.autocasts else value, label, heads)
     if variant == "layer_bare":
         return ops.cast(_native(ops, ops.cast(value, 4), label, heads), value.itemsize)
     if variant == "layer_fp32":

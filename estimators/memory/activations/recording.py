@@ -203,7 +203,7 @@ class LayerRecorder(NamedTuple):
         """Record one layer. Checkpointing keeps its input anyway, so it is not part of the recomputation."""
         variant, rows = self.variant(block), self.rows(block)
         ops = self.ops(block.tensors, "activations" if self.model.module else "input")
-        graph, hidden, item = ops.graph, self.model.stream_width(block), ops.itemsize
+        graph, hidden, item = ops.graph, self.model.stream_width(block), self.workload.stream_bytes
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         if block.program is not None:
             given = value if block.program.input >= 0 else None
@@ -286,7 +286,8 @@ def end(recorder: LayerRecorder) -> End:
     model, block = recorder.model, recorder.model.blocks[-1]
     rows, variant = recorder.rows(block), recorder.variant(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
-    value = output = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "last hidden state")
+    width = recorder.workload.stream_bytes
+    value = output = ops.graph.tensor(rows, model.hidden_size, width, "last hidden state")
     if model.around is not None:
         everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
         output = recorder.replay(everything, model.around.closing, block).run(value)
@@ -301,6 +302,7 @@ def end(recorder: LayerRecorder) -> End:
     trained = trains_head(model, recorder.workload)
     kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # which needs its input whatever trains
     if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
+        output = ops.cast(output, ops.itemsize) if recorder.workload.autocasts else output
         ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
     recording = Recording(ops.graph, value, output)
     return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
@@ -356,7 +358,7 @@ def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
-    rows, item = recorder.workload.seq_len, recorder.workload.weight_bytes
+    rows, item = recorder.workload.seq_len, recorder.workload.stream_bytes
     width = rotary.rope_head_dim or rotary.head_dim
     inputs = {"S": rows, "D": width, "w": item}
     return [LinearTerm("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", inputs, _SYMBOLS)]
@@ -402,7 +404,8 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
         ops = recorder.ops((), "embedding")._replace(frozen=not derives)
         convolved = variant.convolved_input and block.stack == "encoder"
         needs_grad = derives and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
-        value = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "embedding", needs_grad=needs_grad)
+        item, width = recorder.workload.stream_bytes, model.stream_width(block)
+        value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)
         if convolved:
             # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.
             value = ops.graph.apply("convolved", (value,), rows=2 * rows)
@@ -431,7 +434,8 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     derives = recorder.derives(encoder[-1])
     ops = recorder.ops((), "encoder output")._replace(frozen=not derives)
     width, rows = recorder.model.stream_width(encoder[-1]), recorder.rows(encoder[-1])
-    value = ops.graph.tensor(rows, width, ops.itemsize, "last encoder state", needs_grad=derives)
+    item = recorder.workload.stream_bytes
+    value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=derives)
     output = norm(ops, variant.norm, value, "encoder output")
     output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
     trains = is_tower(encoder[-1]) and trains_projector(recorder.model, recorder.workload)
@@ -440,7 +444,7 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
-    rows, hidden, item = recorder.rows(block), recorder.model.stream_width(block), recorder.workload.weight_bytes
+    rows, hidden, item = recorder.rows(block), recorder.model.stream_width(block), recorder.workload.stream_bytes
     return LinearTerm(name, Size(rows * hidden * item, 0), "B S H w", {"S": rows, "H": hidden, "w": item})
 
 

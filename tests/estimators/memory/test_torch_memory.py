@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from ds_advise import estimate
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.activations.activation_memory import layout_of
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.workload import AttentionKernel, Software, Workload
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 MIB = 2**20
 
@@ -43,6 +49,39 @@ def test_autocast_saves_the_inputs_of_fp32_adapters_in_16_bits() -> None:
         for software in ("fp32-adapters", "fp32-adapters,autocast")
     )
     assert cast.allocated_bytes_per_gpu < 0.95 * fp32.allocated_bytes_per_gpu
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_layer_under_autocast_saves_what_the_real_one_saves(attention: AttentionKernel) -> None:
+    """On a CPU, whose autocast treats all operations of Llama as a GPU's does. What grows with the tokens: three
+    lengths leave out the casts of weights."""
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes |= {"vocab_size": 64, "pad_token_id": 0}
+
+    def real(seq_len: int, layers: int) -> int:
+        config = LlamaConfig(**sizes, num_hidden_layers=layers)
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        own, kept = {weight.untyped_storage().data_ptr() for weight in model.parameters()}, {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage
+            return tensor
+
+        tokens = torch.zeros((1, seq_len), dtype=torch.long)
+        with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+            model.train()(input_ids=tokens, labels=tokens)
+        return sum(storage.nbytes() for address, storage in kept.items() if address not in own)
+
+    def predicted(seq_len: int) -> int:
+        shape = shape_from_config({**LlamaConfig(**sizes).to_dict(), "architectures": ["LlamaForCausalLM"]}, name="")
+        workload = Workload(seq_len=seq_len, attention=attention, software=Software(autocast=True))
+        return layout_of(shape, workload, False, 8.0, False).per_layer.at(1)
+
+    lengths = (64, 128, 192)
+    one, two, three = (real(length, 3) - real(length, 2) for length in lengths)
+    least, middle, most = map(predicted, lengths)
+    assert (two - one, three - two) == (middle - least, most - middle)
 
 
 def test_adafactor_keeps_rows_and_columns_of_what_nobody_flattened() -> None:
