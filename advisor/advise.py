@@ -14,7 +14,8 @@ from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import anything_kept
-from .answer.reasons import doubts, reasons
+from .answer.doubts import doubts
+from .answer.reasons import reasons
 from .answer.recommendation import Recommendation, closest
 from .answer.what_if import changes
 from .question.cluster import cluster_here, cluster_of, memory_limit_bytes

@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from ...ds_configs.jobs import JOB_KINDS
-from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, Option, RolloutOptions, names_in, parse_count
+from ..question.option import Option, parse_count
+from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, RolloutOptions, names_in
 from ..text.language import Language, language_of_environment
 from ..text.output import Output, OutputMode
 

@@ -10,9 +10,8 @@ docs/asking.md (`benchmarks/shown_output.py`). A new option needs its declaratio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
-from ...estimators.errors import WorkloadError
 from ...estimators.rollouts import Rollout
 from ...estimators.workload import (
     NEXT_TOKEN,
@@ -25,6 +24,7 @@ from ...estimators.workload import (
     Objective,
     Quantization,
 )
+from .option import Option, declared
 
 if TYPE_CHECKING:
     from ...estimators.hardware.cluster import Cluster
@@ -40,41 +40,10 @@ OnOff = Literal["on", "off"]
 OnOffChoice = Literal["auto", "on", "off"]
 Risk = Literal["safe", "balanced", "bold"]
 
-LARGEST_COUNT = 10**9
-"""Larger counts are typing errors."""
-
 LORA_METHODS: tuple[Method, ...] = ("lora", "qlora")
 _QLORA: tuple[Method, ...] = ("qlora",)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class Option(NamedTuple):
-    """The declaration of one option."""
-
-    help: str
-    default: Any = None
-    metavar: str = ""
-    """The name of the value in the help; "" for a choice, a count or a switch."""
-    default_text: str = ""
-    """What a default of None means."""
-    methods: tuple[Method, ...] = ()
-    """The training methods in which the option has an effect; () for all."""
-    name: str = ""
-    """The name of the parameter. This and the following follow from the annotation."""
-    kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
-    choices: tuple[str, ...] = ()
-
-    @property
-    def flag(self) -> str:
-        """The name on the command line, such as `--seq-len`."""
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def text(self) -> str:
-        """The help with the default."""
-        default = self.default_text or ("" if self.default in (None, False) else self.default)
-        return f"{self.help} [default: {default}]" if default != "" else self.help
 
 
 class MachineOptions(TypedDict, total=False):
@@ -371,24 +340,6 @@ class QuestionOptions(
     """All options of a question; one that is left out has its default (`with_defaults`)."""
 
 
-def _declared(name: str, annotation: Any) -> Option:
-    """The option of an annotation, with its name, kind and choices."""
-    option: Option = annotation.__metadata__[0]
-    members = get_args(annotation.__origin__) or (annotation.__origin__,)
-    types = {member for member in members if isinstance(member, type)}
-    choices = tuple(word for member in members for word in (get_args(member) or (member,)) if isinstance(word, str))
-    if int in types and str not in types:
-        return option._replace(name=name, kind="count or max" if choices else "count")
-    if choices and str not in types:
-        return option._replace(name=name, kind="choice", choices=choices)
-    return option._replace(name=name, kind="switch" if bool in types else "number" if float in types else "text")
-
-
-def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
-    """The options among annotations, by their names."""
-    return {name: _declared(name, each) for name, each in annotations.items() if hasattr(each, "__metadata__")}
-
-
 OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
 """The options by the names of their parameters."""
 
@@ -434,29 +385,9 @@ def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
         if name == "gradient_checkpointing" and isinstance(value, bool):
             value = "on" if value else "off"
         if value is not None:
-            _check(OPTIONS[name], value)
+            OPTIONS[name].check(value)
         filled[name] = value
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
-
-
-def parse_count(text: str) -> int:
-    """A whole number from 1 to 999999999 in digits. Raises ValueError for any other text."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise ValueError(f"{text[:40]!r} is not a whole number from 1 to 999999999")
-    return int(text)
-
-
-def _check(option: Option, value: Any) -> None:
-    if option.choices and value not in option.choices:
-        raise WorkloadError(
-            f"unknown {option.name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(option.choices)}"
-        )
-    if option.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
-        raise WorkloadError(
-            f"{option.name} is {value}",
-            why=f"it must be between 1 and {LARGEST_COUNT}",
-            fix=f"pass another {option.flag}",
-        )
 
 
 def documented(function: _Function) -> _Function:

@@ -17,7 +17,8 @@ from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
-from ..answer.reasons import doubts, reasons
+from ..answer.doubts import doubts
+from ..answer.reasons import reasons
 from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, SeriesEnd, Verification
 from ..answer.what_if import changes
 from ..question.job import parse_duration

@@ -1,0 +1,145 @@
+"""What could change the choice: costs in accuracy, speeds that are assumed, and plans that are close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import sqrt
+
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import Phrase, phrase
+from ...estimators.time.step_time import ratio_spread
+from ..question.question import Question
+from ..search.candidate import Candidate, LadderStep
+from ..search.choice import tolerance
+from ..text.units import percent, rate
+from .reasons import taken_others
+
+ROUNDED = phrase(
+    "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare the "
+    "loss with that of --optimizer-dtype fp32 before a long training."
+)
+SENT_IN_FEWER_BITS = phrase(
+    "Weights that travel in 8 bits and gradients in 4 change the losses: compare them with those without "
+    "--zeropp before a long training. DeepSpeed's kernels for it run on NVIDIA's GPUs only; what they allocate and "
+    "send is derived from its sources."
+)
+NEEDS_TRANSFORMERS = phrase(
+    "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later ones. What transformers "
+    "saves are rank 0's experts alone: keep DeepSpeed's own checkpoints (engine.save_checkpoint). Its time is that of "
+    "a balanced router, and has not been compared with published runs."
+)
+
+
+def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
+    """What bf16 states and quantized collectives cost in accuracy, and what AutoEP needs; and what might make another
+    plan that fits the fastest: an assumed figure that decides, and plans that are close.
+
+    Close: so little slower that the order is open, for half of all predicted ratios of two speeds are further off (half
+    of their interval, in logarithms). On one GPU a stage that offloads nothing shares nothing and can only take longer.
+    """
+    if chosen is None:
+        return ()
+    cluster, plan, others = question.cluster, chosen.plan, taken_others(ladder, chosen)
+    cautions = (
+        (plan.bf16_optimizer_states, ROUNDED),
+        (plan.quantizes_collectives, SENT_IN_FEWER_BITS),
+        (plan.autoep_size > 1, NEEDS_TRANSFORMERS),
+    )
+    winner, assumption = _deciding_assumption(cluster, others, chosen) if others else (None, ())
+    close = [
+        other
+        for other in others
+        if other is not winner
+        and (cluster.world_size > 1 or other.plan.offloads)
+        and not chosen.estimate.evidence == other.estimate.evidence == "probe"
+        and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
+    ]
+    return (
+        *(caution for applies, caution in cautions if applies),
+        *assumption,
+        *_close(close, chosen, question.model.unit),
+    )
+
+
+def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[Phrase]:
+    """`zero3: 2 % faster on paper, within the error; the simpler is taken.`, and `zero2 and ddp are close: 25,600
+    to 30,400 tokens/s.`"""
+    gains = {plan.rung: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
+    ahead = [rung for rung, gain in gains.items() if gain >= 0.005]
+    behind = [plan for plan in plans if plan.rung not in ahead]
+    if ahead:
+        gain = percent(max(gains.values()))
+        if len(ahead) > 1:
+            gain = phrase("up to {gain}", gain=gain)
+        names = _joined(ahead)
+        yield phrase("{rungs}: {gain} faster on paper, within the error; the simpler is taken.", rungs=names, gain=gain)
+    if behind:
+        speeds = sorted(plan.tokens_per_s for plan in behind)
+        low, high = rate(speeds[0]), rate(speeds[-1])
+        speed = low if low == high else phrase("{low} to {high}", low=low, high=high)
+        names = _joined([plan.rung for plan in behind])
+        yield (
+            phrase("{rung} is close: {speed} {unit}/s.", rung=names, speed=speed, unit=unit)
+            if len(behind) == 1
+            else phrase("{rungs} are close: {speed} {unit}/s.", rungs=names, speed=speed, unit=unit)
+        )
+
+
+def _joined(names: Sequence[str]) -> str:
+    """`zero2`, `zero2 and zero3`, `ddp, zero2 and zero3`."""
+    *first, last = names
+    return phrase("{first} and {last}", first=", ".join(first), last=last) if first else last
+
+
+_ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
+    phrase("GPUs"): (lambda cluster: cluster.gpu.assumed, frozenset(("gpu compute", "gpu memory"))),
+    phrase("links between GPUs"): (
+        lambda cluster: (
+            cluster.gpu.peer_link == "pcie" and cluster.gpus_per_node > 1 and cluster.all_reduce_bytes_per_s is None
+        ),
+        frozenset(("gpu links",)),
+    ),
+    phrase("host memory"): (
+        lambda cluster: (
+            cluster.dram_bytes_per_s_per_node is None and cluster.cpu_adam_parameters_per_s_per_node is None
+        ),
+        frozenset(("cpu",)),
+    ),
+    phrase("a drive"): (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
+}
+"""What may be assumed of a cluster: whether it is, and the resources that are then slower or faster."""
+
+ASSUMED_FACTOR = 2.0
+"""An assumed speed may be half or twice the true one: cards of one memory size, hosts, and what PCIe carries between
+cards differ by as much."""
+
+
+def _deciding_assumption(
+    cluster: Cluster, others: Sequence[Candidate], chosen: Candidate
+) -> tuple[Candidate | None, tuple[str, ...]]:
+    """The plan that would be chosen if an assumed speed were half or twice as high, and the sentence on it.
+
+    Terms are scaled as they stand: what is hidden behind them does not move.
+    """
+    changes = ((1 / ASSUMED_FACTOR, phrase("half as fast")), (ASSUMED_FACTOR, phrase("twice as fast")))
+    for name, (is_assumed, resources) in _ASSUMED.items():
+        for factor, change in changes if is_assumed(cluster) else ():
+            speeds = [(_tokens_per_s(other, resources, factor), other) for other in others]
+            best, winner = max(speeds, key=lambda pair: pair[0])
+            if _tokens_per_s(chosen, resources, factor) < best * (1 - tolerance(winner.plan, chosen.plan)):
+                return winner, (
+                    phrase(
+                        "An assumed speed decides: with {what} {speed}, {rung} would win.",
+                        what=name,
+                        speed=change,
+                        rung=winner.rung,
+                    ),
+                )
+    return None, ()
+
+
+def _tokens_per_s(candidate: Candidate, resources: frozenset[str], factor: float) -> float:
+    """A plan's speed where some resources are `factor` times as fast."""
+    terms = candidate.time.terms
+    step_s = sum(term.seconds / factor if term.resource in resources else term.seconds for term in terms)
+    return candidate.time.tokens_per_step / step_s

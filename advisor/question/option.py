@@ -1,0 +1,78 @@
+"""One option of a question: its declaration, and how it is read from the annotation of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+from ...estimators.errors import WorkloadError
+from ...estimators.workload import Method
+
+LARGEST_COUNT = 10**9
+"""Larger counts are typing errors."""
+
+
+class Option(NamedTuple):
+    """The declaration of one option."""
+
+    help: str
+    default: Any = None
+    metavar: str = ""
+    """The name of the value in the help; "" for a choice, a count or a switch."""
+    default_text: str = ""
+    """What a default of None means."""
+    methods: tuple[Method, ...] = ()
+    """The training methods in which the option has an effect; () for all."""
+    name: str = ""
+    """The name of the parameter. This and the following follow from the annotation."""
+    kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line, such as `--seq-len`."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def text(self) -> str:
+        """The help with the default."""
+        default = self.default_text or ("" if self.default in (None, False) else self.default)
+        return f"{self.help} [default: {default}]" if default != "" else self.help
+
+    def check(self, value: Any) -> None:
+        """Raises WorkloadError for a value that is no choice of the option, or a count out of range."""
+        if self.choices and value not in self.choices:
+            raise WorkloadError(
+                f"unknown {self.name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(self.choices)}"
+            )
+        if self.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
+            raise WorkloadError(
+                f"{self.name} is {value}",
+                why=f"it must be between 1 and {LARGEST_COUNT}",
+                fix=f"pass another {self.flag}",
+            )
+
+
+def _declared(name: str, annotation: Any) -> Option:
+    """The option of an annotation, with its name, kind and choices."""
+    option: Option = annotation.__metadata__[0]
+    members = get_args(annotation.__origin__) or (annotation.__origin__,)
+    types = {member for member in members if isinstance(member, type)}
+    choices = tuple(word for member in members for word in (get_args(member) or (member,)) if isinstance(word, str))
+    if int in types and str not in types:
+        return option._replace(name=name, kind="count or max" if choices else "count")
+    if choices and str not in types:
+        return option._replace(name=name, kind="choice", choices=choices)
+    return option._replace(name=name, kind="switch" if bool in types else "number" if float in types else "text")
+
+
+def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
+    """The options among annotations, by their names."""
+    return {name: _declared(name, each) for name, each in annotations.items() if hasattr(each, "__metadata__")}
+
+
+def parse_count(text: str) -> int:
+    """A whole number from 1 to 999999999 in digits. Raises ValueError for any other text."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+        raise ValueError(f"{text[:40]!r} is not a whole number from 1 to 999999999")
+    return int(text)

@@ -1,0 +1,208 @@
+"""What a plan of ZeRO holds without activations: the same for every micro batch."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
+from ..hardware.cluster import Cluster
+from ..objectives import has_reference_model, reference_passes, reference_plan
+from ..optimizers import OptimizerSpec
+from ..plan import Plan
+from .activations.saved_tensors import WeightsInPass
+from .device_overhead import library_workspace
+from .gathered_parameters import GatheredParameters, gathered_parameters
+from .gradients import FlatGradients, gradient_memory
+from .host_memory import host_terms
+from .nvme_memory import nvme_terms, swap_buffers
+from .rollout_memory import HeldByTraining
+from .trainable import ShardedTensors
+from .zero_states import masters_and_states, parameters, reference_model, second_copy
+
+INITIALIZE_SHARE = 0.85
+"""Share of the GPU's memory up to which DeepSpeed certainly flattens two copies of the weights on the GPU."""
+
+_TWICE = Formula(
+    "parameters", "2 w Pt + frozen", "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)"
+)
+_LOADED = Formula(
+    "parameters",
+    "frozen + w whole",
+    "transformers 5.23 modeling_utils.py get_init_context (no zero.Init), integrations/bitsandbytes.py",
+    {**MEMORY_SYMBOLS, "whole": "elements of the largest weight, in 16 bits until it is quantized, or of the adapters"},
+)
+_GATHERED = Formula(
+    "gathered_parameters",
+    "w gathered",
+    "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
+    {**MEMORY_SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
+)
+
+
+class OnNode(NamedTuple):
+    """A node's memory outside its GPUs."""
+
+    pinned: Terms
+    pageable: Terms
+    nvme: Terms
+
+
+def resident(
+    sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster, gathered: GatheredParameters
+) -> Terms:
+    rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
+    return parameters(sharded, plan, gathered) + reference_model(sharded, plan, gathered) + rest
+
+
+class BatchIndependentMemory:
+    """What a plan holds without activations."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec, cluster: Cluster) -> None:
+        self.sharded = sharded
+        self.plan = plan
+        self.runs = runs
+        self.cluster = cluster
+        self.gathered = gathered_parameters(sharded.tensors, plan, sharded.world_size)
+        self.gradients = gradient_memory(sharded, plan, runs, cluster.gpus_per_node)
+        self.resident = resident(sharded, plan, runs, cluster, self.gathered)
+
+    @cached_property
+    def node(self) -> OnNode:
+        sharded, plan, ranks = self.sharded, self.plan, self.cluster.gpus_per_node
+        pinned, pageable = host_terms(sharded, plan, self.runs, self.cluster)
+        return OnNode(
+            pinned=pinned + swap_buffers(sharded, plan, ranks),
+            pageable=pageable,
+            nvme=nvme_terms(sharded, plan, self.runs, ranks),
+        )
+
+    @cached_property
+    def load(self) -> tuple[Phase, ...]:
+        tensors = self.sharded.tensors
+        if self.plan.zero_stage < 3 or tensors.workload.method != "qlora":
+            return ()
+        width, frozen = tensors.workload.weight_bytes, tensors.frozen_bytes
+        whole = max(tensors.trainable_numel, *(tensor.numel for tensor, _ in tensors.model.tensor_counts))
+        return (Phase(name="load", terms=_LOADED.term(frozen + width * whole, frozen=frozen, w=width, whole=whole)),)
+
+    @cached_property
+    def initialize(self) -> tuple[Phase, ...]:
+        tensors, plan = self.sharded.tensors, self.plan
+        if plan.zero_stage not in (1, 2) or tensors.workload.software.deepspeed < (0, 19):
+            return ()
+        width, trainable, frozen = tensors.workload.weight_bytes, tensors.trainable_numel, tensors.frozen_bytes
+        # Near the limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
+        fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
+        formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
+        size = (2 if fits else 1) * width * trainable + frozen
+        workspace = library_workspace(self.cluster.gpu) + reference_model(self.sharded, plan, self.gathered)
+        return (Phase(name="initialize", terms=workspace + formula.term(size, w=width, Pt=trainable, frozen=frozen)),)
+
+    @cached_property
+    def phases(self) -> dict[str, Terms]:
+        """Gradients and gathered weights in each phase of a step."""
+        gathered, gradients, tensors = self.gathered, self.gradients, self.sharded.tensors
+        whole = self._gathered
+        forward = gradients.forward_terms()
+        # What stays gathered from the forward to the backward pass has not been released yet.
+        kept = gathered.loss
+        in_reduction = min(kept, gathered.reduction)
+        left = max(0, kept + tensors.embedding - tensors.numel)
+        at_loss, in_layer = gathered.arriving_at_loss, gathered.arriving_in_layer
+        phases = {
+            "forward_backward_top": forward + whole(gathered.loss, kept, at_loss),
+            "layer_backward": gradients.layer_terms() + whole(gathered.layer, min(kept, gathered.layer), in_layer),
+            "gradient_reduction": gradients.reduction_terms() + whole(gathered.reduction, in_reduction, in_layer),
+            "backward_end": gradients.end_terms() + whole(gathered.end, left),
+            "step": gradients.step_terms() + whole(0, 0),
+        }
+        later = gradients.later_reduction_terms() if isinstance(gradients, FlatGradients) else None
+        if later is not None:
+            phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
+        if gathered.last_layer > gathered.kept:
+            last, arriving = gathered.last_layer, gathered.arriving_at_last_layer
+            phases["last_layer_forward"] = forward + whole(last, last, arriving)
+        if gathered.first_layer > gathered.last_layer:
+            arriving = gathered.arriving_at_first_layer
+            phases["first_layer_forward"] = forward + whole(gathered.first_layer, tensors.trainable_numel, arriving)
+        if reference_passes(tensors.workload) and not tensors.workload.rollouts:
+            phases["reference_forward"] = forward + whole(gathered.kept + self._reference_gathered, kept, at_loss)
+        if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
+            phases["head_backward"] = gradients.head_terms() + whole(gathered.head, kept, at_loss)
+        if tensors.head and tensors.trains_head:
+            reduced = gradients.head_reduction_terms()
+            phases["head_reduction"] = reduced + whole(gathered.head_reduction, kept, at_loss)
+        return phases
+
+    @cached_property
+    def in_evaluation(self) -> tuple[Terms, Terms]:
+        """Gradients and gathered weights in the forward passes of an evaluation, and behind them. ZeRO-3 fetches by the
+        trace of a training step, so at most what is whole in its forward pass; what its backward pass would need
+        stays."""
+        gathered, idle = self.gathered, self.gradients.idle_terms()
+        behind = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
+        passes = [
+            behind,
+            self._gathered(gathered.first_layer, gathered.first_layer, gathered.arriving_at_first_layer),
+            self._gathered(gathered.last_layer, gathered.last_layer, gathered.arriving_at_last_layer),
+        ]
+        if reference_passes(self.sharded.tensors.workload):
+            passes.append(self._gathered(gathered.kept + self._reference_gathered, gathered.loss))
+        return idle + max(passes, key=total_bytes), idle + behind
+
+    @property
+    def _reference_gathered(self) -> int:
+        """Elements that the reference's own engine, or the policy without adapters, gathers in its forward pass, at
+        most, without what is kept."""
+        if not has_reference_model(self.sharded.tensors.workload):
+            return max(0, self.gathered.reference - self.gathered.kept)
+        own = gathered_parameters(self.sharded.tensors, reference_plan(self.plan), self.sharded.world_size)
+        return max(own.first_layer, own.last_layer)
+
+    @cached_property
+    def gathered_in_scoring(self) -> Terms:
+        """Weights that the policy or the reference model gathers in a forward pass before the training."""
+        own, policy = self._reference_gathered, self.gathered
+        passed = max(policy.first_layer, policy.last_layer, policy.layer if policy.loss else 0)
+        return self._gathered(max(own, passed), 0)
+
+    @cached_property
+    def held_by_training(self) -> HeldByTraining:
+        """What is held while completions are generated or scored."""
+        in_scoring = self.gathered_in_scoring
+        return HeldByTraining(self.sharded, self.resident, self.gathered.persistent, in_scoring, self.cluster)
+
+    @cached_property
+    def weights_in_pass(self) -> WeightsInPass:
+        """What changes during a module's backward pass."""
+        plan, tensors, width = self.plan, self.sharded.tensors, self.sharded.tensors.workload.weight_bytes
+        bucket = plan.reduce_bucket_size if plan.zero_stage else tensors.numel + 1
+        gradients = WeightsInPass(width=width, bucket=bucket)
+        if plan.zero_stage == 0:
+            return gradients._replace(stay=plan.gradient_accumulation_steps == 1)
+        if plan.zero_stage < 3 or not self.gathered.layer:
+            return gradients
+        threshold = plan.stage3_param_persistence_threshold
+        gathered = sum(numel for numel in tensors.trainable + tensors.frozen if numel > threshold)
+        slack = gathered - self.gathered.layer
+        return gradients._replace(released=width, threshold=threshold, slack=slack)
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """The largest phase, without the loss's, which tiles change."""
+        others = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
+        loaded = (phase.allocated_bytes for phase in self.load)
+        return max(total_bytes(self.resident) + max(others), *loaded, 0)
+
+    def tiled_loss(self, tiles: int) -> Terms:
+        """The loss's phase when it is computed tile by tile."""
+        gathered = self.gathered
+        at_loss = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
+        return self.gradients.tiled_loss_terms(tiles) + at_loss
+
+    def _gathered(self, numel: int, unreleased: int, arriving: int = 0) -> Terms:
+        """Gathered elements, `arriving` of them in 8 bits, and hpZ's copy of what was released."""
+        width, in_8_bits = self.sharded.tensors.workload.weight_bytes, min(arriving, numel)
+        size = width * (numel - in_8_bits) + in_8_bits
+        return _GATHERED.term(size, w=width, gathered=size / width) + second_copy(self.sharded, self.plan, unreleased)
