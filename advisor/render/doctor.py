@@ -14,7 +14,7 @@ from rich.text import Text
 from ...estimators.phrase import Phrase, phrase
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
 from ..text.labels import versions_label
-from ..text.language import translate
+from ..text.language import translate, translate_finding
 from ..text.lines import blank, padded, sentence
 from ..text.output import printable
 from ..text.units import gib
@@ -94,14 +94,14 @@ def _finding(finding: DoctorFinding, console: Console) -> None:
     head = Text.assemble(
         (f" {padded(translate(_WORDS[finding.status]), -_STATUS_WIDTH)}", _STYLES[finding.status]),
         f"{finding.check:<{_CHECK_WIDTH}}",
-        (printable(finding.what), "dim" if finding.status == "ok" else ""),
+        (printable(translate_finding(finding.what)), "dim" if finding.status == "ok" else ""),
     )
     sentence(console, head, hang=len(indent) + _CHECK_WIDTH)
     if finding.why:
-        sentence(console, Text(indent + printable(finding.why)), hang=len(indent))
+        sentence(console, Text(indent + printable(translate_finding(finding.why))), hang=len(indent))
     if finding.fix:
         word = translate(phrase("fix: "))
-        fix = Text.assemble(indent, (word, "bold"), printable(finding.fix))
+        fix = Text.assemble(indent, (word, "bold"), printable(translate_finding(finding.fix)))
         sentence(console, fix, hang=len(indent) + cell_len(word))
 
 

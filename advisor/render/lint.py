@@ -16,7 +16,7 @@ from ...estimators.phrase import Phrase, listed, phrase
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
-from ..text.language import translate
+from ..text.language import translate, translate_finding
 from ..text.lines import WIDTH, blank, capitalised, ended, row, sentence
 from ..text.output import printable
 
@@ -151,11 +151,13 @@ def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> 
     sentence(console, title)
     for line in finding.excerpt(text, min(console.width, WIDTH) - 4):
         row(console, Text(f"   {line}", style="dim"))
-    sentence(console, f"  {ended(printable(finding.sentence))}", hang=2)
+    what = translate_finding(finding.what)
+    sentence(console, f"  {ended(printable(finding.sentence if what == finding.what else what))}", hang=2)
+    reason, fix = translate_finding(finding.why), printable(translate_finding(finding.fix))
     if why:
-        sentence(console, f"  {translate(phrase('Why: {reason}', reason=ended(finding.why)))}", hang=2)
-    if finding.fix:
-        sentence(console, f"  {translate(phrase('Fix: {fix}', fix=ended(printable(finding.fix))))}", hang=2)
+        sentence(console, f"  {translate(phrase('Why: {reason}', reason=ended(reason)))}", hang=2)
+    if fix:
+        sentence(console, f"  {translate(phrase('Fix: {fix}', fix=ended(fix)))}", hang=2)
 
 
 def render_diff(name: str, new_name: str, old: str, new: str, console: Console) -> None:

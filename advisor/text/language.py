@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
 from ...estimators.phrase import Phrase
@@ -46,15 +47,15 @@ def language_of_environment() -> Language:
     return "en"
 
 
-def catalogue(language: Language) -> dict[str, str]:
-    """The translation of every template."""
+def catalogue(name: str) -> dict[str, str]:
+    """The translation of every template in a file of this folder."""
     # Imported here: English needs neither.
     import ast
     from importlib.resources import files
 
     entries: list[dict[str, str]] = []
     keyword = ""
-    for line in files(__package__).joinpath(f"{language}.po").read_text(encoding="utf-8").splitlines():
+    for line in files(__package__).joinpath(f"{name}.po").read_text(encoding="utf-8").splitlines():
         word, _, text = line.partition('"')
         if line.startswith("#") or not text:
             continue
@@ -77,6 +78,38 @@ def use_language(language: Language) -> Iterator[None]:
     finally:
         _templates.clear()
         _templates.update(before)
+
+
+_FIELD = re.compile(r"\{([a-z]+)\}")
+
+
+@cache
+def _findings(language: Language) -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
+    """Texts without and with values; of the latter those with most letters first."""
+    texts = catalogue(f"{language}_findings")
+    templates = sorted(filter(_FIELD.search, texts), key=lambda template: -len(_FIELD.sub("", template)))
+    patterns = []
+    for template in templates:
+        words = _FIELD.split(template)
+        parts = (f"(?P<{word}>.*?)" if index % 2 else re.escape(word) for index, word in enumerate(words))
+        patterns.append((re.compile("".join(parts), re.DOTALL), texts[template]))
+    return texts, patterns
+
+
+def translate_finding(text: str) -> str:
+    """A text of a lint rule or of the doctor in the language in use.
+
+    These are plain English sentences with values in them: the translation is that of the template which they match.
+    """
+    if not _templates:
+        return text
+    texts, patterns = _findings("zh")
+    if text in texts:
+        return texts[text]
+    for pattern, translation in patterns:
+        if found := pattern.fullmatch(text):
+            return _FIELD.sub(lambda field: translate_finding(found[field[1]]), translation)
+    return text
 
 
 def in_language(console: Console, language: Language) -> AbstractContextManager[None]:

@@ -156,7 +156,8 @@ def ended(text: str) -> str:
     """A sentence with a full stop, unless another's words have ended it already."""
     if text.endswith((".", "!", "?")):
         return text
-    return f"{text}\u3002" if text[-1:] >= "\u3000" else f"{text}."
+    is_chinese = any(char >= "\u3000" for char in text)
+    return f"{text}\u3002" if is_chinese else f"{text}."
 
 
 def capitalised(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.render.doctor import render_doctor, report_block
+from ds_advise.advisor.text.language import translate_finding, use_language
 from ds_advise.validate.doctor import STATUSES, MachineFacts, judge
 from ds_advise.validate.doctor.building import CompilerTrial, OpsFolder, Toolchain
 from ds_advise.validate.doctor.examine import AREAS
@@ -272,6 +273,17 @@ def test_a_fault_is_found_and_printed(check: str, status: str, words: str, broke
         assert finding.what and not finding.what.endswith(".")
         assert finding.status not in ("warning", "problem") or (finding.why and finding.fix), finding
         assert all(" ".join(text.split()) in unwrapped for text in (finding.what, finding.why, finding.fix))
+
+
+def test_a_fault_in_chinese_has_no_english_reason_and_fix() -> None:
+    """Commands and messages of other programs stay as they are."""
+    english = re.compile(r"(?:\b[a-z']{3,},? ){4}")
+    with use_language("zh"):
+        for *_, broken in (case.values if isinstance(case, type(pytest.param())) else case for case in CASES):
+            for finding in judge(broken).findings:
+                for text in (finding.why, finding.fix):
+                    chinese = re.sub('`.*?`|".*?"|: .*', "", translate_finding(text))
+                    assert not english.search(chinese), text
 
 
 def printed_of(machine: MachineFacts) -> str:

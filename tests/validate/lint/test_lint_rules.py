@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.search.candidate import SURE
+from ds_advise.advisor.text.language import translate_finding, use_language
 from ds_advise.validate.lint import RULES, apply, lint, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
@@ -33,6 +35,19 @@ def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
         corrected, made = apply(read_document(text.encode(), name="x"), edits)
         after = judged(corrected, facts_for(rule), **rule.options)
         assert made and rule.code not in codes(after) and codes(after, "error") <= codes(bad, "error")
+
+
+def test_a_finding_in_chinese_has_no_english_sentence() -> None:
+    """Reason and fix of every rule, and what is wrong with its bad example; names and messages of Python stay."""
+    english = re.compile(r"(?:\b[a-z']{2,},? ){4}")
+    with use_language("zh"):
+        for rule in RULES:
+            found = [
+                each for each in judged(rule.bad, facts_for(rule), **rule.options).findings if each.code == rule.code
+            ]
+            texts = {rule.why, rule.fix, *(text for each in found for text in (each.what, each.fix))}
+            shown = {text: re.sub("`.*?`", "", translate_finding(text)) for text in texts}
+            assert [text for text, chinese in shown.items() if english.search(chinese)] == [], rule.code
 
 
 def test_every_rule_has_a_code_and_names_files_that_deepspeed_has() -> None:
