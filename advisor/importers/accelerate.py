@@ -10,6 +10,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
+from ...estimators.plan import Sharding
 from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
 from .known_keys import keys_of
 from .launch_line import LaunchLine, SlurmJob
@@ -37,7 +38,7 @@ _OF_TRL: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"},
     "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_8_GPUS},
     "fsdp1": {"distributed_type": "FSDP", **_ON_8_GPUS},
-    "fsdp2": {"distributed_type": "FSDP", **_ON_8_GPUS},
+    "fsdp2": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, **_ON_8_GPUS},
     **{
         f"zero{stage}": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": stage}, **_ON_8_GPUS}
         for stage in (1, 2, 3)
@@ -94,7 +95,7 @@ class AccelerateFormat:
             launcher="accelerate",
             training={"precision": precision} if precision in ("bf16", "fp16") else {},
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
-            sharding="zero" if part is not None else "fsdp" if kind == "FSDP" else "none",
+            sharding="zero" if part is not None else _fsdp(values) if kind == "FSDP" else "none",
             deepspeed=part,
             nodes=machines,
             gpus_per_node=max(1, processes // machines) if processes else None,
@@ -124,6 +125,10 @@ class AccelerateFormat:
 
 
 ACCELERATE = AccelerateFormat()
+
+
+def _fsdp(values: Mapping[str, Any]) -> Sharding:
+    return "fsdp2" if str(_block(values, "fsdp_config").get("fsdp_version")) == "2" else "fsdp"
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
@@ -208,7 +213,9 @@ def _with_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -
         run = replace(run, training={**run.training, "precision": precision})
     if name := options.text("deepspeed_config_file"):
         return replace(run, sharding="zero", deepspeed=named_part(name, folder))
-    return replace(run, sharding="fsdp") if options.flag("use_fsdp") else run
+    if not options.flag("use_fsdp"):
+        return run
+    return replace(run, sharding="fsdp2" if options.text("fsdp_version") == "2" else "fsdp")
 
 
 def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> ImportedRun:

@@ -203,7 +203,7 @@ class ImportedRunJson:
     """Null: as many as the tool's least global batch takes."""
     gradient_checkpointing: bool | str
     sharding: str
-    """zero (DeepSpeed), fsdp or none."""
+    """zero (DeepSpeed), fsdp2, fsdp or none."""
     nodes: int | None
     gpus_per_node: int | None
     deepspeed_config: Mapping[str, Any] | None

@@ -137,7 +137,7 @@ def _recommended(
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched
-    own = plan_of(question, _plain(run, question.cluster))
+    own = plan_of(question, _plain(run, question.model, question.workload, question.cluster))
     stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
     return own if stays else best, searched
 
@@ -154,8 +154,12 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
     return shlex.join(words)
 
 
-def _plain(run: ImportedRun, cluster: Cluster) -> PlainPyTorch:
-    return "fsdp" if run.sharding == "fsdp" and cluster.world_size > 1 else "torch"
+def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
+    """FSDP 1 stands for FSDP2 where that is not predicted."""
+    if cluster.world_size == 1 or run.sharding not in ("fsdp", "fsdp2"):
+        return "torch"
+    sharded = Plan(zero_stage=3, sharding=run.sharding, micro_batch_size=1)
+    return "fsdp" if unsupported(model, workload, sharded) is not None else sharded.rung  # type: ignore[return-value]
 
 
 def _config(run: ImportedRun) -> Mapping[str, Any]:
@@ -226,7 +230,8 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
     }
     offloads = run.gradient_checkpointing == "offload"
     if run.sharding != "zero":
-        return replace(plan_for(_plain(run, cluster), model, workload, cluster, **batch), cpu_checkpointing=offloads)
+        rung = _plain(run, model, workload, cluster)
+        return replace(plan_for(rung, model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
         return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
     except ConfigFileError as error:

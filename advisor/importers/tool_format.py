@@ -150,6 +150,7 @@ class ToolFormat:
         part = self.deepspeed(arguments, source.path.parent)
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         checkpointing, reentrant = self._checkpointing(arguments)
+        version = "fsdp2" if arguments.text("fsdp_version") == "2" else "fsdp"
         fsdp = [value for name in self.fsdp if (value := arguments.text(name)) not in (None, "[]", "{}", "false")]
         reading.run.update(
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
@@ -157,7 +158,7 @@ class ToolFormat:
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing,
-            sharding="zero" if part is not None else "fsdp" if fsdp else "none",
+            sharding="zero" if part is not None else version if fsdp else "none",
             deepspeed=part,
             one_process=self.one_process,
             **self.defaults,
@@ -235,7 +236,7 @@ class ToolFormat:
                 changed[name] = value if plan.cpu_checkpointing else None
             if str(given.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
-        replaced = [*self.fsdp, *self.fsdp_settings] if run.sharding == "fsdp" and better.config_name else []
+        replaced = [*self.fsdp, *self.fsdp_settings] if run.sharding in ("fsdp", "fsdp2") and better.config_name else []
         changed |= {name: None for name in (*replaced, *self.superseded) if name in given}
         if better.config_name is not None:
             is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)

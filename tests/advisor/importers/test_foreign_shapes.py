@@ -149,6 +149,14 @@ def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path
     assert answer.files == () and answer.unwritable is not None and "accelerate launch" in answer.unwritable.what
 
 
+@pytest.mark.parametrize(("method", "rung"), [("", "fsdp2"), ("--use_peft --load_in_4bit", "fsdp")])
+def test_fsdp2_is_predicted_as_such_where_it_can_be(method: str, rung: str, tmp_path: Path) -> None:
+    """TRL's own fsdp2 file; quantized weights are predicted as FSDP 1 holds them."""
+    text = f"trl sft --model_name_or_path Qwen/Qwen2.5-7B {method} --accelerate_config fsdp2 --num_processes 8"
+    answer = _imported(tmp_path, text, "A100-80GB")
+    assert answer.run.sharding == "fsdp2" and answer.figures is not None and answer.figures.plan.rung == rung
+
+
 def test_assumptions_about_an_imported_run_are_named(tmp_path: Path) -> None:
     """The launcher, the number of GPUs, and the length that is really assumed: GPT-2 takes 1,024 tokens."""
     answer = _imported(tmp_path, f"python run_glue.py {TRAINER} --model_name_or_path gpt2", "8xA100-80GB")
