@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.memory.activations.loss import tiles_of
@@ -230,13 +231,8 @@ def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
         arguments=_arguments(proposal),
         mlp_tiles=tiles.mlp,
         loss_tiles=tiles.loss,
-        gathers=gathers_weights(run.config),
+        gathers=saves_model(run.config),
     )
-
-
-def gathers_weights(config: Mapping[str, Any]) -> bool:
-    """Whether ZeRO-3 gathers the whole weights when it saves them, which is the default."""
-    return bool(config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True))
 
 
 def _arguments(proposal: Proposal) -> dict[str, Any]:

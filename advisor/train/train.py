@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.files import free_bytes, write_config
+from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
@@ -33,7 +34,7 @@ from ..verification.past_results import probe_and_keep
 from ..verification.probe_order import as_measured
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob, TrainingResult, read_job, read_result, write_record
-from .proposal import KEPT_CHECKPOINTS, Proposal, gathers_weights, job_of
+from .proposal import KEPT_CHECKPOINTS, Proposal, job_of
 from .settings import TrainingSettings
 
 _RANK_MODULE = f"{__package__}.rank"
@@ -272,7 +273,7 @@ def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingF
     return replace(
         job,
         arguments={**job.arguments, **changed},
-        gathers=gathers_weights(request.run.config),
+        gathers=saves_model(request.run.config),
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
 
