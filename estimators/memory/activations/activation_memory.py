@@ -10,20 +10,9 @@ from ...estimate import MEMORY_SYMBOLS, Formula, Terms, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...models.program import ZERO, Size
 from ...workload import Workload
+from .embedding_and_head import End, encoder_output_terms, end, input_term, shared_terms
 from .loss import loss_terms
-from .recording import (
-    SOURCE,
-    End,
-    LayerRecorder,
-    LinearTerm,
-    Recording,
-    encoder_output_terms,
-    end,
-    input_term,
-    saved_term,
-    saved_terms,
-    shared_terms,
-)
+from .recording import SOURCE, LayerRecorder, LinearTerm, Recording, saved_term, saved_terms
 from .saved_tensors import WeightsInPass, frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}

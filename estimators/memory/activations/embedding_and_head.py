@@ -1,0 +1,205 @@
+"""What is saved outside the layers: embeddings, tables, masks, an encoder's output, the final norm and the head's
+input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...estimate import MEMORY_SYMBOLS
+from ...losses import LOSSES
+from ...models.frozen_parts import is_tower, trains_projector
+from ...models.lora import trains_head
+from ...models.model_shape import Block
+from ...models.program import ZERO, Around, Program, Size, Slot
+from .feed_forward import activate
+from .ops import norm
+from .recording import LayerRecorder, LinearTerm, Recording, saved_term
+
+_SYMBOLS = {
+    **MEMORY_SYMBOLS,
+    "D": "head size",
+    "Se": "tokens of the encoder per sample",
+    "b": "bytes per element of the mask",
+}
+_RECORDED = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
+
+
+class End(NamedTuple):
+    """The end of the model, the first to run backward."""
+
+    recording: Recording
+    term: LinearTerm
+
+
+def end(recorder: LayerRecorder) -> End:
+    """The final norm, a masked language model's transform (dense, activation, norm), and the head's input."""
+    model, block = recorder.model, recorder.model.blocks[-1]
+    rows, variant = recorder.rows(block), recorder.variant(block)
+    ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
+    width = recorder.workload.stream_bytes
+    value = output = ops.graph.tensor(rows, model.hidden_size, width, "last hidden state")
+    if model.around is not None:
+        everything = recorder.ops(model.outside, "head")._replace(graph=ops.graph)
+        output = recorder.replay(everything, model.around.closing, block).run(value)
+    elif variant.layout != "post":
+        output = norm(ops, variant.norm, output)
+        output = ops.dropout(output, variant.relative and block.hidden_dropout)
+    elif model.vocab_size:
+        saves = (output,) if ops.trains else ()
+        output = ops.graph.apply("transform", (output,), saves=saves, trains=ops.trains, product=True)
+        output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
+    adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
+    trained = trains_head(model, recorder.workload)
+    kept = recorder.zero3 or LOSSES[recorder.workload.loss].head_again  # which needs its input whatever trains
+    if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
+        output = ops.cast(output, ops.itemsize) if recorder.workload.autocasts else output
+        ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
+    recording = Recording(ops.graph, value, output)
+    return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
+
+
+def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
+    """What lives as long as the layers."""
+    around = recorder.model.around
+    if around is None:
+        return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
+    programs = [block.program for block in recorder.model.blocks if block.program is not None]
+    # Code that has no fused attention gets its mask as an input of the layers.
+    has_masks = not recorder.model.module and any(program.has_fused_attention for program in programs)
+    masks = _masks(recorder) if has_masks else []
+    return [*_layer_inputs(recorder, programs), *masks, *_openings(recorder, around)]
+
+
+def _layer_inputs(recorder: LayerRecorder, programs: Sequence[Program]) -> list[LinearTerm]:
+    """Rotary tables and the like: all that checkpointed layers get besides their input; otherwise what layers save of
+    it. Of a module all of it: its batch and buffers."""
+    tensors: dict[int, Slot] = {}
+    for program in programs:
+        tensors |= program.sources(saved=not (recorder.checkpointing or recorder.model.module))
+    size, length, width = ZERO, recorder.workload.seq_len, recorder.workload.weight_bytes
+    for slot in tensors.values():
+        size = size.plus(slot.elements.at(length).times(slot.itemsize or width))
+    inputs = {"x": size.per_sample, "y": size.fixed}
+    return [LinearTerm("inputs of all layers", size, "B x + y", inputs, _RECORDED)] if any(size) else []
+
+
+def _openings(recorder: LayerRecorder, around: Around) -> list[LinearTerm]:
+    """What is saved before the first layer of each stack. Checkpointing makes the embedding's output require a gradient
+    (`enable_input_require_grads`), which keeps it."""
+    needs_grad = recorder.checkpointing and not recorder.trains_embedding
+    model, terms = recorder.model, []
+    for opening in around.openings:
+        ops = recorder.ops(model.outside, "embedding")
+        block = next(block for block in reversed(model.blocks) if not block.tokens)
+        rows, given = recorder.rows(block), None
+        if opening.input >= 0:  # what the stack before it returned
+            slot = opening.slots[opening.input]
+            before = slot.elements.at(rows).per_sample // slot.width
+            given = ops.graph.tensor(before, slot.width, ops.itemsize, "last hidden state")
+        output = recorder.replay(ops, opening, block, embedding_needs_grad=needs_grad).run(given)
+        saved = [storage for storage in ops.graph.saved() if storage is not output.storage]
+        if saved:
+            terms.append(saved_term("embedding", saved, count=1, rows=rows))
+    return terms
+
+
+def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
+    """cos and sin."""
+    rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
+    if rotary is None:
+        return []
+    rows, item = recorder.workload.seq_len, recorder.workload.stream_bytes
+    width = rotary.rope_head_dim or rotary.head_dim
+    inputs = {"S": rows, "D": width, "w": item}
+    return [LinearTerm("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", inputs, _SYMBOLS)]
+
+
+def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
+    """Checkpointed layers hold their masks for the recomputation; otherwise they go with the forward pass. Relative
+    positions (T5) are saved in any case, a decoder's with the causal mask in every layer."""
+    item, terms, seen = recorder.workload.weight_bytes, [], set()
+    for block in recorder.model.blocks:
+        rows, heads = recorder.rows(block), block.attention.heads
+        kernel, masked = recorder.kernel(block)
+        kind = (kernel, masked, block.attention.window is None, block.stack)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        inputs: dict[str, float] = {"S": rows, "w": item, "A": heads}
+        if masked and recorder.checkpointing:
+            mask = recorder.mask(recorder.ops((), "mask"), recorder.variant(block), kernel, rows)
+            fixed = mask.storage.fixed
+            size, text = (Size(0, mask.size), "S S b") if fixed else (Size(mask.size, 0), "B S S b")
+            terms.append(LinearTerm("attention mask", size, text, inputs | {"b": mask.itemsize}, _SYMBOLS))
+        if not recorder.variant(block).relative:
+            continue
+        if block.stack == "encoder" or recorder.checkpointing:
+            size = Size(0, heads * rows * rows * item)
+            terms.append(LinearTerm(f"{block.stack} position bias", size, "A S S w", inputs))
+        if recorder.checkpointing and block.cross_attention is not None:
+            keys = recorder.encoder_rows
+            size, inputs_of_both = Size(0, heads * rows * keys * item), inputs | {"Se": keys}
+            terms.append(LinearTerm("cross-attention position bias", size, "A S Se w", inputs_of_both, _SYMBOLS))
+        if recorder.trains and not recorder.checkpointing:
+            terms.append(LinearTerm(f"{block.stack} position buckets", Size(0, 8 * rows * rows), "8 S S", inputs))
+    return terms
+
+
+def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
+    """What the embedding's norm, dropout and convolutions save before the first layer of each stream."""
+    model, terms = recorder.model, []
+    for block in {block.stack: block for block in reversed(model.blocks)}.values():
+        variant, rows = recorder.variant(block), recorder.rows(block)
+        derives = recorder.derives(block)
+        ops = recorder.ops((), "embedding")._replace(frozen=not derives)
+        convolved = variant.convolved_input and block.stack == "encoder"
+        needs_grad = derives and (is_tower(block) or recorder.trains_embedding or recorder.checkpointing)
+        item, width = recorder.workload.stream_bytes, model.stream_width(block)
+        value = ops.graph.tensor(rows, width, item, "embedding", needs_grad=needs_grad)
+        if convolved:
+            # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.
+            value = ops.graph.apply("convolved", (value,), rows=2 * rows)
+            value = activate(ops, "gelu", value)
+            value = ops.graph.apply("convolved", (value,), rows=rows, saves=(value,))
+            value = ops.scale(activate(ops, "gelu", value), "embedding")
+        if variant.embedding_norm:
+            value = norm(ops, variant.norm, value)
+        drops = variant.embedding_dropout and block.hidden_dropout > 0
+        ops.dropout(value, drops)
+        if saved := ops.graph.saved():
+            terms.append(saved_term(f"{block.stack} embedding", saved, count=1, rows=rows))
+        if (variant.summed_input or drops) and recorder.checkpointing and not recorder.trains:
+            terms.append(_hidden(recorder, "embedding output", block))
+    return terms
+
+
+def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
+    """An encoder's final norm and its output, which every cross-attention reads."""
+    encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
+    if not encoder or encoder[-1] is recorder.model.blocks[-1]:
+        return []
+    variant = recorder.variant(encoder[-1])
+    if variant.pooled_output:
+        return []
+    derives = recorder.derives(encoder[-1])
+    ops = recorder.ops((), "encoder output")._replace(frozen=not derives)
+    width, rows = recorder.model.stream_width(encoder[-1]), recorder.rows(encoder[-1])
+    item = recorder.workload.stream_bytes
+    value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=derives)
+    output = norm(ops, variant.norm, value, "encoder output")
+    output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
+    trains = is_tower(encoder[-1]) and trains_projector(recorder.model, recorder.workload)
+    ops.graph.apply("keys", (output,), saves=(output,), trains=trains)
+    return [saved_term("encoder output", ops.graph.saved(), count=1, rows=rows)]
+
+
+def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
+    rows, hidden, item = recorder.rows(block), recorder.model.stream_width(block), recorder.workload.stream_bytes
+    return LinearTerm(name, Size(rows * hidden * item, 0), "B S H w", {"S": rows, "H": hidden, "w": item})
+
+
+def input_term(recorder: LayerRecorder, block: Block) -> LinearTerm:
+    """The inputs of a block's layers, kept by checkpointing."""
+    hidden = _hidden(recorder, f"{block.stack} layer inputs", block)
+    return LinearTerm(hidden.name, hidden.size.times(block.count), "L B S H w", {"L": block.count, **hidden.inputs})
