@@ -59,7 +59,7 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
         raise WorkloadError(
             f"--method {given['method']} does not apply to a module of your own",
             why="its own code makes its adapters",
-            fix="leave --method out",
+            fix="let the function return get_peft_model(...), and leave --method out",
         )
     if checkpointing == "offload" or (checkpointing == "on" and not shape.module.checkpointing):
         raise WorkloadError(

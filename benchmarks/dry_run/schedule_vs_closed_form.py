@@ -1,7 +1,7 @@
 """The closed form of the step's time against the schedule that a dry run of the real engine records, term by term.
 
     python -m benchmarks.dry_run.schedule_vs_closed_form [NAME ...] [--sample K] [--workers N] [--schedules FOLDER
-                                                         [--offline]] [--autoep] [--json FILE] [--write]
+                                                         [--offline]] [--autoep | --recorded] [--json FILE] [--write]
 
 The plans are those of `cases`: eight families x eight rungs x checkpointing x sequences x world sizes x full and LoRA,
 and special settings. Each is dry run once, and its schedule is played on several GPUs; the closed form estimates the
@@ -12,6 +12,7 @@ NAME:        only cases whose name has all of these words.
 --schedules: keep what the dry runs record in FOLDER, and do not run again what is in it: an interrupted run goes on.
 --offline:   run nothing, take the cases that the folder has: so the closed form is mended, in seconds.
 --autoep:    the cases of experts that are spread over ranks instead, which want transformers 5.0 to 5.22.
+--recorded:  models whose layers are recorded instead.
 --json:      all rows.
 --write:     put the table into docs/closed-form.md.
 
@@ -36,7 +37,7 @@ from ds_advise.estimators.time.step_time import estimate_time
 
 from ..document import put
 from ..schedule_files import read_schedule, write_schedule
-from .cases import EXPERTS_SPREAD, GRID, SPECIAL, spread
+from .cases import EXPERTS_SPREAD, GRID, RECORDED_CASES, SPECIAL, spread
 from .compare import Setting
 from .forked_dry_runs import answers
 
@@ -82,7 +83,7 @@ def _grouped(components: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    everything = EXPERTS_SPREAD if options.autoep else (*GRID, *SPECIAL)
+    everything = EXPERTS_SPREAD if options.autoep else RECORDED_CASES if options.recorded else (*GRID, *SPECIAL)
     cases = [case for case in everything if all(word in case.name.split() for word in options.names)]
     for setting, schedule in schedules([Setting.of(case) for case in spread(cases, options.sample)], options):
         plan, tokens = setting.plan, setting.workload.seq_len
@@ -169,6 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--schedules", type=Path, metavar="FOLDER")
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--autoep", action="store_true")
+    parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)

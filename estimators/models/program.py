@@ -9,6 +9,7 @@ Made by `probes.model_recorder`; run again by `memory.activations.replay`.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal, NamedTuple
 
 Coefficients = tuple[float, float, float]
@@ -155,6 +156,15 @@ class Program(NamedTuple):
     def has_mask(self) -> bool:
         """Attention gets a mask even where no window limits it."""
         return any(dict(instruction.details).get("masked") for instruction in self.instructions)
+
+    def derived(self, trained: Container[str]) -> set[int]:
+        """The slots that require a gradient where these weights do."""
+        found = {number for number, slot in enumerate(self.slots) if slot.source > 0 and slot.needs_grad}
+        for each in self.instructions:
+            trains = any(name in trained for name in each.reads_weights)
+            if trains or found.intersection(each.inputs):
+                found.update(number for number in each.outputs if self.slots[number].needs_grad)
+        return found
 
     def sources(self, *, saved: bool) -> dict[int, Slot]:
         """The tensors from outside, by their number in the model. saved: only those that a derivative reads."""

@@ -179,6 +179,8 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
     """The products of a module's program, each as one matrix product of the same FLOPs and results: a convolution
     sums over its window and has the output channels as columns."""
     shapes = {tensor.name: tensor.shape for tensor in block.tensors}
+    trained = {tensor.name for tensor in block.tensors if not tensor.frozen}
+    derived = program.derived(trained)
     runs_again = False
     for instruction in program.instructions:
         if instruction.kind in ("checkpoint", "checkpointed"):
@@ -191,10 +193,10 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
         weight = next((shapes[name] for name in instruction.reads_weights if len(shapes.get(name, ())) > 1), ())
         columns = min(weight[0] if weight else result.width, elements)
         inner = max(1, flops // (2 * elements))
-        needs = [program.slots[number].needs_grad for number in instruction.inputs]
-        backward = 1.0 + needs[0]
+        needs, trains = [number in derived for number in instruction.inputs], trained & {*instruction.reads_weights}
+        backward = float(bool(trains) + needs[0])
         if instruction.kind != "linear":
-            mask = sum(need << place for place, need in enumerate([*needs, bool(instruction.weights)]))
+            mask = sum(need << place for place, need in enumerate([*needs, bool(trains)]))
             derivative = instruction.derivative(mask)
             backward = derivative.flops.at(workload.seq_len).at(micro_batch) / flops if derivative else 0.0
         yield Product(

@@ -71,9 +71,8 @@ def recorded_module(
     """
     model = _without_data(model)
     name = own.factory.rpartition("/")[2] or type(model).__name__
-    frozen = [path for path, parameter in model.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        raise UnrecordableError(f"{len(frozen)} of its parameters are frozen, such as {frozen[0]}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UnrecordableError("all of its parameters are frozen")
     model.train()
     method = enable_checkpointing(model)
     follows = _shapes(make_batch(1, seq_len)) != _shapes(make_batch(1, 2 * seq_len))
@@ -180,4 +179,5 @@ def _with_results(steps: Sequence[Step], last: set[int]) -> list[Step]:
 def _tensors(model: torch.nn.Module) -> Iterator[Tensor]:
     for path, parameter in model.named_parameters():
         linear = isinstance(model.get_submodule(path.rpartition(".")[0]), torch.nn.Linear)
-        yield Tensor(path, tuple(parameter.shape), "other", linear=linear and parameter.dim() == 2)
+        frozen = not parameter.requires_grad
+        yield Tensor(path, tuple(parameter.shape), "other", linear=linear and parameter.dim() == 2, frozen=frozen)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ModelConfigError
-from ...estimators.json_form import from_json, to_json
+from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape
 from ..store_path import store_path
@@ -37,22 +37,30 @@ def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> Mode
 
     Raises ModelConfigError where transformers has no class for it, and where its code cannot be recorded.
     """
-    file = _file(config)
-    try:
-        shape: ModelShape = from_json(ModelShape, json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError):
+    known = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+    file = cached_file(known)
+    shape = cached(file, ModelShape)
+    if shape is None:
         shape = _record(config, name)
-        _keep(file, shape)
+        keep(file, shape)
     return replace(
         shape, name=name, source=f"{source}; recorded from the code of transformers {_version('transformers')}"
     )
 
 
-def _file(config: Mapping[str, Any]) -> Path:
-    known = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+def cached_file(subject: Any) -> Path:
+    """Where the recording of a subject, a value of JSON, is kept for the installed versions."""
     versions = [_version("transformers"), _version("torch")]
-    text = json.dumps([FORMAT, versions, known], sort_keys=True)
+    text = json.dumps([FORMAT, versions, subject], sort_keys=True)
     return store_path().parent / "models" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def cached(file: Path, kind: type[Form]) -> Form | None:
+    """What was kept; None for nothing, and for what cannot be read."""
+    try:
+        return from_json(kind, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def _version(package: str) -> str:
@@ -62,12 +70,12 @@ def _version(package: str) -> str:
         return ""
 
 
-def _keep(file: Path, shape: ModelShape) -> None:
+def keep(file: Path, recording: Any) -> None:
     """Write the recording; without a writable cache it is recorded again next time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(to_json(shape), separators=(",", ":")), encoding="utf-8")
+        partial.write_text(json.dumps(to_json(recording), separators=(",", ":")), encoding="utf-8")
         partial.replace(file)
     except OSError:
         return

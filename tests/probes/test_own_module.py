@@ -16,8 +16,11 @@ from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, Workloa
 from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import saved_tensors
 from ds_advise.estimators.memory.device_overhead import library_workspace
+from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.model_shape import Input, ModelShape
+from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
+from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.dry_run.run import _error, ask_each, request_for
 from ds_advise.probes.model_recorder import own_module
@@ -106,6 +109,44 @@ def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_module, "answers", answers)
 
 
+ADAPTED = """
+import torch
+from width import WIDTH
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH))
+
+def build():
+    from peft import LoraConfig, get_peft_model
+    return get_peft_model(Net(), LoraConfig(r=4, target_modules=["2"]))
+"""
+
+
+@pytest.mark.usefixtures("in_forks")
+def test_what_the_function_freezes_has_no_gradient_and_its_recording_lasts_as_long_as_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(ADAPTED, encoding="utf-8")
+    file = tmp_path / "width.py"
+    file.write_text("WIDTH = 8", encoding="utf-8")
+
+    def shape() -> ModelShape:
+        return ask(f"{tmp_path}/net.py:build", gpus=GPUS, input_shape="16" if "16" in file.read_text() else "8").model
+
+    first = shape()
+    tensors = tensor_set(first, Workload())
+    assert (tensors.trainable_numel, sum(tensors.frozen)) == (4 * (32 + 8), 8 * 32 + 32 + 32 * 8 + 8)
+    flops = micro_batch_flops(first, Workload(), Plan(zero_stage=0, micro_batch_size=4))
+    # The frozen first layer has no backward pass; of the second only the adapter takes gradients.
+    assert flops.backward == 2 * 4 * (2 * 4 * 8 + 32 * 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(own_module, "answers", lambda *_: pytest.fail("recorded again"))
+        assert shape() == first
+    file.write_text("WIDTH = 16", encoding="utf-8")
+    assert shape().parameters > first.parameters
+
+
 @pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize("follows", [True, False])
 def test_tokens_count_where_batches_follow_the_length(tmp_path: Path, *, follows: bool) -> None:
@@ -166,7 +207,7 @@ def number(): return 3
         ("item", r"refused.py:6 asks for the value of a tensor"),
         ("index", r"refused.py:10 needs real values"),
         ("loop", "its operations depend on the batch size"),
-        ("frozen", "2 of its parameters are frozen, such as weight"),
+        ("frozen", "all of its parameters are frozen"),
         ("number", "number of .*refused.py returned a int"),
         ("missing", "has no function 'missing'"),
     ],

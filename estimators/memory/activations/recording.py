@@ -231,7 +231,8 @@ class LayerRecorder(NamedTuple):
         replay = Replay(ops, program, rows, block.attention.window, kernel_of, embedding_needs_grad)
         if self.model.module:
             uses = Counter(name for each in program.instructions for name in each.reads_weights)
-            numels = {tensor.name: tensor.numel for tensor in block.tensors}
+            numels = {tensor.name: tensor.numel for tensor in block.tensors if not tensor.frozen}
+            replay.frozen = frozenset(tensor.name for tensor in block.tensors if tensor.frozen)
             replay.checkpointing, replay.zero3 = self.checkpointing, self.zero3
             replay.numels = {name: numel for name, numel in numels.items() if uses[name] < 2}
             replay.shared = {

@@ -34,6 +34,8 @@ class Replay:
     """Weights that several operations read, whose gradients wait for the last one."""
     numels: Mapping[str, int] = field(default_factory=dict)
     """Elements of the other weights, in the program of a module."""
+    frozen: frozenset[str] = frozenset()
+    """Weights that do not train although others do."""
     zero3: bool = False
     outer: list[Ops] = field(default_factory=list, init=False)
     values: dict[int, Value] = field(default_factory=dict, init=False)
@@ -141,7 +143,7 @@ class Replay:
     def _apply(self, instruction: Instruction, inputs: tuple[Value, ...]) -> None:
         """An operation of torch, by what was recorded of its derivative."""
         ops, slots = self.ops, self.program.slots
-        trains = ops.trains and bool(instruction.weights)
+        trains = ops.trains and not self.frozen.issuperset(instruction.weights)
         folded = [self._folded(name) for name in instruction.weights]
         is_leaf = self.embedding_needs_grad and self.program.embedding in instruction.outputs
         mask = sum(1 << place for place, value in enumerate(inputs) if value.needs_grad)
