@@ -63,11 +63,12 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
 
 
 def free_settings(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings of rollouts that are left to the search."""
+    """The settings of rollouts that are left to the search; a server's GPUs always, since the cluster has them."""
     if OBJECTIVES[given["objective"]].rollouts is None:
         return ()
     names = ("rollout", "server_gpus", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
-    return tuple(name for name in names if given[name] in (None, "auto"))
+    free = {name for name in names if given[name] in (None, "auto")}
+    return tuple(sorted(free | ({"server_gpus"} if given["server_gpus"] else set())))
 
 
 def rollout_choices(question: Question) -> list[Question]:

@@ -15,7 +15,7 @@ from typing import get_args
 from ds_advise.advisor.search.candidate import SURE, Verdict, verdict_of
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 
-from . import memory_spread, peer_runs, peers, questions
+from . import memory_spread, other_objectives, peer_runs, peers, questions
 from .between_sources import Error, by_source, mean_of_sources
 from .predicted_memory import Kind, Result, error_of, results
 from .report import Section, Table, percent
@@ -158,6 +158,8 @@ def section() -> Section:
             memory_spread.table(results()),
             memory_spread.verdict_table(results()),
             _fit_table(),
+            other_objectives.table(fit_probabilities()),
+            other_objectives.false_fits(fit_probabilities()),
             _rivals(exact),
             peers.peaks(),
             peers.fits(fit_probabilities()),

@@ -21,6 +21,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from ds_advise.advisor.search.candidate import verdict_of
+from ds_advise.estimators.workload import NEXT_TOKEN
 
 from . import peer_runs
 from .between_sources import Error, mean_of_sources
@@ -68,6 +69,8 @@ class Answer(NamedTuple):
 def claims(run: Run) -> list[str]:
     """The peers, DeepSpeed's estimators apart, that say that they answer for this run. What fitcheck-llm says of its
     own runs is in `peer_runs`."""
+    if run.workload.objective != NEXT_TOKEN:
+        return []
     dense = run.model.model_type in LLAMA_LIKE and run.workload.loss == "standard"
     one, full = run.cluster.world_size == 1, run.workload.method == "full"
     foreign = not run.source.startswith("fitcheck-llm")

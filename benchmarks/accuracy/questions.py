@@ -20,11 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 from ds_advise.advisor.advise import ask, plan_of
 from ds_advise.advisor.question.model_source import load_model
+from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.objectives import loss_of
+from ds_advise.estimators.objectives import OBJECTIVES, loss_of
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.workload import Software, Workload
 
 DATA = Path(__file__).parents[1] / "data"
@@ -103,6 +105,9 @@ def question_of(asked: Asked) -> dict[str, Any]:
     for name in ("objective", "mlp", "kernels", "document_len", "framework"):
         if getattr(workload, name) != getattr(defaults, name):
             question[name] = getattr(workload, name)
+    if workload.precompute_ref_log_probs:
+        question["precompute_ref_log_probs"] = True
+    question |= _rollout_options(workload)
     if workload.loss != loss_of(workload.objective, workload.framework, workload.software):
         question["loss"] = workload.loss
     if workload.lora_targets is not None:
@@ -116,6 +121,21 @@ def question_of(asked: Asked) -> dict[str, Any]:
     if settings:
         question["settings"] = ",".join(settings)
     return question
+
+
+def _rollout_options(workload: Workload) -> dict[str, Any]:
+    """What differs from the objective's defaults, and what would be left to the search."""
+    rollouts, usual = workload.rollouts, OBJECTIVES[workload.objective].rollouts
+    if rollouts is None or usual is None:
+        return {}
+    found: dict[str, Any] = {"rollout": rollouts.rollout}
+    if rollouts.rollout != "generate":
+        found["vllm_tensor_parallel_size"] = rollouts.vllm_tensor_parallel_size
+    if rollouts.rollout == "vllm-colocate":
+        found["vllm_enable_sleep_mode"] = "on" if rollouts.vllm_enable_sleep_mode else "off"
+    names = (field.name for field in fields(Rollouts) if field.name not in (*found, "server_has_node"))
+    differing = {name: getattr(rollouts, name) for name in names if getattr(rollouts, name) != getattr(usual, name)}
+    return found | {name: value for name, value in differing.items() if name != "scores_policy"}
 
 
 def _preset(asked: Asked) -> Plan:
@@ -148,7 +168,8 @@ def command_of(asked: Asked) -> str:
     """The same as a command line, from the root of the repository."""
     words = ["ds-advise", "explain", model_argument(asked.model_name)]
     for name, value in question_of(asked).items():
-        words += [f"--{'set' if name == 'settings' else name.replace('_', '-')}", str(value)]
+        flag = f"--{'set' if name == 'settings' else name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
     return shlex.join([*words, "--offline", "--json"])
 
 
@@ -156,7 +177,7 @@ def is_public(asked: Asked) -> bool:
     """Whether the public options mean exactly what the row was read as."""
     question = question_of(asked)
     rung, settings = question.pop("rung"), question.pop("settings", None)
-    heard = ask(asked.model, **question)
+    heard = rollout_choices(ask(asked.model, **question))[0]
     if (heard.workload, heard.cluster) != (_as_asked(asked), asked.cluster):
         return False
     return plan_of(heard, rung, settings).plan == asked.plan

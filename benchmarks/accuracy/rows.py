@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.objectives import OBJECTIVES, trained_model
 from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.workload import (
+    NEXT_TOKEN,
     AttentionKernel,
     LayerKernels,
     LossKernel,
@@ -60,6 +63,8 @@ class Run:
     fitted: bool
     not_met_because: str
     notes: str
+    step_s: float | None = None
+    """Seconds of an optimizer step, where the source of a training with another objective prints them."""
 
     @property
     def origin(self) -> str:
@@ -109,7 +114,12 @@ def excluded() -> tuple[dict[str, str], ...]:
 
 def run_of(number: int, row: dict[str, str]) -> Run:
     """A row of `data/published_memory.csv`, or one with the same columns."""
-    model, cluster = model_of(row["model"]), parse_cluster(row["gpus"])
+    name, *words = (row["objective"] or NEXT_TOKEN).split()
+    objective, settings = cast(Objective, name), dict(word.split("=") for word in words)
+    model = trained_model(model_of(row["model"]), objective)
+    trl, precomputed, step_s = (settings.pop(each, None) for each in ("trl", "precompute_ref_log_probs", "step_s"))
+    rollouts = _rollouts(objective, settings)
+    cluster, rollouts = _apart(parse_cluster(row["gpus"]), rollouts)
     workload = Workload(
         method=cast(Method, row["method"]),
         quantization="gptq" if row["quantization"] == "gptq" else "nf4",
@@ -124,8 +134,10 @@ def run_of(number: int, row: dict[str, str]) -> Run:
         loss=cast(LossKernel, row["loss"] or "standard"),
         kernels=cast(LayerKernels, row["kernels"] or "torch"),
         framework="trl" if row["objective"] else "deepspeed" if row["output"] == "held" else "hf",
-        objective=cast(Objective, row["objective"] or "next-token"),
-        software=_software(row),
+        objective=objective,
+        precompute_ref_log_probs=precomputed == "yes",
+        rollouts=rollouts,
+        software=_software(row, trl),
     )
     plan = _plan(row, model)
     return Run(
@@ -141,19 +153,43 @@ def run_of(number: int, row: dict[str, str]) -> Run:
         measured_bytes=_bytes(row["measured"], row["unit"]),
         device_bytes=_bytes(row["device_mib"], "MiB"),
         fitted=row["fitted"] == "yes",
+        step_s=float(step_s) if step_s else None,
         not_met_because=row["not_met_because"],
         notes=row["notes"],
     )
+
+
+def _rollouts(objective: Objective, settings: dict[str, str]) -> Rollouts | None:
+    """The objective's settings of completions, with those of the row."""
+    rollouts = OBJECTIVES[objective].rollouts
+    usual = {name: getattr(rollouts, name) for name in settings}
+    typed: dict[str, Any] = {
+        name: settings[name] == "yes"
+        if isinstance(value, bool)
+        else type(0 if value is None else value)(settings[name])
+        for name, value in usual.items()
+    }
+    return rollouts and replace(rollouts, **typed)
+
+
+def _apart(cluster: Cluster, rollouts: Rollouts | None) -> tuple[Cluster, Rollouts | None]:
+    """The GPUs that train, without those of a server: a node of several."""
+    if rollouts is None or not rollouts.server_gpus:
+        return cluster, rollouts
+    if cluster.nodes > 1:
+        return replace(cluster, nodes=cluster.nodes - 1), replace(rollouts, server_has_node=True)
+    return replace(cluster, gpus_per_node=cluster.gpus_per_node - rollouts.server_gpus), rollouts
 
 
 def _bytes(figure: str, unit: str) -> int | None:
     return int(float(figure) * UNITS[unit]) if figure else None
 
 
-def _software(row: dict[str, str]) -> Software:
+def _software(row: dict[str, str], trl: str | None) -> Software:
     """None of the runs used expandable segments, and none DeepSpeed 0.19; older versions are alike."""
     return Software(
         transformers=_version(row["transformers"]) or Software().transformers,
+        trl=_version(trl or "") or Software().trl,
         deepspeed=(0, 14) if row["loop"] == "deepspeed" else Software().deepspeed,
         reentrant=row["reentrant"] == "yes",
         autocast=row["autocast"] == "yes",

@@ -41,7 +41,14 @@ from ..optimizers import OptimizerSpec, optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations.activation_memory import activation_memory, module_moments
-from .activations.loss import hidden_gradient, logits_gap_bytes, loss_tiles, output_terms, tile_of_logits
+from .activations.loss import (
+    hidden_gradient,
+    logits_gap_bytes,
+    loss_tiles,
+    output_terms,
+    reference_logits_terms,
+    tile_of_logits,
+)
 from .batch_independent import BatchIndependentMemory, resident
 from .device_overhead import (
     allocator_overhead,
@@ -207,6 +214,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     )
     # The policy without adapters holds most as it begins: its first pass fetches ahead.
     unsaved = activations.unsaved_terms if has_reference_model(workload) else ()
+    both = reference_logits_terms(model, workload, micro_batch_size)
     saved, head = activations.saved_terms, activations.head_terms
 
     def left(reduced: int) -> Terms:
@@ -227,7 +235,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "gradient_reduction": left(gradients.reduced),
         "backward_end": _encoder(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
-        "reference_forward": saved + activations.head_terms + unsaved,
+        "reference_forward": saved + activations.head_terms + max(unsaved, both, key=total_bytes),
         "head_backward": saved + head,
         "head_reduction": saved,
     }

@@ -14,6 +14,7 @@ tokens in a generation on each GPU:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from ..objectives import reference_passes, reference_plan, reward_workload
 from ..plan import Plan
 from ..rollouts import SERVER_MEMORY_UTILIZATION, Rollouts
 from ..workload import Workload
-from .activations.activation_memory import activation_memory
+from .activations.activation_memory import activation_memory, forward_only_terms
 from .activations.loss import HEAD_COLUMNS, HEAD_TOKENS
 from .evaluation import cache_terms, generation_cache_terms
 from .gathered_parameters import gathered_parameters
@@ -36,20 +37,32 @@ LOGIT_BYTES = 14
 """Bytes per logit of the next token: 16-bit logits, an fp32 copy, probabilities, and torch.multinomial's random numbers
 (transformers 5.23 generation/utils.py `_sample`)."""
 
-VLLM_OVERHEAD_BYTES = 3 << 30
-"""What a vLLM engine needs of its part besides weights and keys and values: a profiled pass of 4096 tokens
-(`max_num_batched_tokens` in TRL), CUDA graphs and the context. Rounded up: graphs of a 7B model take 0.5 to 1 GiB,
-activations of 4096 tokens about 1 GiB (vLLM's log). Not measured here."""
+VLLM_TOKENS, VLLM_SEQUENCES = 4096, 256
+"""Tokens and sequences of the pass that vLLM profiles: TRL's `max_num_batched_tokens` (trl 1.16
+generation/vllm_generation.py) and vLLM's default of `max_num_seqs`."""
 
-VLLM_ASLEEP_BYTES = 2 << 30
-"""What stays of it in sleep mode: CUDA graphs, workspaces and the context, 1 to 3 GiB in vLLM's log line "Sleep mode
-freed ... memory is still in use". Not measured here."""
+VLLM_SAMPLED_BYTES = 41
+"""Per logit of a sequence while vLLM samples: sorted logits, their indices, probabilities. From the profile of
+Llama-3-8B (benchmarks/data/vllm_memory.csv)."""
+
+VLLM_NON_TORCH_BYTES = 410 << 20
+"""NCCL, the context and library workspaces in vLLM's profiles: 0.15 to 0.39 GiB (benchmarks/data/vllm_memory.csv)."""
+
+VLLM_GRAPHS_BYTES = 1659 << 20
+"""CUDA graphs: 0.17 to 2.4 GiB in vLLM's logs; this is the line of its default 51 and 35 graphs
+(benchmarks/data/vllm_memory.csv). Captured after the cache is made, so not in `gpu_memory_utilization`; vLLM counts
+them there since 0.21 (v1/worker/gpu_worker.py `determine_available_memory`)."""
+
+VLLM_ASLEEP_BYTES = VLLM_GRAPHS_BYTES + VLLM_NON_TORCH_BYTES
+"""What stays of it in sleep mode, level 2, which frees weights and keys and values. Published: 0.8 GiB of a model of
+1B, the context included."""
 
 _ROLLOUT = {
     **MEMORY_SYMBOLS,
     "b": "completions that a GPU generates at once",
     "u": "vllm_gpu_memory_utilization",
     "card": "bytes of the GPU's memory",
+    "graphs": "bytes of vLLM's CUDA graphs",
     "whole": "elements that are gathered from all ranks",
 }
 _NEXT_LOGITS = Formula(
@@ -60,7 +73,9 @@ _NEXT_LOGITS = Formula(
 )
 _GATHERED = Formula("gathered_parameters", "w whole", "trl 1.16 models/utils.py _unwrap_model_for_generation", _ROLLOUT)
 _HANDED = _GATHERED._replace(source="trl 1.16 generation/vllm_generation.py _iter_named_params")
-_VLLM = Formula("vllm", "u card", "vLLM gpu_memory_utilization; trl 1.16 generation/vllm_generation.py", _ROLLOUT)
+_VLLM = Formula(
+    "vllm", "u card + graphs", "vLLM gpu_memory_utilization; trl 1.16 generation/vllm_generation.py", _ROLLOUT
+)
 _ASLEEP = Formula("vllm", "asleep", "vLLM sleep mode, level 2", {"asleep": "bytes that stay in sleep mode"})
 _SCORED = Formula(
     "logits of one chunk", "w c v", "trl 1.16 kernels/chunked_logprob.py", {**_ROLLOUT, "c": "tokens", "v": "columns"}
@@ -95,7 +110,7 @@ def held_in_every_phase(workload: Workload, cluster: Cluster, plan: Plan) -> Ter
 
 def _vllm(rollouts: Rollouts, cluster: Cluster) -> Terms:
     u, card = rollouts.vllm_gpu_memory_utilization, cluster.gpu.memory_bytes
-    return _VLLM.term(u * card, u=u, card=card)
+    return _VLLM.term(u * card + VLLM_GRAPHS_BYTES, u=u, card=card, graphs=VLLM_GRAPHS_BYTES)
 
 
 @lru_cache(maxsize=64)
@@ -189,4 +204,13 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
     ranks = rollouts.vllm_tensor_parallel_size
     weights = workload.weight_bytes * model.parameters / ranks
     kept = workload.weight_bytes * cached_elements(model, workload.seq_len, latent=True)
-    return ranks * (share * memory_bytes - VLLM_OVERHEAD_BYTES - weights) / max(1, kept)
+    return ranks * (share * memory_bytes - profiled_bytes(model, workload) - weights) / max(1, kept)
+
+
+def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOKENS) -> int:
+    """What vLLM sets aside beside weights, keys and values: the larger of a layer's forward pass of `tokens` tokens and
+    sampling, and what is not torch's."""
+    one = replace(workload.of_passes().of_length(tokens), attention="flash")
+    forward = forward_only_terms(model, one, 1, compute_capability=None)
+    sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size
+    return max(total_bytes(forward.shared + forward.layer), sampled) + VLLM_NON_TORCH_BYTES

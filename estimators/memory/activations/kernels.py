@@ -9,6 +9,7 @@ from typing import Literal
 from ...models.families import layer_variant
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, Block, ModelShape
+from ...objectives import OBJECTIVES
 from ...workload import Workload
 from .ops import Ops
 from .saved_tensors import Value
@@ -39,7 +40,9 @@ def kernel_and_mask(
     attention = attention.of_rank(ranks)
     windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
     made = model.model_type in ALWAYS_MASKED and (4, 38) <= software.transformers < (4, 40)
-    padded = software.padding_mask or made
+    # Answers differ in length. In 16 bits they are counted as full; in fp32 their mask spares sdpa the math path.
+    answers = workload.precision == "fp32" and bool(OBJECTIVES[workload.objective].trainer)
+    padded = software.padding_mask or made or answers
     masked = (windowed or variant.masked or padded) and not attention.cross
     repeated = (
         windowed

@@ -88,6 +88,13 @@ _LOG_PROBS_SOURCE = "trl 1.16 kernels/logprob_entropy.py; torch 2.13 derivative 
 _LOG_PROBS = tuple(
     Formula(name, "w B S V", _LOG_PROBS_SOURCE) for name in ("gradient of logits", "gradient of sliced logits")
 )
+_ROW_LOG_SOFTMAX = Formula("log-softmax", "w B S V", "trl 1.4 trainer/utils.py selective_log_softmax")
+_REFERENCE = Formula(
+    "logits of policy and reference",
+    "c B S V",
+    "LLaMA-Factory 0.9 train/dpo/trainer.py get_batch_loss_metrics, trl 1.4 trainer/dpo_trainer.py _compute_loss",
+    {**MEMORY_SYMBOLS, "c": "bytes per logit of both"},
+)
 _CHOSEN = Formula("chosen half: log-softmax and a gradient", "w B S V", "trl 1.16 experimental/orpo/orpo_trainer.py")
 _IN_16_BITS = {
     "chunked-softmax": (_SOFTMAX_LOGITS, _SOFTMAX_GRADIENT),
@@ -140,8 +147,9 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         "in-place"                        as these, without the log-softmax; from 4.48 on w + 4
 
     "chunked-softmax": the logits w, which it saves, and their gradient w; fp32 exists in registers alone.
-    "log-probs": backward, the gradient of the logits without the last token w, put among zeros w. "odds-ratio": the
-    chosen half's log-softmax and a gradient of it too, w / 2 each.
+    "log-probs": backward, the gradient of the logits without the last token w, put among zeros w; before TRL 1.7 what
+    is saved of the logits too, w. "odds-ratio": the chosen half's log-softmax and a gradient of it too, w / 2 each.
+    Under autocast accelerate gives all of them in fp32 (accelerate 1.15 `convert_outputs_to_fp32`).
 
     "fused", "tiled" and "chunked-head" hold the logits of a chunk of c tokens and v columns, k c v bytes (`_Chunks`),
     the gradient of the hidden states and, where the head trains, of its weight.
@@ -163,19 +171,38 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     copies = _copied_bytes(model, workload)
     if copies:
         states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
-        return states + _COPIES.term(copies * tokens * v, c=copies, V=v, B=micro_batch_size, S=workload.scored_len)
+        capped = _SOFT_CAP.term(w * tokens * v, w=w, V=v, B=micro_batch_size) if model.logit_softcap else ()
+        own = {"V": v, "B": micro_batch_size, "S": workload.scored_len}
+        return states + _COPIES.term(copies * tokens * v, c=copies, **own) + capped
     inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "w": w}
     if workload.loss in _IN_CHUNKS:
         return _terms_of_chunks(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     if workload.loss in _IN_16_BITS:
         formulas = _IN_16_BITS[workload.loss]
+        w = inputs["w"] = 4 if workload.software.autocast else w
+        if formulas[:2] == _LOG_PROBS and workload.software.trl < _OF_WHOLE_LOGITS:
+            formulas = (_ROW_LOG_SOFTMAX, *formulas)
         if not workload.uses_trainer:  # the loop's output holds these logits, and capped ones with their gradient
             formulas = tuple(each for each in formulas if each.name != "logits")
             cap = (*cap, *cap, *hidden_gradient(model, workload, micro_batch_size))
         return tuple(part for formula in formulas for part in formula.term(w * tokens * v, **inputs)) + cap
     c = inputs["c"] = 4 if upcasts(model) else w
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
+
+
+def reference_logits_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+    """What trainers that take log-probabilities from whole logits hold when the reference has computed its own: those
+    of the policy, which their metrics read later, and what is saved of them. "standard": logits and log-softmax of
+    both, in fp32. "log-probs" before TRL 1.7: the reference's logits and the policy's log-softmax, from 1.0 on the
+    logits of both and their slices too."""
+    v, old = model.vocab_size, workload.software.trl < _OF_WHOLE_LOGITS
+    if not v or workload.rollouts or workload.loss not in ("standard", "log-probs"):
+        return ()
+    copies = (5 if workload.software.trl >= (1, 0) else 2) * old
+    c = 16 if workload.loss == "standard" else copies * (4 if workload.software.autocast else workload.weight_bytes)
+    size = c * micro_batch_size * workload.seq_len * v
+    return _REFERENCE.term(size, c=c, B=micro_batch_size, S=workload.seq_len, V=v)
 
 
 class _Chunks(NamedTuple):
@@ -288,6 +315,9 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
         return w + 8 + (0 if in_place else 4)
     return w + 4 if in_place else 0
 
+
+_OF_WHOLE_LOGITS = (1, 7)
+"""The version of TRL up to which preferences are compared by log-softmax of their whole logits, one by one."""
 
 _KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
 """Versions of transformers since which the 16-bit logits stay alive with their fp32 copy, and labels are padded
