@@ -21,10 +21,15 @@ torch's own memory tracker by `benchmarks.fsdp2_memory`. Not covered: offload, q
 
 from __future__ import annotations
 
-from ..estimate import Phase, Terms
+from ..estimate import Formula, Phase, Terms
 from .activations.activation_memory import activation_memory
 from .activations.loss import output_terms
 from .torch_memory import TorchStep
+
+_SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py; accelerate 1.15 utils/fsdp_utils.py"
+_UNITS = {"w": "bytes per gathered element", "units": "elements of the units"}
+_GATHERED = Formula("gathered_parameters", "w units", _SOURCE, _UNITS)
+_WHOLE = Formula("gradients", "w units", _SOURCE, _UNITS)
 
 
 class Fsdp2Step(TorchStep):
@@ -51,10 +56,10 @@ class Fsdp2Step(TorchStep):
         stepping = self._part("step_temporaries", "s Pt / N", sizes.step * numel / sizes.shards)
 
         def gathered(elements: int) -> Terms:
-            return self._part("gathered_parameters", "w units", w * elements)
+            return _GATHERED.term(w * elements, w=w, units=elements)
 
         def whole(elements: int) -> Terms:
-            return self._part("gradients", "w units", w * elements)
+            return _WHOLE.term(w * elements, w=w, units=elements)
 
         return (
             Phase(
