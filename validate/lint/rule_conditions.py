@@ -43,14 +43,12 @@ known = Condition(lambda config, path: config.knows(path))
 for_trainer = Condition(lambda config, _: config.framework == "hf")
 fp16 = Condition(lambda config, _: config.fp16)
 bf16 = Condition(lambda config, _: config.bf16)
-half_precision = fp16 | bf16
 has_adam = Condition(lambda config, _: config.has_adam)
 may_have_adam = Condition(lambda config, _: config.may_have_adam)
 torch_adam = Condition(lambda config, _: config.flag("optimizer.params.torch_adam"))
 per_matrix = Condition(lambda config, _: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
 offloaded = Condition(lambda config, _: config.offload("optimizer") != "none")
 states_in_ram = Condition(lambda config, _: config.offload("optimizer") == "cpu")
-states_on_nvme = Condition(lambda config, _: config.offload("optimizer") == "nvme")
 param_on_nvme = Condition(lambda config, _: config.offload("param") == "nvme")
 swaps = Condition(
     lambda config, _: config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))
@@ -60,9 +58,6 @@ to_nvme = Condition(lambda config, path: config.offload(_offload_of(path)) == "n
 
 in_use = Condition(lambda config, path: config.offload(_offload_of(path)) != "none")
 """The offload block of the key offloads."""
-
-in_force = Condition(lambda config, path: not path.startswith("bfloat16.") or config.bf16_block == "bfloat16")
-"""DeepSpeed reads the key: `bfloat16` only where the file has no `bf16`."""
 
 one_node = Condition(lambda config, _: config.cluster is not None and config.cluster.nodes == 1)
 
@@ -88,11 +83,6 @@ def stages(*wanted: int) -> Condition:
 
 def equals(*values: Any) -> Condition:
     return Condition(lambda config, path: config.get(path) in values)
-
-
-def like(*words: str) -> Condition:
-    """The value is one of these words in any case of letters."""
-    return Condition(lambda config, path: config.text(path).lower() in words)
 
 
 def number(test: Callable[[float], bool]) -> Condition:

@@ -9,7 +9,7 @@ from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import Condition, at
-from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
+from .rule_examples import ADAMW, CPU, ON, plain, zero
 
 PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"
@@ -31,9 +31,6 @@ _DTYPES = {
 }
 """The names of `runtime/config.py DtypeEnum`."""
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
-_BF16_MASTERS = ("bf16.bf16_master_weights_and_grads", "bfloat16.bf16_master_weights_and_grads")
-_BF16_STATES = ("bf16.bf16_optimizer_states", "bfloat16.bf16_optimizer_states")
-_ALL_IN_BF16 = ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}
 _TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 
 _fp32 = Condition(lambda config, path: _DTYPES.get(config.text(path)) == "fp32")
@@ -105,73 +102,37 @@ def refused_scale(config: LintedConfig) -> Iterator[Violation]:
             yield bad_value(config, f"fp16.{name}")
 
 
-PRECISION_RULES.error(
-    "DS208 half-precision master weights without ZeRO",
-    at(
-        (_FP16_MASTERS, *_BF16_MASTERS, *_BF16_STATES),
-        when.on & when.stages(0) & when.in_force,
-        "{name} is on at stage 0",
-    ),
-    why="DeepSpeed keeps them in ZeRO's optimizers only, and stops at stage 0",
-    fix="use ZeRO stage 1, 2 or 3, or remove the key",
-    source="runtime/config.py _do_error_check",
+@PRECISION_RULES.error(
+    "DS208 half-precision master weights that DeepSpeed refuses",
+    why="ZeRO's optimizers alone have them; DeepSpeed asserts that the optimizer is its CPU Adam (bf16 with "
+    "bf16_optimizer_states may stay on the GPU), that bf16 states come with bf16 masters, and that fp16 has none then",
+    fix='use ZeRO with AdamW and "offload_optimizer": {"device": "cpu"}, or remove the key',
+    source="runtime/config.py _do_error_check; runtime/base_optimizer.py _configure_master_weights; "
+    "runtime/swap_tensor/optimizer_utils.py release_memory",
     bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}),
     good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
-
-
-@PRECISION_RULES.error(
-    "DS209 half-precision master weights without DeepSpeed's CPU Adam",
-    why="DeepSpeed asserts that the optimizer is offloaded and is Adam (bf16 with bf16_optimizer_states may stay on "
-    "the GPU)",
-    fix='add "offload_optimizer": {"device": "cpu"} with AdamW, or remove the key',
-    source="runtime/base_optimizer.py _configure_master_weights",
-    bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2)),
-    good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
-)
-def master_without_offload(config: LintedConfig) -> Iterator[Violation]:
-    offloaded = config.offload("optimizer") != "none"
-    cpu_adam = offloaded and config.may_have_adam and not config.flag("optimizer.params.torch_adam")
-    other = f"the optimizer {config.optimizer} does not become DeepSpeed's CPU Adam"
-    in_bf16 = f"{config.bf16_block}.bf16_master_weights_and_grads"
-    may_stay = config.flag(f"{config.bf16_block}.bf16_optimizer_states") and not offloaded
-    for path in (_FP16_MASTERS, in_bf16):
-        if config.flag(path) and config.stage and not cpu_adam and not (path == in_bf16 and may_stay):
-            yield violation(path, other if offloaded else "the optimizer is not offloaded")
-
-
-@PRECISION_RULES.error(
-    "DS210 bf16 optimizer states without bf16 master weights",
-    why="DeepSpeed asserts that bf16_optimizer_states comes with bf16_master_weights_and_grads, and that fp16's and "
-    "bf16's master weights exclude each other",
-    fix='set "bf16_master_weights_and_grads": true, or remove the key',
-    source="runtime/config.py _do_error_check",
-    bad=plain(bf16=ON | {"bf16_optimizer_states": True}, zero_optimization=zero(2)),
-    good=plain(bf16=_ALL_IN_BF16, zero_optimization=zero(2)),
-)
-def states_without_master(config: LintedConfig) -> Iterator[Violation]:
+def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
     block = config.bf16_block
-    master = config.flag(f"{block}.bf16_master_weights_and_grads")
-    if config.flag(f"{block}.bf16_optimizer_states") and not master and config.stage:
-        yield violation(f"{block}.bf16_optimizer_states", "bf16_master_weights_and_grads is off")
-    if master and config.flag("fp16.fp16_master_weights_and_grads") and config.stage:
-        yield violation("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
-
-
-PRECISION_RULES.warning(
-    "DS217 bf16 master weights on NVMe",
-    at(
-        _BF16_MASTERS,
-        when.on & when.stages(3) & when.in_force & when.states_on_nvme,
-        "the optimizer is on NVMe",
-    ),
-    why="where a sub-group of 1 MiB or more has been swapped out, its master is fp32, and the swapper's buffers bf16: "
-    "the first step stops at an assertion",
-    fix='write "device": "cpu", or remove bf16_master_weights_and_grads',
-    source="runtime/swap_tensor/optimizer_utils.py release_memory, utils.py SwapBufferManager",
-    bad=plain(bf16=_ALL_IN_BF16, zero_optimization=zero(3, offload_optimizer=NVME)),
-    good=plain(bf16=_ALL_IN_BF16, zero_optimization=zero(3, offload_optimizer=CPU)),
-)
+    masters, states = f"{block}.bf16_master_weights_and_grads", f"{block}.bf16_optimizer_states"
+    given = [path for path in (_FP16_MASTERS, masters, states) if config.flag(path)]
+    if config.stage == 0:
+        yield from (violation(path, f"{path.rpartition('.')[2]} is on at stage 0") for path in given)
+        return
+    place = config.offload("optimizer")
+    cpu_adam = place != "none" and config.may_have_adam and not config.flag("optimizer.params.torch_adam")
+    other = f"the optimizer {config.optimizer} does not become DeepSpeed's CPU Adam"
+    for path in (_FP16_MASTERS, masters):
+        may_stay = path == masters and states in given and place == "none"
+        if path in given and not cpu_adam and not may_stay:
+            yield violation(path, "the optimizer is not offloaded" if place == "none" else other)
+    if states in given and masters not in given:
+        yield violation(states, "bf16_master_weights_and_grads is off")
+    if _FP16_MASTERS in given and masters in given:
+        yield violation(_FP16_MASTERS, "bf16_master_weights_and_grads is on, too")
+    if masters in given and config.stage == 3 and place == "nvme":
+        what = "the optimizer is on NVMe: the first step stops where a sub-group of 1 MiB or more was swapped out"
+        yield violation(masters, what, severity="warning")
 
 
 @PRECISION_RULES.error(
