@@ -19,7 +19,7 @@ as a DeepSpeed plan's. What differs, with t bytes per trainable element and w pe
 
 Source: torch 2.4 optim/adam.py `_multi_tensor_adam`; torch 2.4 distributed/fsdp/_runtime_utils.py
 `_register_post_backward_reshard_only_hook`; torch aten/src/ATen/autocast_mode.cpp; transformers 4.45
-modeling_gpt_bigcode.py. Held against published runs in docs/accuracy.md. Not covered: FSDP's other strategies and its
+modeling_gpt_bigcode.py. Held against published runs in docs/accuracy.md. Not covered: FSDP 1's other strategies and its
 mixed precision with fp32 shards; DDP's buckets; torch.compile.
 """
 
