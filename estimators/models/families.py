@@ -420,7 +420,13 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     model_type = c.text("model_type", default="")
     family = FAMILIES.get(model_type)
     if family is None:
-        raise _unsupported(c, model_type)
+        if not model_type:
+            raise ModelConfigError(
+                f"{c.where}: model_type is missing",
+                why="it decides which tensors the model has",
+                fix='add the one that fits, such as "model_type": "llama"',
+            )
+        raise UnknownModelTypeError(f"{c.where}: no row describes model_type {model_type!r}")
     body = family.body(c)
     suffix = _class_suffix(c, family.stem, body)
     head = body.heads[suffix]
@@ -475,28 +481,3 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
 
 class UnknownModelTypeError(ModelConfigError):
     """No row describes models of this type."""
-
-
-def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
-    if not model_type:
-        return ModelConfigError(
-            f"{c.where}: model_type is missing",
-            why="it decides which tensors the model has",
-            fix='add the one that fits, such as "model_type": "llama"',
-        )
-    inner = c.section("text_config")
-    text = inner.text("model_type", default="") if inner else ""
-    if text in FAMILIES:
-        return UnknownModelTypeError(
-            f"{c.where}: model_type {model_type!r} is not supported",
-            why=f"of its parts only the language model ({text}) is",
-            fix="pass a config.json that holds its text_config alone",
-        )
-    from difflib import get_close_matches
-
-    near = get_close_matches(model_type, FAMILIES, n=3, cutoff=0.0)
-    return UnknownModelTypeError(
-        f"{c.where}: model_type {model_type!r} is not supported",
-        why="the parameter tensors of this family are not known here",
-        fix=f"nearest of the {len(FAMILIES)} supported: {', '.join(near)}",
-    )
