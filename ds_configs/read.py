@@ -157,19 +157,19 @@ def needs_quantizer(config: Mapping[str, Any]) -> bool:
 
 
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that share a sample. Raises ConfigFileError for what is no whole number from 1."""
+    """The ranks that share a sample. Raises ConfigFileError for anything but a whole number from 1."""
     return _number(config, "sequence_parallel_size", default=1, auto=1, lowest=1, where="")
 
 
 def autotp_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that split each layer. Raises ConfigFileError for what is no whole number."""
+    """The ranks that split each layer. Raises ConfigFileError for anything but a whole number."""
     block = _mapping(config.get("tensor_parallel") or {}, "tensor_parallel")
     return max(1, _number(block, "autotp_size", default=1, where="tensor_parallel."))
 
 
 def autoep_size_in(config: Mapping[str, Any]) -> int:
     """The ranks that experts are spread over, where predictions cover it: at ZeRO stages 1 to 3 without offload; 1
-    elsewhere. Raises ConfigFileError for what is no whole number."""
+    elsewhere. Raises ConfigFileError for anything but a whole number."""
     block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), _block(config, "zero_optimization")
     offloads = any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
     if not is_true(block.get("enabled")) or zero.get("stage") not in (1, 2, 3) or offloads:

@@ -53,7 +53,7 @@ def training_arguments(
             arguments["gradient_checkpointing_kwargs"]["offload"] = True
     if workload.precision != "fp32":
         arguments[workload.precision] = True
-    if workload.products == "tf32":
+    if workload.matmul_precision == "tf32":
         arguments["tf32"] = True
     spec = optimizer(workload.optimizer)
     if not spec.block_type:

@@ -100,7 +100,7 @@ class MemoryTerm(NamedTuple):
 
 
 OF_PROCESSES = ("processes", "launcher", "rank_memory")
-"""Components of a node's host memory that are no tensors outside the devices."""
+"""Components of a node's host memory that are not tensors outside the devices."""
 
 
 def total_bytes(terms: Iterable[MemoryTerm]) -> int:

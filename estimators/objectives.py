@@ -168,7 +168,7 @@ def trained_model(model: ModelShape, objective: Objective) -> ModelShape:
     """The model with the head of the objective: for rewards `score`, one number per token, in the place of the logits.
 
     Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification. Raises WorkloadError for a model
-    that is no causal language model.
+    that is not a causal language model.
     """
     labels = OBJECTIVES[objective].labels
     if not labels or model.num_labels:

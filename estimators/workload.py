@@ -72,8 +72,8 @@ DEFAULT = Software()
 
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
-Products = Literal["bf16", "fp16", "fp32", "tf32"]
-"""How matrix products compute."""
+MatmulPrecision = Literal["bf16", "fp16", "fp32", "tf32"]
+"""Number format of matrix products."""
 TORCH_DTYPES: Mapping[Precision, str] = MappingProxyType({"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"})
 """torch's name of each."""
 PRECISION_OF: Mapping[str, Precision] = MappingProxyType({name: precision for precision, name in TORCH_DTYPES.items()})
@@ -222,7 +222,7 @@ class Workload:
         return "fused" if fused else "foreach"
 
     @property
-    def products(self) -> Products:
+    def matmul_precision(self) -> MatmulPrecision:
         return "tf32" if self.precision == "fp32" and self.software.tf32 else self.precision
 
     @property

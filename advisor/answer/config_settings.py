@@ -139,7 +139,7 @@ class ConfigSettings:
 
 
 def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that is no object, each key under its usual name."""
+    """(path, value) of everything that is not an object, each key under its usual name."""
     known = facts.block(path)
     for key, value in block.items():
         here = f"{path}.{_usual_name(key, path, known)}".lstrip(".")

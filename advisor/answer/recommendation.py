@@ -97,7 +97,7 @@ class Recommendation:
     changes: tuple[Change, ...] = ()
     """What would change the answer."""
     pytorch_baseline: Candidate | None = None
-    """Plain PyTorch's best plan, for comparison; it is no DeepSpeed configuration, and never the recommended one."""
+    """Plain PyTorch's best plan, for comparison; it is not a DeepSpeed configuration, and never the recommended one."""
     try_first: Candidate | None = None
     """A plan that is only likely to fit, and much faster; None where there is none."""
     deepspeed_estimate: DeepSpeedEstimate | None = None

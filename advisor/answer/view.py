@@ -347,7 +347,7 @@ def _job_parts(question: Question, chosen: Candidate) -> Iterator[str]:
 def _utilization(question: Question, chosen: Candidate) -> str:
     model, workload, cluster = question.model, question.workload, question.cluster
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
-    peak = peak_flops_per_s(cluster.gpu, workload.products)
+    peak = peak_flops_per_s(cluster.gpu, workload.matmul_precision)
     if share is None or peak is None or cluster.gpu.is_cpu:
         return ""
     return phrase(
@@ -357,7 +357,7 @@ def _utilization(question: Question, chosen: Candidate) -> str:
         device=device_label(cluster),
         share=percent(share),
         peak=amount(peak, "flop/s"),
-        precision=workload.products,
+        precision=workload.matmul_precision,
     )
 
 

@@ -41,7 +41,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if not to_hf:
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
-        raise click.UsageError(f"{folder} is no folder")
+        raise click.UsageError(f"{folder} is not a folder")
     found = read_checkpoint(folder)
     contents = contents_of(found)
     if contents.stage == "none" and not contents.weights:

@@ -108,7 +108,7 @@ def number(value: float) -> str:
 
 
 def element(name: str, /, *children: str | None, **attributes: Attribute) -> Markup:
-    """One element; `class_` is `class`, and `stroke_width` is `stroke-width`. Children that are no `Markup` are
+    """One element; `class_` is `class`, and `stroke_width` is `stroke-width`. Children that are not `Markup` are
     text."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     inner = joined(*children)

@@ -40,7 +40,7 @@ _ZOOM = 2
 def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
     """See that the report and the chart can be written.
 
-    Raises ConfigFileError for a path that is no file in an existing folder that may be written to, for a file that
+    Raises ConfigFileError for a path that is not a file in an existing folder that may be written to, for a file that
     exists, unless `force`, for a chart with another suffix than .svg and .png, and for .png without the renderer.
     """
     if html is not None:

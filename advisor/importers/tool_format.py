@@ -80,7 +80,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """A tool's keys and defaults. Everything that is no key of one option is in `details`."""
+    """A tool's keys and defaults. Everything that is not the key of one option is in `details`."""
 
     name: str
     """As `--format` calls it."""

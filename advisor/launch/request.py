@@ -136,7 +136,7 @@ class LaunchOutcome:
     tokens_per_s: float | None = None
     """`tokens_per_step` / `step_s`."""
     losses: tuple[tuple[int, float | None], ...] = ()
-    """(step, loss), as far as the ranks reported them; null: it was no number."""
+    """(step, loss), as far as the ranks reported them; null: it was not a number."""
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None

@@ -54,7 +54,7 @@ def default_of(option: Option) -> str:
 def question_of(state: State) -> Question:
     """The question that the page's options ask.
 
-    Raises DsAdviseError for options that are unknown, impossible or contradictory, and for a pasted text that is no
+    Raises DsAdviseError for options that are unknown, impossible or contradictory, and for a pasted text that is not a
     model's configuration.
     """
     options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
@@ -85,7 +85,7 @@ def model_of(state: State) -> ModelShape:
 
 
 def pasted_object(text: str) -> dict[str, Any]:
-    """A pasted model configuration. Raises ModelConfigError for a text that is no JSON object."""
+    """A pasted model configuration. Raises ModelConfigError for a text that is not a JSON object."""
     if len(text) > _LONGEST_CONFIG:
         raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
     fix = "paste the whole file, from the first { to the last }"

@@ -40,7 +40,7 @@ class Option(NamedTuple):
         return f"{self.help} [default: {default}]" if default != "" else self.help
 
     def check(self, value: Any) -> None:
-        """Raises WorkloadError for a value that is no choice of the option, or a count out of range."""
+        """Raises WorkloadError for a value that is not a choice of the option, or a count out of range."""
         if self.choices and value not in self.choices:
             raise WorkloadError(
                 f"unknown {self.name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(self.choices)}"

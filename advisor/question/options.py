@@ -372,7 +372,7 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
 def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     """All options, with defaults for those that are left out.
 
-    Raises TypeError for an unknown name, and WorkloadError for a value that is no choice of its option, or a count
+    Raises TypeError for an unknown name, and WorkloadError for a value that is not a choice of its option, or a count
     outside 1 to `LARGEST_COUNT`.
     """
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}

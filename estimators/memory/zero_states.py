@@ -56,7 +56,7 @@ _SHARDS = Formula(
 _SCALES = Formula(
     "parameters",
     "scales",
-    "bitsandbytes 0.50 nn/modules.py Params4bit (quant_state, which is no parameter)",
+    "bitsandbytes 0.50 nn/modules.py Params4bit (quant_state, which is not a parameter)",
     {**MEMORY_SYMBOLS, "scales": "bytes of the scales of quantized weights, whole on every rank"},
 )
 _PERSISTENT = Formula(

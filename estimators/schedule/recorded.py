@@ -20,7 +20,7 @@ LARGEST_KEPT_BYTES = 32 * 2**20
 anew for every tensor, and each of its pages costs a page fault. GPUs' allocators keep theirs."""
 
 Kind = Literal["product", "attention", "memory", "host", "to device", "to host", "collective", "read", "write"]
-"""Anything on the GPU that is no product or attention is "memory"; the CPU computes "host"; "read" and "write" are
+"""Anything on the GPU that is not a product or attention is "memory"; the CPU computes "host"; "read" and "write" are
 transfers from and to NVMe."""
 
 

@@ -117,7 +117,7 @@ class _Passes:
     def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int) -> None:
         self.model, self.workload, self.gpu = model, workload, gpu
         self.micro_batch = micro_batch
-        self.rate, self.bandwidth = product_rate(gpu, workload.products), memory_rate(gpu)
+        self.rate, self.bandwidth = product_rate(gpu, workload.matmul_precision), memory_rate(gpu)
         self.forward, self.backward, self.again = PassTime(), PassTime(), PassTime()
 
     def add_product(self, product: Product, layers: int, *, again: bool) -> None:
@@ -150,7 +150,9 @@ class _Passes:
             keys = attention.keys or attended_len(workload, workload.seq_len)
             keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
-                attention_rate(self.gpu, workload.products, workload.attention, keys, backward=which, masked=masked)
+                attention_rate(
+                    self.gpu, workload.matmul_precision, workload.attention, keys, backward=which, masked=masked
+                )
                 for which in (False, True)
             )
             backward_flops = back * block.count * flops * attention_backward(workload.attention)

@@ -57,7 +57,7 @@ from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention
 from ..models.program import Program
 from ..models.rank_part import of_rank
 from ..plan import Plan
-from ..workload import AttentionKernel, Products, Workload
+from ..workload import AttentionKernel, MatmulPrecision, Workload
 
 FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
 """Backward attention products for one forward (rule 5)."""
@@ -335,7 +335,7 @@ def model_flops_utilization(
     The peak is the dense one of the training's products. Recomputation (checkpointing, tiles, a flash kernel's
     scores) does not count (PaLM, arXiv:2204.02311 appendix B), nor do gradients of frozen weights.
     """
-    peak = peak_flops_per_s(cluster.gpu, workload.products)
+    peak = peak_flops_per_s(cluster.gpu, workload.matmul_precision)
     if not peak:
         return None
     rank, part = of_rank(model, plan), workload.of_rank(plan.sequence_parallel_size)
@@ -349,7 +349,7 @@ def model_flops_utilization(
     return needed / (time.step_s * peak)
 
 
-def peak_flops_per_s(gpu: Gpu, precision: Products) -> float | None:
+def peak_flops_per_s(gpu: Gpu, precision: MatmulPrecision) -> float | None:
     """The card's dense peak."""
     of_tf32 = gpu.tf32_flops_per_s or gpu.fp32_flops_per_s
     peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s, "tf32": of_tf32}

@@ -35,7 +35,7 @@ from .host_costs import HostCosts
 from .memory_bound import unpacking
 
 BACKWARD_OF_OTHERS = 1.8
-"""Backward operations for each forward operation that is no product with a weight."""
+"""Backward operations for each forward operation that is not a product with a weight."""
 
 _EXPERT_OPERATIONS, _EXPERT_VIEWS, _EXPERT_CALLS = 7, 5, 5
 """Of one expert that is a module, without its matrices."""
@@ -151,7 +151,7 @@ def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
 
 
 def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
-    """Forward operations that are no product with a weight."""
+    """Forward operations that are not products with a weight."""
     attention, feed_forward = block.attention, block.feed_forward
     count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)

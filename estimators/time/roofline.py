@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ..errors import ClusterError
 from ..hardware.cluster import Gpu
-from ..workload import AttentionKernel, Products
+from ..workload import AttentionKernel, MatmulPrecision
 
 HALF_RATE = "half rate"
 """Cards whose tensor cores sum in fp32 at half their rate (`Gpu.is_half_rate`), which power does not slow down."""
@@ -126,7 +126,7 @@ def product_s(
     return max(2.0 * rows * (inner + TILE_START) * columns * copies / rate, moved_s) + RAMP_S
 
 
-def product_rate(gpu: Gpu, precision: Products) -> float:
+def product_rate(gpu: Gpu, precision: MatmulPrecision) -> float:
     """FLOP/s of a large matrix product in a model.
 
     TF32 runs on the tensor cores at the share of its peak that bf16 reaches, on a GPU without it as fp32. bf16 on a GPU
@@ -162,7 +162,7 @@ def _kind(gpu: Gpu) -> str:
 
 def attention_rate(
     gpu: Gpu,
-    precision: Products,
+    precision: MatmulPrecision,
     kernel: AttentionKernel,
     keys: int,
     *,
@@ -190,7 +190,7 @@ def attention_rate(
     return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
 
 
-def _measured_attention(gpu: Gpu, precision: Products, keys: int, backward: bool) -> float | None:
+def _measured_attention(gpu: Gpu, precision: MatmulPrecision, keys: int, backward: bool) -> float | None:
     """FLOP/s as measured on the device, None where they were not: seconds of an operation are linear in 1 / keys
     between two lengths, below the shortest as between the first two, and constant beyond the longest."""
     known = [speed for speed in gpu.attention if (speed.precision, speed.backward) == (precision, backward)]

@@ -197,7 +197,7 @@ class Step:
             "Pr": self.trained_per_rank,
             "Pn": self.trained_per_node,
             "reductions": self.reductions,
-            "R": product_rate(cluster.gpu, self.workload.products),
+            "R": product_rate(cluster.gpu, self.workload.matmul_precision),
             "W": memory_rate(cluster.gpu),
             "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
             "read": 1 / offload.nvme_read_s(cluster, 1),

@@ -57,7 +57,7 @@ class ModuleRequest:
 
 
 def _digest(path: str) -> str:
-    """ "" for what is no file."""
+    """ "" where there is no such file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else ""
 
 

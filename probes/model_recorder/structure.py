@@ -222,7 +222,7 @@ def _run(
 
 
 def _like(leaf: Any) -> Any:
-    """A new tensor in the place of one; what is no tensor stays."""
+    """A new tensor in the place of one; other objects stay."""
     return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 

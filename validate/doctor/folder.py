@@ -53,7 +53,7 @@ def read_folder(
     try:
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
-            return Folder(path=path, error="it is no folder" if folder.exists() else "it does not exist")
+            return Folder(path=path, error="it is not a folder" if folder.exists() else "it does not exist")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
         return Folder(path=path, error=str(error))
     error_text = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write there"

@@ -83,7 +83,7 @@ class Document:
     root: DocumentNode
     departures: tuple[Departure, ...]
     byte_order_mark: bool
-    """The file begins with one; it is no part of `text`."""
+    """The file begins with one; it is not part of `text`."""
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a position, both from 1."""
@@ -124,7 +124,7 @@ def _duplicates(node: DocumentNode, path: tuple[str, ...]) -> Iterator[tuple[tup
 def read_document(raw: bytes, *, name: str) -> Document:
     """The document in a file's bytes. Raises ConfigFileError, with line and column, where there is no object in it."""
     if len(raw) > MAX_BYTES:
-        raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is no ds_config", fix=FIX)
+        raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is not a ds_config", fix=FIX)
     utf_8 = {"why": "DeepSpeed reads UTF-8", "fix": "save it as UTF-8"}
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in raw:
         raise ConfigFileError(f"{name}: not UTF-8 text, but UTF-16 or not text at all", **utf_8)

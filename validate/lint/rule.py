@@ -29,7 +29,7 @@ class Violation:
     edits: tuple[Edit, ...] = ()
     """What `--fix` does, where the fix is not `REMOVAL`: only what cannot change the training."""
     span: tuple[int, int] | None = None
-    """Where it is in the text, for a place that is no key."""
+    """Where it is in the text, for a place that is not a key."""
 
 
 REMOVAL = ("remove it", "remove the key", "remove the block")

@@ -88,7 +88,7 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
 
 
 @EXPERT_RULES.warning(
-    "DS655 experts at stage 3 that are no leaf",
+    "DS655 experts at stage 3 that are not leaf modules",
     why="ranks call different experts, and a rank that gathers the weights of an expert waits for the ranks that do "
     "not call it: the training hangs. DeepSpeed makes leaves of Mixtral, Qwen2-MoE and Qwen3-MoE only",
     source="runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES; utils/z3_leaf_module.py",
