@@ -10,7 +10,7 @@ from ..launch.script_arguments import ScriptArguments
 _OPTIONS = ("stage", "rlhf_type", "rl")
 """Options of LLaMA-Factory, ms-swift and axolotl that name it."""
 
-_NAMES = {"sft": NEXT_TOKEN, "pt": NEXT_TOKEN, "false": NEXT_TOKEN, "none": NEXT_TOKEN, "rm": "reward"}
+_NAMES = {"sft": NEXT_TOKEN, "pt": NEXT_TOKEN, "false": NEXT_TOKEN, "none": NEXT_TOKEN, "rm": "reward", "ipo": "dpo"}
 """Their values with another name here."""
 
 _KEYS = {

@@ -130,6 +130,8 @@ class ToolFormat:
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks: their switches."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
+    rollouts: Callable[[ScriptArguments], ScriptArguments] = lambda arguments: arguments
+    """Where the options of completions are."""
     has_own_keys: bool = False
     """Whether options of the user's own are among them."""
     refuses_two_precisions: bool = True
@@ -180,7 +182,7 @@ class ToolFormat:
         self.details(reading)
         if reading.training.get("framework") == "trl" and objective in OBJECTIVES:
             reading.training["objective"] = objective if objective != NEXT_TOKEN else None  # the default
-            reading.training.update(rollout_options(arguments, objective))
+            reading.training.update(rollout_options(self.rollouts(arguments), objective))
         elif objective != NEXT_TOKEN:
             reading.lacks(f"{objective.upper()} training, a step of which has more than one model or pass")
         habits: dict[str, Any] = {} if optimizer is None else {"optimizer-step": step_of_trainer(optimizer)}

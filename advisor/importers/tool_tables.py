@@ -5,8 +5,10 @@ Keys and defaults are those of LLaMA-Factory ff6d4d1, axolotl 067b021 and ms-swi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from .source import Source
 from .tool_format import Reading, ToolFormat, deepspeed_part, precision_of
 
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
+
+_PREFERENCES = ("dpo", "kto", "orpo", "simpo", "reward")
 
 _SCHEDULE = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
 
@@ -172,6 +176,23 @@ def _ms_swift_details(reading: Reading) -> None:
         reading.use_quantization(bits, bitsandbytes=bitsandbytes)
     elif kind != "full":
         reading.lacks(f"tuner_type {kind[:20]}")
+    _ms_swift_preferences(reading)
+
+
+def _ms_swift_preferences(reading: Reading) -> None:
+    """swift/rlhf_trainers: TRL's trainers (before 1.0) with forward passes of ms-swift's own, which take
+    log-probabilities from whole logits; GRPO, GKD and PPO generate and train in ways of their own."""
+    arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
+    if objective in ("grpo", "gkd", "ppo"):
+        reading.lacks(f"{objective.upper()} by ms-swift's own trainer, which is not TRL's")
+    if objective not in _PREFERENCES:
+        return
+    whole = objective == "orpo" or (objective == "simpo" and arguments.text("cpo_alpha") not in ("0", "0.0"))
+    training |= {"framework": "trl", "loss": None if objective == "reward" else "odds-ratio" if whole else "log-probs"}
+    training["software"] = {**(training["software"] or {}), "trl": "0.29"}
+    reading.switched("beta simpo_gamma rpo_alpha desirable_weight undesirable_weight center_rewards_coefficient")
+    if "method" in training and arguments.text("ref_model", "ref_adapters") is not None:
+        reading.lacks("a reference model of its own with adapters")
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -235,6 +256,37 @@ def _axolotl_details(reading: Reading) -> None:
         reading.remarks.append("activations on the disk are counted as in host RAM")
     if arguments.flag("tiled_mlp"):
         training["mlp"] = "tiled"
+    _axolotl_objectives(reading)
+
+
+def _axolotl_objectives(reading: Reading) -> None:
+    """core/builders/rl.py: subclasses of TRL's trainers, which get their own losses."""
+    arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
+    if objective not in (*_PREFERENCES, "grpo"):
+        return
+    training |= {"framework": "trl", "loss": None}
+    training["software"] = {**(training["software"] or {}), "trl": "1.8"}
+    if objective == "simpo" and arguments.text("cpo_alpha") not in ("0", "0.0"):
+        training["loss"] = "odds-ratio"  # CPOConfig's own cpo_alpha is 1: the chosen answers' cross entropy too
+    training["precompute_ref_log_probs"] = arguments.flag("precompute_ref_log_probs") or None
+    reading.switched("rl_beta dpo_beta simpo_gamma orpo_alpha kto_desirable_weight kto_undesirable_weight")
+    if arguments.flag("dpo_use_liger_kernel"):
+        reading.lacks("Liger's fused loss of preferences")
+    if arguments.flag("rl_adapter_ref_model"):
+        reading.lacks("a reference model of its own with adapters")
+    if any(_axolotl_rollouts(arguments).flag(name) for name in ("use_data_producer", "async_prefetch")):
+        reading.lacks("completions that axolotl generates while it trains")
+
+
+def _axolotl_rollouts(arguments: ScriptArguments) -> ScriptArguments:
+    """Options of GRPOConfig, which are under `trl`, and of its engine under `vllm`."""
+    values: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
+    for found, name in ((values, "trl"), (engine, "vllm")):
+        with suppress(ValueError):
+            found.update(json.loads(arguments.text(name) or "{}"))
+    names = ("gpu_memory_utilization", "tensor_parallel_size")
+    return ScriptArguments.of_values(values | {f"vllm_{name}": engine[name] for name in names if name in engine})
 
 
 def _axolotl_adapter(reading: Reading) -> None:
@@ -288,6 +340,7 @@ AXOLOTL = ToolFormat(
     program="axolotl",
     is_file=lambda source: "base_model" in source.values,
     details=_axolotl_details,
+    rollouts=_axolotl_rollouts,
     # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.
     defaults={"launcher": "accelerate", "expandable_segments": True},
     model=("base_model",),

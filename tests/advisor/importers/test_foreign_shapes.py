@@ -54,7 +54,7 @@ NOT_READ = {
     ),
     "a configuration that the shell names": ("a.sh", "accelerate launch t.py --config r/$TASK/c.yaml", "when it runs"),
     "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
-    "ms-swift's rlhf": ("a.sh", "swift rlhf --model gpt2 --train_type lora", "DPO training"),
+    "ms-swift's rlhf": ("a.sh", "swift rlhf --rlhf_type gkd --model gpt2 --train_type lora", "GKD by ms-swift"),
     "LLaMA-Factory's reward model": (
         "a.yaml",
         "model_name_or_path: gpt2\nstage: rm\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\n",

@@ -34,7 +34,6 @@ CASES = [
     ("grpo", Case("zero2", model="llama", method="lora")),
     ("grpo reference", Case("zero3", model="llama", method="lora", checkpointing=False)),
     ("rloo", Case("zero2", model="llama")),
-    ("rloo reference", Case("zero3", model="llama")),
     ("reward", Case("zero2", model="llama")),
     ("reward", Case("zero2", model="llama", method="lora")),
     ("reward", Case("zero3", model="llama")),
