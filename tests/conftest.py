@@ -21,7 +21,7 @@ from ds_advise.probes.real_run import extension_lock
 from ds_advise.validate.lint import read_deepspeed
 from hypothesis import HealthCheck, settings
 
-from tests.helpers import TINY
+from tests.helpers import TINY, dry_runs_in_forks
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -38,7 +38,7 @@ settings.register_profile("ds-advise", deadline=None, suppress_health_check=[Hea
 settings.load_profile("ds-advise")
 
 
-LONGEST = ("test_every_rung_counts_what_the_real_engine_allocates", "test_no_other_rank_peaks_higher")
+LONGEST = ("test_every_rung_counts_what_the_real_engine_allocates", "test_the_whole_script_runs_without_a_gpu")
 """Each takes minutes, and shares no fixture with others."""
 
 
@@ -97,6 +97,12 @@ def sources_are_read_once() -> Iterator[None]:
     """DeepSpeed's, for lint: reading them takes longer than most tests, and each test has a store of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read_deepspeed, "read_facts", functools.cache(read_deepspeed.read_facts))
+        yield
+
+
+@pytest.fixture
+def in_forks() -> Iterator[None]:
+    with dry_runs_in_forks():
         yield
 
 

@@ -6,12 +6,14 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.launch.script_source import Script
@@ -21,11 +23,11 @@ from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload
-from ds_advise.probes.dry_run import DryRunResult
+from ds_advise.probes.dry_run import DryRunError, DryRunResult
+from ds_advise.probes.dry_run.run import _error, ask
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
 from ds_advise.probes.run import Request, Run
 from rich.console import Console
@@ -180,14 +182,25 @@ def failed_probe(kind: Any, message: str = "no", *, world_size: int = 2, device:
     )
 
 
-def ask_forks(requests: Sequence[Request], *_settings: Any) -> list[DryRunResult]:
-    """The answers of `probes.dry_run.ask.ask`, by forks of one process that has made the imports. An error of a run
-    fails the test."""
+def _answers_of_forks(requests: Sequence[Request], *_settings: Any) -> list[dict[str, Any] | DryRunError]:
     from tests.training_scripts.forked_ranks import dry_runs
 
-    answers = dry_runs(requests)
-    assert not [answer for answer in answers if "error" in answer]
-    return [from_json(DryRunResult, answer["result"]) for answer in answers]
+    return [_error(answer) if "error" in answer else answer["result"] for answer in dry_runs(requests)]
+
+
+@contextmanager
+def dry_runs_in_forks() -> Iterator[None]:
+    """Dry runs and recorded modules are forks of one process of the session, because importing torch takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ds_advise.probes.dry_run.run.answers", _answers_of_forks)
+        patch.setattr("ds_advise.probes.model_recorder.own_module.answers", _answers_of_forks)
+        yield
+
+
+def ask_forks(requests: Sequence[Request], *_settings: Any) -> list[DryRunResult]:
+    """The results of `probes.dry_run.run.ask` from forks. An error of a run fails the test."""
+    with dry_runs_in_forks():
+        return ask(requests, timeout_s=0)
 
 
 def write_training(

@@ -96,7 +96,7 @@ def test_the_base_package_answers_without_the_engine(arguments: str, tmp_path: P
 
 @pytest.mark.skipif(not LIGHT, reason="only tests/run makes an environment of the base package alone")
 @pytest.mark.parametrize("command", ["dry-run config.json --model gpt2 --gpus 24GB", "probe config.json --model gpt2"])
-def test_what_needs_the_engine_names_the_extra(command: str, tmp_path: Path) -> None:
+def test_commands_that_need_the_engine_name_the_extra(command: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 2}}')
     run = subprocess.run([LIGHT, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 2

@@ -45,7 +45,7 @@ OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, {"framework": "deepspeed"}, "auto"),
     ],
 )
-def test_whose_step_it_is(config: dict[str, Any], options: dict[str, Any], step: OptimizerStep) -> None:
+def test_the_implementation_of_the_step(config: dict[str, Any], options: dict[str, Any], step: OptimizerStep) -> None:
     """Without a block the Trainer's default by its version, torch's in a loop of one's own; DeepSpeed's with a block or
     in host RAM."""
     assert configured_workload(config, options, MODEL, None).software.optimizer_step == step  # type: ignore[arg-type]

@@ -56,7 +56,9 @@ SETTINGS: list[tuple[Rung, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 @pytest.mark.parametrize(("rung", "settings"), SETTINGS, ids=str)
-def test_what_is_emitted_reads_back_as_the_same_plan(rung: Rung, settings: dict[str, Any], flavor: Framework) -> None:
+def test_an_emitted_configuration_reads_back_as_the_same_plan(
+    rung: Rung, settings: dict[str, Any], flavor: Framework
+) -> None:
     """emit and read are each other's inverse, through JSON, for both flavours; a preset is on its rung."""
     wanted = replace(plan(rung), **settings)
     assert wanted.rung == rung

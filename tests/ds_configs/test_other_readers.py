@@ -147,7 +147,7 @@ def test_a_feature_is_recognised(name: str, config: dict[str, Any]) -> None:
         {"zero_optimization": "auto", "compile": {"deepcompile": False}, "expert_parallel": {"enabled": False}},
     ],
 )
-def test_what_is_off_or_ignored_is_not_named(config: dict[str, Any]) -> None:
+def test_disabled_and_ignored_features_are_not_named(config: dict[str, Any]) -> None:
     assert not list(unmodeled_features(config))
 
 

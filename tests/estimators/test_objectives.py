@@ -87,7 +87,7 @@ def test_a_reward_model_has_one_number_per_token_and_no_logits() -> None:
         trained_model(find("bert-base-uncased"), "reward")
 
 
-def test_what_a_reference_model_and_pairs_rule_out() -> None:
+def test_plans_that_a_reference_model_or_pairs_exclude() -> None:
     swapped = Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", offload_optimizer="nvme")
     assert "reference model" in str(unsupported(MODEL, DPO, swapped))
     assert unsupported(MODEL, replace(DPO, precompute_ref_log_probs=True), swapped) is None

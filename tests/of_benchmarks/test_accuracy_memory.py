@@ -11,13 +11,10 @@ from click.testing import CliRunner
 from ds_advise.advisor.cli.advise import explain
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import LIKELY, SURE
-from ds_advise.estimators.estimate import total_bytes
-from ds_advise.estimators.memory.activations.activation_memory import activation_memory
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.workload import Software, Workload
 
 from benchmarks.accuracy import between_sources, memory_spread, peer_runs, peers, questions, spread, whole_runs
 from benchmarks.accuracy.__main__ import DOCUMENT, README, TABLE, all_questions, readme, sections, table
@@ -156,25 +153,3 @@ def test_deepspeeds_formulas_are_its_own(plan: Plan) -> None:
     model, cluster = find("Llama-2-7b-hf"), parse_cluster("2x8xA100-80GB", interconnect="400Gb/s")
     ours = deepspeed_bytes(model, cluster, plan, stage3=plan.zero_stage == 3)
     assert deepspeed_estimate(model, cluster, plan).gpu_bytes == ours
-
-
-@pytest.mark.parametrize(("dropout", "fp32", "per_token"), [(0.1, False, 282_848), (0.1, True, 315_744)])
-def test_lora_dropout_and_fp32_adapters_as_measured(dropout: float, fp32: bool, per_token: int) -> None:
-    """Bytes a token of one recomputed layer of Mistral-7B while it is back-propagated.
-
-    From peak allocated bytes of micro batch 2 and 4 under FSDP, less 63 retained tensors of 8192 bytes: 831,904 a token
-    for LoRA with peft's fp32 adapters, 799,008 with bf16 autocast (foundation-model-stack/fms-acceleration
-    scripts/benchmarks/refs/a100_80gb.csv@876e2ed; two A100, torch 2.4.1, r 16 on q, k, v and o, dropout 0.1). 0.1 % is
-    for tensors of a few bytes a token.
-    """
-    workload = Workload(
-        method="lora",
-        lora_rank=16,
-        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
-        seq_len=4096,
-        attention="flash",
-        lora_dropout=dropout,
-        software=Software(fp32_adapters=fp32),
-    )
-    made = activation_memory(find("Mistral-7B-v0.1"), workload, 1, True, compute_capability=8.0)
-    assert total_bytes(made.block_terms) / 4096 == pytest.approx(per_token, rel=0.001)

@@ -29,7 +29,7 @@ def test_published_runs_are_predicted_by_who_has_not_seen_them(runs: list[timed_
     assert accuracy.percentile_90(errors) <= 0.33
 
 
-def test_what_a_fit_without_them_predicts_is_of_today(runs: list[timed_runs.TimedRun]) -> None:
+def test_predictions_of_left_out_runs_are_current(runs: list[timed_runs.TimedRun]) -> None:
     """The predictions that the error is judged by were written under today's model and constants."""
     with timed_runs.LEFT_OUT.open(newline="", encoding="utf-8") as file:
         written = {(row["source"], row["row"]): float(row["committed_s"]) for row in csv.DictReader(file)}

@@ -188,7 +188,7 @@ def test_a_long_command_does_what_its_document_says(
 
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.asked], ids=lambda block: block.document)
-def test_what_a_document_shows_is_what_is_printed(
+def test_documented_output_is_current(
     block: Block, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every line but the dots, in the same order; `python -m benchmarks.shown_output --write` brings it up to date."""
@@ -207,7 +207,7 @@ def test_what_a_document_shows_is_what_is_printed(
         message = message[begin + len(part) :]
 
 
-def test_what_is_shown_of_an_output_is_found_again_when_its_figures_change() -> None:
+def test_documented_parts_of_an_output_are_found_when_figures_change() -> None:
     """A part by its first and its last line; a line that nobody prints any more has to be read by somebody."""
     shown = ("$ ds-advise A", " ZeRO-3 fits.", " About 655 tokens/s.", DOTS, "> zero3   5 on 26.3 fits", DOTS)
     block = Block(document="docs/a.md", first=0, lines=shown, asked="ds-advise A")

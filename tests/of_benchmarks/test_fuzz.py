@@ -31,11 +31,11 @@ JSON = st.recursive(
 )
 
 
-def test_two_thousand_broken_inputs_break_nothing(tmp_path: Path) -> None:
+def test_a_thousand_broken_inputs_break_nothing(tmp_path: Path) -> None:
     """The mutator of the benchmark, with a seed of its own."""
-    tally = fuzz(2000, 42, tmp_path, facts())
+    tally = fuzz(1000, 42, tmp_path, facts())
     assert tally.broken == []
-    assert min(tally.answered, tally.refused) > 200
+    assert min(tally.answered, tally.refused) > 100
 
 
 @settings(max_examples=200)
@@ -66,7 +66,7 @@ def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "3,", "", "\u0663", "1e3", "0", "-1", "3, 0x2"])
-def test_what_is_no_shape_is_refused(text: str) -> None:
+def test_invalid_input_shapes_are_refused(text: str) -> None:
     """Also digits that Python would not read."""
     with pytest.raises(WorkloadError):
         inputs_of(text, None)

@@ -67,20 +67,20 @@ def go(tmp_path: Path, place: Place) -> Go:
     return go
 
 
-def test_what_is_on_record_is_not_measured_again(go: Go) -> None:
+def test_recorded_measurements_are_not_repeated(go: Go) -> None:
     """That memory ran out is a result, and so is what this machine cannot do."""
     assert go("ab", {"a": "out of memory", "b": "not possible"}) == ["a", "b"]
     assert go("abc", {}) == ["c"]
 
 
-def test_what_failed_is_tried_again_after_the_rest(go: Go) -> None:
+def test_failed_measurements_are_retried_after_the_rest(go: Go) -> None:
     """Until it succeeds."""
     assert go("ab", {"a": "failed", "b": "timed out"}) == ["a", "b"]
     assert go("abc", {"a": "failed"}) == ["c", "a", "b"]
     assert go("abc", {}) == ["a"]
 
 
-def test_what_the_end_of_the_time_cuts_off_leaves_no_record(go: Go) -> None:
+def test_measurements_cut_off_by_the_deadline_leave_no_record(go: Go) -> None:
     """It may need no more than its usual time; nothing is begun that takes longer than is left."""
     assert go("a", {"a": "timed out"}, left_s=20) == ["a"]
     assert go("a", {}, left_s=5) == []
@@ -118,7 +118,7 @@ def _read(file: Path) -> bytes:
         return b""
 
 
-def test_what_a_machine_cannot_do_is_an_answer(place: Place) -> None:
+def test_an_impossible_measurement_has_an_outcome(place: Place) -> None:
     """So is an error: nothing stops the rest."""
     assert measure(measurement("context"), place, limit_s=60)["outcome"] == "not possible"
     answer = measure(replace(measurement("x"), kind="extensions"), place, limit_s=60)

@@ -29,7 +29,7 @@ def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     assert 2 <= sum(bool(case.refused) for case in found) <= 10
 
 
-def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configurations_that_deepspeeds_reader_refuses_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """`DeepSpeedConfig` with two ranks, over random configurations with anything anywhere."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime import config as reader

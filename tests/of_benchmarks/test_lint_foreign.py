@@ -68,7 +68,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_an_error_depends_on_the_reader(name: str) -> None:
+def test_errors_depend_on_the_reader(name: str) -> None:
     """Accelerate stops at every "auto" that is left; DeepSpeed drops it from the blocks that it checks. Neither takes
     a total batch that the accumulation steps do not divide."""
     config, reader, code = READ[name]

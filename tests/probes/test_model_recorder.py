@@ -32,12 +32,6 @@ NEMOTRON: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DS_ADVISE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_the_examples_have_no_row() -> None:
     assert not {"nemotron", "glm4_moe", "bart", "rwkv", "longt5"} & FAMILIES.keys()
 
@@ -56,9 +50,9 @@ def test_a_recorded_model_has_the_parameters_of_its_class() -> None:
     assert "layers recorded from transformers' own code" in shape.assumptions
 
 
-def test_the_cached_recording_is_the_recording(own_cache: Path) -> None:
+def test_the_cached_recording_is_the_recording(own_store: Path) -> None:
     first = recorded_model(NEMOTRON, name="nemotron", source="")
-    (file,) = (own_cache / "models").iterdir()
+    (file,) = (own_store.parent / "models").iterdir()
     assert recorded_model(NEMOTRON, name="nemotron", source="") == first
     assert from_json(ModelShape, json.loads(json.dumps(to_json(first)))) == first
     file.write_text("{}", encoding="utf-8")  # a damaged file is recorded again
@@ -141,7 +135,7 @@ def test_an_encoder_decoder_has_two_stacks() -> None:
         ({"num_hidden_layers": 10**6}, "1,000,000 layers"),
     ],
 )
-def test_what_cannot_be_recorded_says_why(changes: dict[str, Any], why: str) -> None:
+def test_unrecordable_models_are_refused_with_a_reason(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ModelConfigError, match="could not be recorded") as caught:
         recorded_model({**NEMOTRON, **changes}, name="a model", source="")
     assert re.search(why, caught.value.why)

@@ -22,15 +22,13 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult
-from ds_advise.probes.dry_run.run import _error, ask_each, request_for
+from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.model_recorder import own_module
 from ds_advise.probes.model_recorder.module import recorded_object
-from ds_advise.probes.model_recorder.own_module import ModuleRequest
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.helpers import printed
+from tests.helpers import dry_runs_in_forks, printed
 from tests.probes.tied_transformer import Transformer, loss_fn
-from tests.training_scripts.forked_ranks import dry_runs
 
 CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
 TRANSFORMER = Path(__file__).parent / "tied_transformer.py"
@@ -39,7 +37,8 @@ GPUS = "2xA100-80GB"
 
 @pytest.fixture(scope="module")
 def convnet() -> ModelShape:
-    return ask(f"{CONVNET}:ConvNet", gpus=GPUS).model
+    with dry_runs_in_forks():
+        return ask(f"{CONVNET}:ConvNet", gpus=GPUS).model
 
 
 def test_the_ladder_of_a_file_counts_samples(convnet: ModelShape) -> None:
@@ -97,16 +96,6 @@ def test_checkpointed_parts_are_recomputed_and_others_saved() -> None:
         for choice in ("off", "on")
     }
     assert memory["on"].allocated_bytes_per_gpu < 0.8 * memory["off"].allocated_bytes_per_gpu
-
-
-@pytest.fixture
-def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of files are recorded in forks of one process, because importing torch takes long."""
-
-    def answers(requests: list[ModuleRequest], _timeout_s: float) -> list[Any]:
-        return [_error(answer) if "error" in answer else answer["result"] for answer in dry_runs(requests)]
-
-    monkeypatch.setattr(own_module, "answers", answers)
 
 
 ADAPTED = """
@@ -212,7 +201,7 @@ def number(): return 3
         ("missing", "has no function 'missing'"),
     ],
 )
-def test_what_cannot_be_recorded_says_why(tmp_path: Path, function: str, why: str) -> None:
+def test_unrecordable_models_are_refused_with_a_reason(tmp_path: Path, function: str, why: str) -> None:
     (tmp_path / "refused.py").write_text(REFUSED, encoding="utf-8")
     with pytest.raises(ModelConfigError, match="cannot be recorded") as caught:
         ask(f"{tmp_path}/refused.py:{function}", gpus=GPUS, input_shape="8")
@@ -267,6 +256,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize(
     ("net", "rungs", "options"),
     [

@@ -77,7 +77,7 @@ def another_run(where: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
-def test_what_a_killed_run_left_goes_with_the_next_and_what_lives_stays(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed_and_live_folders_kept(tmp_path: Path) -> None:
     """Also a folder that is not ours stays, and one so new that its owner may not hold it yet."""
     foreign, new, future = (tmp_path / f"ds-advise-{name}" for name in ("foreign", "new", "future"))
     for folder in (foreign, new, future):

@@ -88,12 +88,6 @@ def test_forgotten_records_are_gone_and_their_numbers_are_not_used_again() -> No
     assert store.find() == []
 
 
-def test_nothing_is_written_before_the_first_record(own_store: Path) -> None:
-    """Asking an empty store makes no file and no folder."""
-    assert Store().find() == [] == Store().forget("all")
-    assert not own_store.parent.exists()
-
-
 def test_only_the_user_may_read_it(own_store: Path) -> None:
     """Folder 0700, file 0600, whatever the umask."""
     old = os.umask(0)
@@ -278,7 +272,7 @@ def test_a_full_disk(own_store: Path) -> None:
     assert len(Store(own_store).find()) == 1
 
 
-def test_whoever_asks_goes_on_without_it(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_callers_continue_without_an_unusable_store(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr, the other answer, no exception."""
     own_store.mkdir(parents=True)
     assert try_store(lambda store: store.add(_probe()), -1) == -1

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +18,9 @@ from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload
 
 from tests.helpers import write_checkpoint
+from tests.training_scripts.forked_ranks import run_ranks
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "save_checkpoint.py"
-TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 SHAPES = [("1", "untied"), ("2", "tied"), ("3", "untied"), ("3", "tied")]
 
 
@@ -34,12 +32,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
     def save(stage: str, tied: str) -> Path:
         folder = root / f"zero{stage}-{tied}"
         if not folder.exists():
-            subprocess.run(
-                [*TWO_RANKS, str(SCRIPT), str(folder), stage, tied],
-                env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-                check=True,
-                capture_output=True,
-            )
+            logs = root / f"{folder.name}-logs"
+            logs.mkdir()
+            # Another local size keeps DeepSpeed from compiling its shared-memory collectives.
+            run_ranks(SCRIPT, [str(folder), stage, tied], 2, logs, LOCAL_SIZE="1")
         return folder
 
     return save

@@ -72,7 +72,7 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
         (["good.json", *ON, "--min-tokens-per-second", "-1"], "above 0"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line_and_code_2(
+def test_impossible_checks_are_one_line_and_code_2(
     options: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["check", *options]) == 2

@@ -90,7 +90,7 @@ def zero(**keys: Any) -> dict[str, Any]:
         ({"steps_per_print": float("nan")}, {"steps_per_print": float("nan")}),
     ],
 )
-def test_what_is_the_same_to_deepspeed_is_no_difference(
+def test_equivalent_settings_are_not_differences(
     facts: DeepSpeedFacts, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     """Defaults, older names of keys, numbers as floats, `auto` that DeepSpeed drops, blocks that are switched off."""
@@ -127,7 +127,7 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("first", "second", "path", "expected"), DIFFERENT)
-def test_what_differs_is_found_with_both_values(
+def test_differences_are_found_with_both_values(
     facts: DeepSpeedFacts, first: dict[str, Any], second: dict[str, Any], path: str, expected: str
 ) -> None:
     """The value that DeepSpeed takes, where it comes from, and whether it does anything at the stages of the two."""
@@ -324,7 +324,7 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_compared_gets_one_line_and_exit_2(
+def test_impossible_comparisons_get_one_line_and_exit_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     (tmp_path / "zero3.json").write_text(json.dumps(FILES["zero3"]))

@@ -110,7 +110,7 @@ def test_configuration_and_commands_are_in_the_report(page: Page, answer: dict[s
         assert words in page.text, words
 
 
-def test_what_users_name_stays_text(tmp_path: Path) -> None:
+def test_names_of_users_stay_text(tmp_path: Path) -> None:
     """A model whose folder and type are markup."""
     folder = tmp_path / "<img src=x onerror=alert(1)>&amp;\"'"
     folder.mkdir()

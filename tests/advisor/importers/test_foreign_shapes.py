@@ -64,7 +64,7 @@ NOT_READ = {
 
 
 @pytest.mark.parametrize("what", NOT_READ)
-def test_what_is_not_read_says_so(
+def test_unsupported_files_are_named_as_such(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No figure and no change, also with a model from the command line, and no remark on figures."""
@@ -184,7 +184,7 @@ def test_deepspeed_in_one_process_needs_a_launcher(start: str, how: str | None, 
     assert message == ([] if how is None else [how])
 
 
-def test_where_nothing_fits_it_says_what_lacks_and_which_question_to_ask(
+def test_where_nothing_fits_the_missing_memory_and_a_command_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """RAM, and a command that can be copied: it stands alone, and asks about the same machines and training."""

@@ -76,7 +76,7 @@ def test_a_better_plan_is_shown_as_a_difference(
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_is_written_runs_the_better_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_written_file_has_the_better_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """Read again, nothing is better, and the global batch is what it was."""
     code, first, _ = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", "better.yaml")
     assert code == 0 and first["files"] == ["better.yaml", "better.ds_config.json"]
@@ -126,7 +126,7 @@ def test_a_condition_on_host_ram_is_part_of_the_verdict(capsys: pytest.CaptureFi
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("place", [".", "/", ""])
-def test_a_folder_is_no_file_to_write(capsys: pytest.CaptureFixture[str], place: str) -> None:
+def test_a_folder_is_refused_as_output(capsys: pytest.CaptureFixture[str], place: str) -> None:
     code, answer, error = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", place)
     assert (code, answer) == (2, None) and "is a folder; name a file in it" in error
 
@@ -143,7 +143,7 @@ def test_options_that_share_a_value_are_not_changed(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_accelerate_refuses_is_a_fault_that_the_new_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_that_accelerate_refuses_is_removed_in_the_new_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("acc.yaml").write_text(
         "distributed_type: DEEPSPEED\nmixed_precision: bf16  # mine\nnum_processes: 2\n"
         "deepspeed_config:\n  deepspeed_config_file: ds_z3.json\n  zero_stage: 2\n"

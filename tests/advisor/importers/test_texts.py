@@ -91,7 +91,7 @@ def test_a_launch_is_recognised(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["python convert.py --in a", "pip install torch", "echo torchrun t.py", "ls", "bash -c", "bash x.sh -c"]
 )
-def test_what_does_not_train_is_no_launch(text: str) -> None:
+def test_commands_that_do_not_train_are_not_launches(text: str) -> None:
     assert training_lines(read_shell(text)) == []
 
 
@@ -174,7 +174,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in 
     "text",
     ["a: [", "a: 1\n\tb: 2", "- 1", "plain", "a: *x", "a: 1\n---\nb: 2", "a: !!python/object:os.x {}", "\x01", BOMB],
 )
-def test_what_is_no_mapping_is_one_sentence(text: str) -> None:
+def test_yaml_without_a_mapping_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigFileError) as error:
         read_yaml(text, "x.yaml")
     assert "\n" not in str(error.value) and "x.yaml" in str(error.value)

@@ -169,7 +169,7 @@ def test_the_answer_tells_hours_and_cost_and_json_has_them(capsys: pytest.Captur
     assert "(MFU)" in text and "evaluation" in text and "to write" in text
 
 
-def test_what_would_change_the_answer_tells_the_jobs_hours_and_cost() -> None:
+def test_proposed_changes_have_the_jobs_hours_and_cost() -> None:
     """A price of each GPU holds for more of them."""
     answer = advise("Qwen2.5-1.5B", gpus="4xA100-80GB", tokens="1B", price="$2/h", deepspeed_estimate=False)
     outcomes = {change.flags: change.outcome for change in answer.changes}

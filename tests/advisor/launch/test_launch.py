@@ -300,7 +300,7 @@ def test_an_evaluation_that_does_not_fit_is_warned_of(folder: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])
-def test_what_is_likely_to_fit_is_started(
+def test_a_plan_that_likely_fits_is_started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, probability: float, starts: bool
 ) -> None:
     """A message calls it likely; what is not likely to fit is refused with its probability."""
@@ -446,7 +446,7 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
     assert batches[0] == 16 and batches[-1] == 1
 
 
-def test_what_is_kept_in_view_fits_80_columns() -> None:
+def test_the_progress_display_fits_80_columns() -> None:
     """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
     gib = 2**30
     progress = progress_line(123_456, 200_000, 2.345678, 123_456.7, 1.2)

@@ -94,7 +94,7 @@ def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str
     assert "\n" not in shown["error"]["sentence"]
 
 
-def test_what_would_change_the_answer_can_be_asked() -> None:
+def test_proposed_changes_are_valid_questions() -> None:
     """Every proposed change makes a question that can be answered."""
     state = {"model": "Llama-3.1-8B", "gpus": "1x24GB", "ram": "64GB"}
     changes = parts(state)["whole"]["changes"]

@@ -57,7 +57,7 @@ def test_other_sites_get_no_answer(port: int, headers: dict[str, str]) -> None:
     assert asked(port, "POST", "/ask/answer", ASKED, **headers)[0] == 400
 
 
-def test_a_request_that_is_none_is_an_error_and_the_next_is_answered(port: int) -> None:
+def test_a_bad_request_is_an_error_and_the_next_is_answered(port: int) -> None:
     assert "error of ds-advise itself" in asked(port, "POST", "/ask/answer", "no JSON")[1]
     assert asked(port, "POST", "/ask/nothing", "{}")[0] == 400
     assert asked(port, "POST", "/ask/choices", "{}")[0] == 200

@@ -131,7 +131,7 @@ def test_a_hub_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5-15B", "", "a b/c", "gpt5"])
-def test_a_name_that_is_no_hub_id_never_reaches_the_network(name: str) -> None:
+def test_a_name_that_is_not_a_hub_id_never_reaches_the_network(name: str) -> None:
     with pytest.raises(UnknownModelError, match="nearest names"):
         load_model(name)
 

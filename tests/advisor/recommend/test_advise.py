@@ -58,7 +58,7 @@ def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -
         assert answer.recommended.tokens_per_s >= best * (1 - SAME_SPEED) ** 2
 
 
-def test_room_alone_is_no_reason_to_offload() -> None:
+def test_free_memory_alone_does_not_justify_offload() -> None:
     """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more room."""
     answer = ds_advise.advise("bigcode/starcoder", gpus="2x8xA800", interconnect="200Gb/s", ram="1TB")
     chosen = answer.recommended

@@ -199,8 +199,9 @@ SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4, 
 SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 32000}
 
 
+@pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize("pinned", [True, False])
-def test_what_layers_inputs_take_on_the_host_is_what_transformers_takes(pinned: bool) -> None:
+def test_offloaded_layer_inputs_take_the_host_bytes_of_transformers(pinned: bool) -> None:
     """To the byte, in a dry run of its own offload: blocks of a power of two, or exactly what is held."""
     shape = shape_from_config(SMALL, name="small")
     question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True, "loss": "standard"}

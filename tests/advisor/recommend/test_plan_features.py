@@ -98,9 +98,7 @@ def test_a_feature_is_left_out_where_it_does_not_help_or_changes_the_training(
         ({"model": "Llama-3.1-70B", "gpus": "8x8xA100-80GB-SXM", "interconnect": "100Gb/s"}, "--zeropp", {}),
     ],
 )
-def test_what_a_feature_would_gain_is_among_the_changes(
-    question: dict[str, Any], flag: str, other: dict[str, Any]
-) -> None:
+def test_the_gain_of_a_feature_is_among_the_changes(question: dict[str, Any], flag: str, other: dict[str, Any]) -> None:
     """And not where there is nothing to gain."""
     assert [change for change in ask(**question).changes if change.flags == flag]
     assert not [change for change in ask(**other).changes if change.flags == flag]
@@ -120,7 +118,7 @@ def test_what_a_feature_would_gain_is_among_the_changes(
         ({**SLOWER, "zeropp": True, "optimizer": "muon"}, "is not possible here", "Muon"),
     ],
 )
-def test_what_deepspeed_cannot_do_is_refused(question: dict[str, Any], message: str, why: str) -> None:
+def test_features_that_deepspeed_lacks_are_refused(question: dict[str, Any], message: str, why: str) -> None:
     with pytest.raises(WorkloadError, match=message) as refused:
         ask(**question)
     assert why in str(refused.value)
@@ -219,6 +217,7 @@ def test_a_quantized_reduction_goes_around_in_two_levels() -> None:
     assert reduction.seconds == pytest.approx(1.001 * (3 / 4 + 7 / 8 / 1000), rel=1e-3)
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_the_dry_run_takes_shapes_from_deepspeeds_sources_and_meets_the_closed_form() -> None:
     """The engine is real, its kernels allocate what csrc/quantization says."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2, "num_attention_heads": 8}
@@ -235,7 +234,7 @@ ROOMY: dict[str, Any] = {"model": "Qwen2.5-32B", "gpus": "8x40GB", "seq_len": 81
 """One sample leaves a quarter of the GPU, and a second one does not fit."""
 
 
-def test_what_the_gpu_has_room_for_steps_there(tmp_path: Path) -> None:
+def test_part_of_the_optimizer_steps_on_the_gpu(tmp_path: Path) -> None:
     """Faster than the plan that offloads all of it, surely fitting, found by the quick search too, and explained; lint
     accepts the configuration."""
     answer = ask(**ROOMY)

@@ -148,7 +148,7 @@ def test_json_is_one_object() -> None:
         (["--rung", "zero3-nvme"], "cannot run"),
     ],
 )
-def test_what_cannot_be_explained_is_one_line(
+def test_impossible_explanations_are_one_line(
     option: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, and the names that exist."""

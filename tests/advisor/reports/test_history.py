@@ -103,7 +103,7 @@ def test_a_record_is_one_line(
     assert line.split()[-len(words) :] == words and kind in line and " days" in line
 
 
-def test_what_is_unknown_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_records_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """A record without plan and figures, a benchmark of another version."""
     Store().add(replace(PROBE, plan={}, result={}, model_name=""))
     Store().add(replace(BENCH, result={"version": BENCH_VERSION + 1}))

@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("what", COMMANDS)
-def test_what_is_printed_is_as_the_schema_says(
+def test_printed_json_matches_its_schema(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every field is known, of its type, and none is missing."""

@@ -113,7 +113,7 @@ def test_the_spread_between_sources_is_students_t(sources: int, nine_tenths: flo
     assert 0.0 < spread.share_below(-1.0) < spread.share_below(0.1) == 0.5 < spread.share_below(1.2) < 1.0
 
 
-def test_nine_tenths_of_a_card_are_no_certainty() -> None:
+def test_a_plan_near_the_limit_only_likely_fits() -> None:
     """A plan far below the limit fits; one at 96 % of it only likely, whatever part of it comes and goes."""
     cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
     for transient in (2**30, 2**35):
@@ -144,7 +144,7 @@ def _made_up(need: int, transient: int, overhead: Terms, cluster: Cluster) -> Me
 
 @pytest.mark.parametrize("transient_gib", [0.1, 1, 8, 64])
 @pytest.mark.parametrize("expandable", [True, False])
-def test_what_needs_more_than_there_is_is_never_likely_to_fit(transient_gib: float, expandable: bool) -> None:
+def test_a_plan_above_the_memory_never_likely_fits(transient_gib: float, expandable: bool) -> None:
     cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
     transient = round(transient_gib * 2**30)
     plan = Plan(zero_stage=3, micro_batch_size=1)

@@ -30,7 +30,7 @@ def completed(line: str) -> list[str]:
         ("Qwen2.5-14B --method q", "qlora"),
     ],
 )
-def test_what_is_known_is_offered(line: str, offered: str) -> None:
+def test_known_names_are_completed(line: str, offered: str) -> None:
     assert offered in completed(line)
 
 
@@ -39,7 +39,7 @@ def test_a_path_or_an_unknown_name_has_no_names(line: str) -> None:
     assert completed(line) == []
 
 
-def test_what_is_offered_can_be_asked() -> None:
+def test_completions_are_valid_gpus() -> None:
     """Every GPU that is offered names itself."""
     from ds_advise.advisor.question.cluster import parse_cluster
 

@@ -255,7 +255,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
 
 
 @pytest.mark.slow
-def test_what_was_saved_is_neither_trained_further_nor_trusted_when_damaged(
+def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
     tmp_path: Path, undisturbed: tuple[Path, Path, str], model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed after the checkpoint of the last step, within an epoch: --resume makes no step and saves the model of all

@@ -111,7 +111,7 @@ def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "thesis.txt"]
 
 
-def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> None:
+def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> None:
     """Once a broken row is repaired, the same command works."""
     whole = data.read_text()
     data.write_text("{")
@@ -187,7 +187,7 @@ def test_impossible_options_are_refused_at_once(ask: Ask, options: str, printed:
         ("--resume --output-dir empty", "holds no training to resume"),
     ],
 )
-def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
+def test_missing_arguments_are_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
     """Model, data, and for --resume a training."""
     assert run(["train", *options.split()]) == 2
     assert message in capsys.readouterr().err

@@ -218,7 +218,7 @@ def test_the_loss_counts_the_answers_and_their_ends(tokenizer: Any, row: dict[st
     assert [text for text, is_trained in shown(tokenizer, sequence) if is_trained] == trained
 
 
-def test_what_is_trained_follows_what_inference_gives(tokenizer: Any) -> None:
+def test_trained_tokens_follow_the_prompt_of_inference(tokenizer: Any) -> None:
     [sequence] = _tokenized(tokenizer, [INSTRUCTION])
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "5="}], add_generation_prompt=True)["input_ids"]
     assert sequence.ids[: len(prompt)] == prompt

@@ -94,7 +94,7 @@ def test_a_true_prediction_is_confirmed_by_the_fastest_first(answer: Recommendat
     assert first is not None and machine.outcome(first.candidate).tokens_per_s == machine.fastest
 
 
-def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> None:
+def test_a_plan_out_of_memory_rules_out_larger_ones(answer: Recommendation) -> None:
     machine = Machine(answer, 0)
     state = ProbeOrder(machine.candidates, MEMORY)
     first = state.choose()
@@ -224,7 +224,7 @@ def test_no_probe_is_started_that_may_outlast_the_budget(
     assert (series.best is not None) == bool(begun)
 
 
-def test_of_plans_as_fast_the_shortest_probe_comes_first(answer: Recommendation) -> None:
+def test_the_shortest_probe_of_equally_fast_plans_comes_first(answer: Recommendation) -> None:
     chosen = ProbeOrder(answer.candidates, MEMORY).choose()
     assert chosen is not None
     fitting = [candidate for candidate in answer.candidates if candidate.fit.fits]

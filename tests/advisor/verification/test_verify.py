@@ -11,7 +11,7 @@ from ds_advise.advisor.question.run import read_ds_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.dry_run import DryRunError
 
-from tests.helpers import SMALL_LLAMA, ask_forks
+from tests.helpers import SMALL_LLAMA
 
 ON = ("--gpus", "2x24GB", "--seq-len", "128")
 
@@ -22,10 +22,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_verified_answer_carries_its_dry_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", ask_forks)
     monkeypatch.chdir(folder)
     assert cli.run(["config.json", *ON, "--verify", "--json", "--no-deepspeed-estimate"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -95,7 +95,7 @@ def dispatched(
 @pytest.mark.parametrize(
     ("family", "attention", "precision", "rank"),
     [
-        *((family, "sdpa", "bf16", 0) for family in FAMILIES if family != "gemma2"),
+        *((family, "sdpa", "bf16", 0) for family in FAMILIES if family not in ("gemma2", "qwen2")),
         *((family, "eager", "bf16", 0) for family in ("llama", "gemma2", "opt")),
         ("llama", "eager", "fp32", 0),
         ("qwen2", "sdpa", "bf16", 8),

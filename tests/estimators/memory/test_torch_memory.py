@@ -115,7 +115,7 @@ def test_what_is_not_derived_of_fsdp2_is_refused(question: dict[str, str]) -> No
         asked(rung="fsdp2", gpus="2xA100-40GB", **question)
 
 
-def test_what_a_plan_does_not_need_is_cached() -> None:
+def test_the_cache_holds_memory_beyond_the_need() -> None:
     """nvidia-smi shows a cache that is given back before a request fails: without expandable segments every component's
     own segments, with them the gap that the 16-bit logits leave among fp32 ones; never more than the GPU has."""
     long = {"method": "lora", "seq_len": 4096}

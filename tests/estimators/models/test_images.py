@@ -77,7 +77,7 @@ def test_an_image_attends_to_itself_alone() -> None:
         (VL, {"max_pixels": 100}, "less than one token"),
     ],
 )
-def test_what_a_model_cannot_take_says_why(name: str, options: dict[str, Any], what: str) -> None:
+def test_impossible_images_are_refused_with_a_reason(name: str, options: dict[str, Any], what: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         ask(name, gpus="8xH100", **options)
     assert what in f"{caught.value} {caught.value.why} {caught.value.fix}"

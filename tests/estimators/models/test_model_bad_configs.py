@@ -111,6 +111,6 @@ STATED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
         (CONFIGS["gemma2"] | {"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries for 26 layers"),
     ],
 )
-def test_what_is_missing_or_contradicts_is_named(config: dict[str, Any], message: str) -> None:
+def test_missing_and_contradicting_fields_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         shape_from_config(config, name="model")

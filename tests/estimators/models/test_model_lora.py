@@ -142,7 +142,7 @@ def test_the_largest_layer_comes_with_its_own_adapters() -> None:
         ("gpt2", -8, None, "rank", ""),
     ],
 )
-def test_what_peft_cannot_adapt_is_refused(model: str, rank: int, targets: Any, what: str, hint: str) -> None:
+def test_modules_that_peft_cannot_adapt_are_refused(model: str, rank: int, targets: Any, what: str, hint: str) -> None:
     with pytest.raises(WorkloadError, match=what) as caught:
         lora_parameters(catalogue.find(model), rank, targets)
     assert hint in f"{caught.value.why} {caught.value.fix}"

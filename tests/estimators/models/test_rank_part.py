@@ -127,5 +127,5 @@ def test_experts_that_one_rank_alone_has_are_not_gathered() -> None:
         ("gpt-oss-20b", 2, "is not known"),
     ],
 )
-def test_what_cannot_be_spread_says_why(name: str, ranks: int, why: str) -> None:
+def test_models_whose_experts_cannot_be_spread_are_refused(name: str, ranks: int, why: str) -> None:
     assert why in (unspreadable(find(name), ranks) or "")

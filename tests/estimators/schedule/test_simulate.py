@@ -130,7 +130,7 @@ def test_short_kernels_wait_for_the_host_that_launches_them() -> None:
     assert step.time.bottleneck == "launch"
 
 
-def test_a_cpu_maps_large_tensors_anew() -> None:
+def test_a_cpu_maps_new_pages_for_large_tensors() -> None:
     """Their pages fault at the measured rate; a GPU's allocator keeps its blocks."""
     large = replace(KERNEL, unmapped_bytes=2 * 10**9)
     cpu = replace(CLUSTER, gpu=replace(CLUSTER.gpu, architecture="cpu"), new_memory_bytes_per_s=4e9)

@@ -133,17 +133,6 @@ def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
     assert ours.backward == pytest.approx(backward, rel=2e-3)
 
 
-def test_lora_needs_no_gradient_of_frozen_weights() -> None:
-    """Backward costs one forward instead of two, plus what the thin adapters add."""
-    model = find("llama-2-7b")
-    full = micro_batch_flops(model, Workload(seq_len=512), PLAN)
-    lora = micro_batch_flops(model, Workload(seq_len=512, method="lora", lora_rank=8), PLAN)
-    assert full.forward < lora.forward < 1.02 * full.forward
-    assert 0.48 * full.backward < lora.backward < 0.56 * full.backward
-    only_queries = micro_batch_flops(model, Workload(seq_len=512, method="lora", lora_targets=("q_proj",)), PLAN)
-    assert full.forward < only_queries.forward < lora.forward
-
-
 def test_checkpointing_runs_the_layers_again_but_not_the_head() -> None:
     """Recomputation is the forward pass less the product with the vocabulary, and less each layer's last one unless
     dropout follows it, as in GPT-2."""
@@ -154,9 +143,3 @@ def test_checkpointing_runs_the_layers_again_but_not_the_head() -> None:
         spared = 2 * BATCH * 256 * (model.hidden_size * model.vocab_size + model.num_layers * last)
         assert (plain.recompute, again.recompute) == (0, plain.forward - spared)
     assert again.total - plain.total == again.recompute
-
-
-def test_a_mixture_of_experts_costs_what_its_tokens_pass() -> None:
-    """Mixtral's 47 B parameters cost about what its 13 B active ones do."""
-    flops = micro_batch_flops(find("mixtral-8x7b"), Workload(seq_len=512), PLAN)
-    assert flops.forward / (2 * BATCH * 512) == pytest.approx(12.9e9, rel=0.02)

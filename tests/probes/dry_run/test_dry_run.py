@@ -1,6 +1,5 @@
 """What a dry run answers, and how it fails."""
 
-import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from ds_advise.estimators.estimate import Phase
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input
@@ -20,7 +18,7 @@ from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError
 from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.run import Run
 
-from tests.helpers import WIDE_LLAMA, ask_forks, h100s, imports_of, zero_config
+from tests.helpers import WIDE_LLAMA, ask_forks, dry_runs_in_forks, h100s, imports_of, zero_config
 
 MODEL = WIDE_LLAMA
 PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
@@ -45,17 +43,16 @@ def config(stage: int, **zero: Any) -> dict[str, Any]:
 def offloaded() -> DryRunResult:
     """ZeRO-3 with the optimizer in host memory, the last rank of two nodes with four GPUs each."""
     cluster = Cluster(nodes=2, gpus_per_node=4, gpu=find_gpu("A100-80GB-SXM"))
-    return dry_run(
-        Run(
-            config=config(3, offload_optimizer={"device": "cpu", "pin_memory": True}),
-            model=MODEL,
-            cluster=cluster,
-            workload=Workload(seq_len=256),
-            micro_batch_size=2,
-            gradient_accumulation_steps=2,
-        ),
-        rank=7,
+    run = Run(
+        config=config(3, offload_optimizer={"device": "cpu", "pin_memory": True}),
+        model=MODEL,
+        cluster=cluster,
+        workload=Workload(seq_len=256),
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
     )
+    with dry_runs_in_forks():
+        return dry_run(run, rank=7)
 
 
 def test_every_phase_of_every_iteration_is_reported(offloaded: DryRunResult) -> None:
@@ -102,10 +99,6 @@ def test_states_appear_with_the_first_step_and_then_stay(offloaded: DryRunResult
         8 * PARAMETERS / 8, rel=0.02
     )
     assert second.host_live_bytes == first.host_live_bytes
-
-
-def test_the_answer_survives_json(offloaded: DryRunResult) -> None:
-    assert from_json(DryRunResult, json.loads(json.dumps(offloaded.to_json()))) == offloaded
 
 
 def test_the_callers_process_imports_no_torch() -> None:
@@ -174,7 +167,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, Any]:
-    """Result or error of each run; all are forks of one process, because importing torch is what takes time."""
+    """Result or error of each run."""
     nvme = config(3, offload_optimizer={"device": "nvme", "nvme_path": str(folder / "nvme")})
     large = {**MODEL, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2}
     float16 = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}
@@ -201,7 +194,8 @@ def runs(folder: Path) -> dict[str, Any]:
         "flash": Run(config=config(2), model=MODEL, workload=Workload(seq_len=64, attention="flash"), cluster=h100s(1)),
     }
     requests = [request_for(job, rank=None, iterations=2) for job in jobs.values()]
-    return dict(zip(jobs, ask_each(requests, timeout_s=1200), strict=True))
+    with dry_runs_in_forks():
+        return dict(zip(jobs, ask_each(requests, timeout_s=1200), strict=True))
 
 
 def test_lora_trains_adapters_only_in_float16_without_skipping_steps(runs: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def test_expandable_segments_grow_a_free_end_instead_of_fragmenting() -> None:
     assert reserved(*creeping, expandable_segments=True) == 120 * MIB
 
 
-def test_what_was_held_before_training_does_not_count() -> None:
+def test_memory_held_before_training_does_not_count() -> None:
     """Loading holds 100 MiB and empties the cache; training holds 20 MiB."""
     ledger = Ledger("cpu", lambda _tensor: ("", ""))
     phases = [RecordedPhase(iteration=0, name="load", first_event=ledger.events)]

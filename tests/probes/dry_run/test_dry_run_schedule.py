@@ -30,7 +30,7 @@ from ds_advise.probes.recording.schedule import _computed, _of_groups
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import WIDE_LLAMA, ask_forks, zero_config
+from tests.helpers import WIDE_LLAMA, dry_runs_in_forks, zero_config
 
 CLUSTER = parse_cluster("4xA100-80GB")
 MODEL = WIDE_LLAMA
@@ -39,8 +39,7 @@ MICRO_BATCHES = 2
 
 
 def recording(config: dict[str, Any], *, iterations: int, workload: Workload = WORKLOAD) -> DryRunResult:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ds_advise.probes.dry_run.run.ask", ask_forks)
+    with dry_runs_in_forks():
         return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=workload), iterations=iterations)
 
 
@@ -144,7 +143,7 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     assert {"forward: all-gather", "backward: reduce-scatter"} <= {term.name for term in step.time.terms}
 
 
-def test_what_zero3_puts_together_is_what_travels_together() -> None:
+def test_bytes_that_zero3_concatenates() -> None:
     """Bytes of `cat` against those of prefetches that take one tensor each. A rank's own part is put together, too."""
 
     def put_together_bytes(prefetch: int) -> tuple[int, float]:

@@ -38,7 +38,7 @@ def test_values_that_were_loaded_stay() -> None:
     assert torch.equal(layer.weight, before)
 
 
-def test_what_is_missing_for_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_of_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bitsandbytes there is no QLoRA."""
 
     def missing(_name: str) -> None:

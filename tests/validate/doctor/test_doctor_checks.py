@@ -336,7 +336,7 @@ def test_a_report_of_nodes_names_none_of_them() -> None:
     assert "<node0> has 1 GPU for 2 slots" in block and "GPU 1: NVIDIA A100" in block and "n1" not in block
 
 
-def test_versions_that_are_no_releases_are_compared() -> None:
+def test_development_versions_are_compared() -> None:
     """A Python built from its repository, a nightly torch, a release candidate of DeepSpeed."""
     packages = {**PACKAGES, "torch": "2.8.0.dev20250601+cu128", "deepspeed": "0.18.1rc1"}
     report = judge(facts(software={"python": "3.14.0+", "packages": packages}))

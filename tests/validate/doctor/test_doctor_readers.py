@@ -153,7 +153,7 @@ def test_the_host(tmp_path: Path) -> None:
     assert read_host(root, {"KUBERNETES_SERVICE_HOST": "x", "MASTER_PORT": "no"}).port == 29500
 
 
-def test_what_a_folder_is_on(tmp_path: Path) -> None:
+def test_the_drive_of_a_folder(tmp_path: Path) -> None:
     """The innermost mount decides."""
     lines = ("1 0 0:1 / / rw - ext4 /dev/other rw", f"2 1 0:6 / {tmp_path} rw - nfs4 server:/x rw")
     root = tree(tmp_path / "root", {"proc/self/mountinfo": "\n".join(lines)})
@@ -351,7 +351,7 @@ def test_versions_are_read_and_not_imported() -> None:
     assert imports_of(program, ("torch", "deepspeed")) == []
 
 
-def test_what_the_installed_packages_say_of_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's CUDA, and DeepSpeed's table of equal toolkits."""
     site = tree(
         tmp_path,

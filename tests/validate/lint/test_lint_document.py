@@ -117,7 +117,7 @@ def _is_json(text: str) -> bool:
         (b'{"a": "\\ud83"}', "backslash"),
     ],
 )
-def test_what_is_no_configuration_is_one_line(raw: bytes, message: str) -> None:
+def test_a_file_without_a_configuration_is_one_line(raw: bytes, message: str) -> None:
     """The file's name, what is wrong and, within text, where."""
     with pytest.raises(ConfigFileError) as error:
         read_document(raw, name="ds_config.json")

@@ -183,7 +183,7 @@ def test_the_second_call_reads_the_cache(own_store: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": "0.0.1"}', "null", '{"version": null, "blocks": [1]}'])
-def test_a_broken_cache_is_written_anew(own_store: Path, content: str) -> None:
+def test_a_broken_cache_is_rewritten(own_store: Path, content: str) -> None:
     """A half-written or foreign file is no reason to fail."""
     right = load_facts()
     (cached,) = own_store.parent.glob("deepspeed-*-facts-*.json")

@@ -62,7 +62,7 @@ def test_every_rule_has_a_code_and_names_files_that_deepspeed_has() -> None:
                 assert (folder / name).is_file(), (rule.code, name)
 
 
-def test_what_is_sure_is_the_recommendations() -> None:
+def test_lint_and_the_recommendation_share_the_threshold() -> None:
     """Two parts of the program do not judge the same plan differently."""
     assert SURE == LINT_SURE
 
