@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         with contextlib.suppress(BlockingIOError):  # another session of this checkout runs, and may hold them
             fcntl.flock(sessions, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for lock in folder.glob("*/lock"):
-                lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
+                lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it forever
         fcntl.flock(sessions, fcntl.LOCK_SH)  # until this process ends
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ["PATH"] = search_path()
@@ -120,7 +120,7 @@ def extensions(request: pytest.FixtureRequest) -> Callable[..., None]:
         folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
         with (folder / "one_at_a_time").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            # of ranks whose watcher a test killed; a training would wait for them for ever
+            # of ranks whose watcher a test killed; a training would wait for them forever
             extension_lock.remove_abandoned()
             missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
             compilers = {

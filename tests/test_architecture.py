@@ -92,7 +92,7 @@ def test_only_their_own_tests_import_the_benchmarks() -> None:
 
 
 def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:
-    """In every folder, with what lies loose in it as rooms of their own."""
+    """In every folder; its modules count as rooms."""
     circles = {}
     for folder in {module[:depth] for module in imports() for depth in range(1, len(module))}:
         rooms: dict[str, set[str]] = defaultdict(set)

@@ -208,7 +208,7 @@ def test_documented_output_is_current(
 
 
 def test_documented_parts_of_an_output_are_found_when_figures_change() -> None:
-    """A part by its first and its last line; a line that nobody prints any more has to be read by somebody."""
+    """A part is found by its first and last line; where a line is no longer printed, nothing is replaced."""
     shown = ("$ ds-advise A", " ZeRO-3 fits.", " About 655 tokens/s.", DOTS, "> zero3   5 on 26.3 fits", DOTS)
     block = Block(document="docs/a.md", first=0, lines=shown, asked="ds-advise A")
     today = (

@@ -207,7 +207,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert found["zero_optimization.reduce_bucket_size"].second.value == 3584**2
     assert found["train_micro_batch_size_per_gpu"].first.value == advised
     assert comparison.first.filled.startswith(f"micro batch {advised},") and not comparison.second.filled
-    assert "train_batch_size" not in found  # it follows, and nobody wrote it
+    assert "train_batch_size" not in found  # it is derived, and no file has it
     assert "bf16.enabled" not in found
     filled = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
     assert "train_micro_batch_size_per_gpu" not in {difference.key for difference in filled.differences}

@@ -301,7 +301,7 @@ def test_two_precisions_are_a_fault_that_the_new_file_lacks(capsys: pytest.Captu
 
 @pytest.mark.usefixtures("folder")
 def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by itself."""
+    """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by default."""
     settings = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="
     Path("set.slurm").write_text(SCRIPT.replace("MODEL=", settings, 1))
     _, unset, _ = _imported(capsys, "train.slurm", "--gpus", "A100-80GB")

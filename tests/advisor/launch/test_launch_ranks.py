@@ -475,7 +475,7 @@ def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
-    """The kernel may choose it when memory runs out; the ranks, which nobody would end, are then ended from above."""
+    """The kernel may choose it when memory runs out; the ranks are then ended by the launch."""
     request = _request(tmp_path, "import time\ntime.sleep(10_000)\n")
 
     def kill() -> None:
@@ -525,7 +525,7 @@ def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest
 def test_a_useless_training_is_ended(
     tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None
 ) -> None:
-    """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is
+    """NaN losses, and a script that starts over instead of resuming; a resumed one goes on until it is
     stopped."""
     script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", str(first))
     request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1, resumes_after=resumes_after)

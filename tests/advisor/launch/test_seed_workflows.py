@@ -8,7 +8,6 @@ A model of 100 thousand parameters and a few rows in place of theirs; stand-ins 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +49,7 @@ CHANGED = {
 }
 """Arguments of transformers 4 -> those in their place."""
 
-RUN_CLM = (
-    "--model_name_or_path model --train_file data.json --output_dir outputs --overwrite_output_dir --do_train --do_eval"
-)
+RUN_CLM = "--model_name_or_path model --train_file data.json --output_dir outputs --do_train --do_eval"
 
 Launch = Callable[..., tuple[int, dict[str, Any], str]]
 """(configuration, script, arguments, options) -> (exit code, its JSON, its other output)."""
@@ -136,15 +133,12 @@ def rewrite(script: str, **more: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "names_file"), [(1, True), (3, False)])
 def test_the_trainer_with_literal_arguments(launch: Launch, stage: int, names_file: bool) -> None:
-    """Seed 000, full fine-tuning: the old arguments are named, the literals of the script are the plan's, and the
-    accumulation is counted although the configuration of stage 1 does not name it."""
-    code, session, printed = launch(f"000 stage {stage}", "fft_ner_deepspeed.py")
-    whats = " ".join(objection["what"] for objection in session["objections"])
-    assert code == 1 and re.search("warmup_ratio, evaluation_strategy.*tokenizer", whats), printed
-    assert ("every rank then holds the whole model" in printed) == (stage == 3)
+    """Seed 000, full fine-tuning: the literals of the script are the plan's, and the accumulation is counted although
+    the configuration of stage 1 does not name it."""
     rewrite("fft_ner_deepspeed.py", **{"bf16=True,)": 'bf16=True, deepspeed="ds_config.json")'} if names_file else {})
     code, session, printed = launch(f"000 stage {stage}", "fft_ner_deepspeed.py", "--seq-len", "161")
     assert ("launcher accelerate" in printed) == (not names_file)
+    assert ("every rank then holds the whole model" in printed) == (stage == 3)
     attempt = trained(session, printed, zero_stage=stage, micro_batch=1, accumulation=8)
     assert code == 0 and attempt["last_step"] == 6
 
@@ -164,17 +158,14 @@ def test_lora_with_literal_arguments(launch: Launch, stage: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "launcher"), [("002", "torchrun"), ("003", "deepspeed")])
 def test_arguments_on_the_command_line(launch: Launch, seed: str, launcher: str) -> None:
-    """Seeds 002 and 003: ZeRO-3, with all in host RAM or without; fp16 and the removed argument are refused first."""
-    options = ("--launcher", launcher, *["--no-check"] * (seed == "002"))
+    """Seeds 002 and 003: ZeRO-3, with all in host RAM or without; fp16 is refused first. One of the two is probed."""
+    options = ("--launcher", launcher, "--seq-len", "32", *["--no-check"] * (seed == "002"))
     batch = "--per_device_train_batch_size 2 --per_device_eval_batch_size 2"
     if seed == "003":
         code, _, printed = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} --fp16 {batch}")
         assert (code, "fp16 does not run on this CPU" in printed) == (2, True)
-    code, session, _ = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} {batch}")
-    assert "overwrite_output_dir" in session["objections"][0]["what"] and code == 1
     own = "--bf16 --adam_beta2 0.95 " * (seed == "002")  # as its configuration, which the Trainer compares
-    arguments = f"{RUN_CLM.replace('--overwrite_output_dir ', '')} {own}{batch}"
-    code, session, printed = launch(seed, "run_clm.py", *options, "--seq-len", "32", arguments=arguments)
+    code, session, printed = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} {own}{batch}")
     attempt = trained(session, printed, zero_stage=3, micro_batch=2, accumulation=1)
     assert code == 0 and attempt["last_step"] == 12
 

@@ -39,7 +39,7 @@ def page(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def static_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a page that answers by itself."""
+    """The folder of a page that answers without a server."""
     pyodide = os.environ.get("DS_ADVISE_TEST_PYODIDE")
     if not pyodide:
         pytest.skip("DS_ADVISE_TEST_PYODIDE names no npm package of Pyodide (tests/run fetches it where npm is)")

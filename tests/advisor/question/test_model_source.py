@@ -28,7 +28,7 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty hub cache, an empty current folder, and a failure for whoever asks the network."""
+    """An empty hub cache, an empty current folder, and a failure for every access to the network."""
     cache, folder = tmp_path / "hub-cache", tmp_path / "here"
     folder.mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -121,7 +121,7 @@ def test_a_missing_path_is_not_looked_up_elsewhere(name: str) -> None:
 
 
 def test_a_hub_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the HTTP library does not limit: it counts anew with every byte. The wait is announced."""
+    """The HTTP library's timeout restarts with every byte. The wait is announced."""
     monkeypatch.setattr("ds_advise.advisor.question.model_source._HUB_LIMIT_S", 0.3)
     monkeypatch.setattr("ds_advise.advisor.question.model_source._PATIENCE_S", 0.1)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: time.sleep(30))

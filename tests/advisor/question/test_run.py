@@ -1,4 +1,4 @@
-"""One reading of a configuration's workload, whoever asks: a dry run, lint or a comparison."""
+"""A dry run, lint and a comparison read the same workload from a configuration."""
 
 from __future__ import annotations
 

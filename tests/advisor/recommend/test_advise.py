@@ -59,7 +59,7 @@ def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -
 
 
 def test_free_memory_alone_does_not_justify_offload() -> None:
-    """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more room."""
+    """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more memory free."""
     answer = ds_advise.advise("bigcode/starcoder", gpus="2x8xA800", interconnect="200Gb/s", ram="1TB")
     chosen = answer.recommended
     assert chosen is not None and not chosen.plan.offloads

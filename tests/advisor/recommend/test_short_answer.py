@@ -65,7 +65,7 @@ def test_a_comment_is_not_broken_by_a_backslash() -> None:
 
 
 def test_a_batch_with_a_bar_is_explained_where_one_stands() -> None:
-    """Samples that several GPUs share are written as 1/8, which nobody can guess."""
+    """Samples that several GPUs share are written as 1/8, which needs an explanation."""
     note = "  batch: micro batch / GPUs that share it x accumulation; RAM, NVMe: per node"
     assert note in _answer("Llama-3.1-8B --gpus 8xH100 --seq-len 131072")
     assert note not in _answer("Qwen2.5-14B --gpus 2x32GB")

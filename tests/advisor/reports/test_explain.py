@@ -31,7 +31,7 @@ def answers() -> list[Recommendation]:
 
 
 def test_the_terms_of_a_section_add_up_to_the_advised_figure(answers: list[Recommendation]) -> None:
-    """Nothing is left out of an explanation and nothing is computed anew."""
+    """An explanation leaves nothing out and computes nothing again."""
     for answer in answers:
         for step in answer.ladder:
             if step.candidate is None:

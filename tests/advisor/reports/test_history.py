@@ -74,7 +74,7 @@ def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture
     assert "ds-advise bench" in shown
     assert run(["history", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schema_version": 2, "records": []}
-    assert not own_store.exists()
+    assert not own_store.parent.exists()
 
 
 PEAKS = {"device_bytes": 3 * 2**30, "host_bytes": 2**40}

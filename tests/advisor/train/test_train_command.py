@@ -153,7 +153,7 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    """It is an error with its mending."""
+    """It is an error with a fix."""
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigFileError, match="cannot be written to"):
         TrainingFolder(tmp_path / "out").claim(force=False)
@@ -207,7 +207,7 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
         assert holder in capsys.readouterr().err
         assert sorted(folder.path.rglob("*")) == before
     with folder.held():
-        pass  # whoever ended has let it go
+        pass  # the lock was released
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_defaults_of_batch_and_checkpoints() -> None:
 
 
 def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> None:
-    """A later, incomplete one is passed over, and removed to make room."""
+    """A later, incomplete one is skipped, and removed."""
     folder = TrainingFolder(tmp_path)
     for name in ("checkpoint-5", "checkpoint-10", "checkpoint-20", "checkpoint-best", "other"):
         (tmp_path / name).mkdir()
@@ -410,7 +410,7 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
-    """Only what was given anew and is different is refused."""
+    """Only options that are given again with another value are refused."""
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
     folder.keep_options({"seed": 1, "epochs": None})

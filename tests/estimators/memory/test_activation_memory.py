@@ -39,6 +39,12 @@ def memory(
     )
 
 
+def test_checkpointing_keeps_the_input_of_every_layer() -> None:
+    """L x 2H per token, and the rotary tables once."""
+    tables = 2 * 2048 * D * 2
+    assert memory(batch=2, checkpointing=True).saved_bytes == L * 2 * 2048 * 2 * H + tables
+
+
 @pytest.mark.parametrize(
     ("loss", "logits", "width"), [("fused", 256 * V * 2, 2), ("chunked-head", 4096 * 32768 * 2, 4 + 2)]
 )

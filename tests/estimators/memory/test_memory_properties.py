@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
@@ -231,6 +232,13 @@ def test_int8_takes_a_byte_and_a_scale_a_row() -> None:
     assert int8_bytes(tensor) == 4096 * 1024 + 4 * 4096
 
 
+def test_unknown_optimizer_names_the_known_ones() -> None:
+    """An optimizer without known state bytes is a user's error with the choices in its fix."""
+    with pytest.raises(WorkloadError) as error:
+        estimate_memory(llama(), Workload(optimizer="adamx"), cluster(), Plan(zero_stage=0, micro_batch_size=1))
+    assert "adamw" in error.value.fix
+
+
 HALF = {"offload_optimizer": "cpu", "offload_optimizer_ratio": 0.5}
 
 
@@ -328,3 +336,11 @@ def test_logits_for_metrics_end_in_host_ram_on_every_rank(
     kept = 8 * copies * (samples or 2 * 8 * 8) * workload.seq_len * model.vocab_size
     assert total(term for term in memory.host_pageable_terms if term.name == "evaluated_logits") == kept
     assert memory.host_bytes_per_node >= kept
+
+
+def test_bf16_needs_a_gpu_that_has_it() -> None:
+    """bf16 on a GPU without bf16 units is refused, fp16 is not."""
+    volta = replace(cluster(), gpu=replace(GPU, bf16_flops_per_s=None))
+    plan = Plan(zero_stage=0, micro_batch_size=1)
+    assert "bf16" in (unsupported(llama(), Workload(), plan, volta) or "")
+    assert unsupported(llama(), Workload(precision="fp16"), plan, volta) is None

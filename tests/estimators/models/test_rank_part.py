@@ -84,7 +84,7 @@ def test_each_group_is_cut_for_the_ranks_that_share_it() -> None:
 
 
 def test_stage_3_cuts_experts_for_the_ranks_that_keep_the_same_ones() -> None:
-    """Each tensor by itself, and the optimizer steps no sub-group of both kinds."""
+    """Each tensor alone, and no sub-group of the optimizer has both kinds."""
     tensors = tensor_set(spread_experts(find("Qwen3-30B-A3B"), 8), Workload())
     sharded = shard_tensors(tensors, 16)
     for numel, shard, expert in zip(tensors.trainable, sharded.shards, tensors.experts, strict=True):

@@ -70,5 +70,5 @@ def test_the_piece_decides() -> None:
     ],
 )
 def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: Any) -> None:
-    """Stages that treat all alike, and models whose tensors nobody knows before they are built."""
+    """Stages that treat all ranks alike, and models with unknown tensors."""
     assert fullest_rank(Run(config=asked, model=model, cluster=h100s(RANKS))) == 0

@@ -120,7 +120,7 @@ def test_the_recording_shows_where_the_step_runs(recorded: DryRunResult) -> None
 
 def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     """The all-gathers of prefetched weights, the reductions of gradients and the computation wait for each other by
-    events, and every module's hooks are heard of on the way there and back."""
+    events, and the hooks of every module are recorded in both passes."""
     result = recording(zero_config(3, 2, stage3_param_persistence_threshold=0, overlap_comm=True), iterations=3)
     schedule = schedule_of(result)
     streams: dict[str, set[int]] = {}
@@ -179,7 +179,7 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
 
 
 def test_nvidia_smi_shows_no_more_than_the_gpu_has(recorded: DryRunResult) -> None:
-    """The replay of the allocator has room without an end."""
+    """The replayed allocator has unlimited memory."""
     needed = recorded.peak.required_bytes_per_gpu
     peak = replace(recorded.peak, reserved_bytes_per_gpu=needed + 2**40, device_bytes_per_gpu=needed + 2**40)
     answer = compare_with_closed_form(

@@ -96,7 +96,7 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path, stand_in: Callable[[
 def test_a_lost_rank_and_a_spent_budget_end_the_job(
     tmp_path: Path, stand_in: Callable[[str], None], body: str, kind: str
 ) -> None:
-    """The other rank would wait for ever. SIGKILL, SIGSTOP, and a time limit that counts whatever the ranks do."""
+    """The other rank would wait forever. SIGKILL, SIGSTOP, and a time limit that holds whatever the ranks do."""
     stand_in(f'note(phase="step 2")\nif rank == "1": {body}\ntime.sleep(3600)')
     reports, failure = watched(tmp_path, ranks=2, timeout_s=8 if kind == "timeout" else 3600)
     assert failure is not None and failure.kind == kind and reports == []

@@ -1,4 +1,4 @@
-"""py-cpuinfo's answer, asked for once: DeepSpeed wants it in every rank several times, at a second of CPU each."""
+"""py-cpuinfo's answer, cached: DeepSpeed asks for it several times in every rank, at a second of CPU each."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_the_drive_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
-    """Missing, a file, of nobody, nonsense: an error, never an exception."""
+    """Missing, a file, of an unknown user, nonsense: an error, never an exception."""
     (tmp_path / "file").touch()
     for path in (tmp_path / "none", tmp_path / "file", "~nobody-of-this-name/x", "a\0b"):
         assert read_folder(str(path)).error
