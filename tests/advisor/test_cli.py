@@ -184,7 +184,7 @@ def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int
     assert "zero_optimization" in json.loads((tmp_path / "ds_config.json").read_text())
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     done = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, shell="| head -1")
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
 

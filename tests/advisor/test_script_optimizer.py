@@ -101,7 +101,7 @@ def test_only_an_adam_changes_by_who_makes_it() -> None:
     ("name", "step"),
     [("adamw_torch", "foreach"), ("adamw_hf", "foreach"), ("adamw_torch_fused", "fused"), ("adafactor", "auto")],
 )
-def test_a_name_of_the_trainer_says_the_implementation(name: str, step: OptimizerStep) -> None:
+def test_a_name_of_the_trainer_selects_the_implementation(name: str, step: OptimizerStep) -> None:
     assert step_of_trainer(name) == step
 
 

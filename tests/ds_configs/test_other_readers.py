@@ -152,7 +152,7 @@ def test_disabled_and_ignored_features_are_not_named(config: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("name", "config"), [each for each in FEATURES if each[0] != "DeepCompile"])
-def test_a_dry_run_says_beforehand_what_it_cannot_run(name: str, config: dict[str, Any]) -> None:
+def test_a_dry_run_refuses_what_it_cannot_run_beforehand(name: str, config: dict[str, Any]) -> None:
     """AutoEP with the transformers that is installed cannot run at all; a probe can tell of the others."""
     cluster = Cluster(nodes=1, gpus_per_node=2, gpu=find_gpu("H100-80GB"))
     run = Run(config=config, model={"model_type": "qwen3_moe"}, workload=Workload(), cluster=cluster)

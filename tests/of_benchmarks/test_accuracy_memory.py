@@ -63,8 +63,8 @@ def test_no_run_on_text_that_ran_out_of_memory_is_predicted_to_fit() -> None:
     assert len(false_misses()) <= 0.03 * sum(result.run.fitted for result in results())
 
 
-def test_the_verdicts_keep_what_they_say() -> None:
-    """Of the runs that are likely to fit, as many ran as their probabilities say, within two standard deviations."""
+def test_verdicts_hold_as_often_as_their_probabilities() -> None:
+    """As many of the likely fits ran as their probabilities predict, within two standard deviations."""
     likely = [(fit_probabilities()[each.run.row], each.run.fitted) for each in results()]
     likely = [(probability, ran) for probability, ran in likely if LIKELY <= probability < SURE]
     expected = sum(probability for probability, _ in likely)

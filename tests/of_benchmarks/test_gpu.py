@@ -68,7 +68,7 @@ def go(tmp_path: Path, place: Place) -> Go:
 
 
 def test_recorded_measurements_are_not_repeated(go: Go) -> None:
-    """That memory ran out is a result, and so is what this machine cannot do."""
+    """Running out of memory is a result, and so is what this machine cannot do."""
     assert go("ab", {"a": "out of memory", "b": "not possible"}) == ["a", "b"]
     assert go("abc", {}) == ["c"]
 
@@ -119,7 +119,7 @@ def _read(file: Path) -> bytes:
 
 
 def test_an_impossible_measurement_has_an_outcome(place: Place) -> None:
-    """So is an error: nothing stops the rest."""
+    """An error is an outcome, too, and does not stop the rest."""
     assert measure(measurement("context"), place, limit_s=60)["outcome"] == "not possible"
     answer = measure(replace(measurement("x"), kind="extensions"), place, limit_s=60)
     assert answer["outcome"] == "failed"

@@ -68,6 +68,6 @@ def test_a_real_step_is_timed_and_counted() -> None:
 
 
 @pytest.mark.slow
-def test_a_case_that_cannot_run_says_why() -> None:
+def test_a_case_that_cannot_run_has_a_reason() -> None:
     with pytest.raises(HostTimeError, match="no_such_model"):
         host_times([HostTimeCase(model={"model_type": "no_such_model"}, layers=1, zero_stage=0)], steps=1)

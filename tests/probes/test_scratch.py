@@ -17,7 +17,7 @@ from ds_advise.probes.scratch import scratch
 
 
 def test_a_folder_lives_as_long_as_its_run(tmp_path: Path) -> None:
-    """Whatever is in it, and however the run ends."""
+    """It is removed with all its content, however the run ends."""
     with pytest.raises(RuntimeError), scratch("probe", tmp_path) as folder:
         (folder / "below").mkdir()
         (folder / "below/file").touch()

@@ -173,7 +173,7 @@ def test_an_unusable_file_is_named_and_not_changed(own_store: Path, written: byt
 
 
 def test_a_record_that_cannot_be_read_is_damage(own_store: Path) -> None:
-    """A body that is no JSON, or lacks what a record has."""
+    """Its body is not JSON, or fields are missing."""
     store = Store()
     store.add(_probe())
     for body in ("{", "[]", "{}", '{"machine": {}}'):
@@ -183,7 +183,7 @@ def test_a_record_that_cannot_be_read_is_damage(own_store: Path) -> None:
 
 
 def test_a_folder_or_a_pipe_in_its_place(own_store: Path) -> None:
-    """Neither is waited for nor removed."""
+    """It is not waited for and not removed."""
     own_store.mkdir(parents=True)
     _all_operations_fail(Store())
     own_store.rmdir()

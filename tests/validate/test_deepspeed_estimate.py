@@ -47,7 +47,7 @@ def test_the_function_gets_the_plans_arguments(
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_stage_without_an_estimator_says_so(stage: int) -> None:
+def test_a_stage_without_an_estimator_has_a_reason(stage: int) -> None:
     """ZeRO-2's figure is shown instead, with the reason why it is too low."""
     plan = Plan(zero_stage=stage, micro_batch_size=1)  # type: ignore[arg-type]
     assert f"ZeRO-{stage} shards less" in deepspeed_sentence(deepspeed_estimate(MODEL, CLUSTER, plan), 2**30)

@@ -169,7 +169,7 @@ def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
 
 
 def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
-    """No phrase outlives its key."""
+    """Every phrase belongs to an existing key."""
     for path in CONFIG_KEYS:
         owner, _, name = path.rpartition(".")
         block = facts.block(owner)

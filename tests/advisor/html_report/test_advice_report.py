@@ -71,7 +71,7 @@ def test_the_tables_of_the_charts_have_the_figures_of_json(
         assert shown == sorted(value for value in plan[field].values() if value)
 
 
-def test_every_part_tells_its_bytes_formula_and_source(page: Page, answer: dict[str, Any]) -> None:
+def test_every_part_shows_its_bytes_formula_and_source(page: Page, answer: dict[str, Any]) -> None:
     for size in answer["recommended"]["components"].values():
         if size > 2**27:  # as wide as a pixel
             assert f"({size:,} bytes)\n= " in page.text

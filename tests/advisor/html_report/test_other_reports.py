@@ -86,8 +86,8 @@ def test_a_probe_is_compared_with_its_predictions(run_of_gpt2: Run) -> None:
     assert "It runs." in page.text
 
 
-def test_a_probe_that_failed_says_why(run_of_gpt2: Run) -> None:
-    """In the error's own words, whatever they are."""
+def test_the_report_of_a_failed_probe_has_the_reason(run_of_gpt2: Run) -> None:
+    """The report repeats the error's own text."""
     failure = RankFailure(kind="crash", rank=1, phase="step", message=EVIL, details="")
     result = replace(ran(7.0, world_size=2, device="cpu", tokens_per_step=64), failure=failure)
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=None, dry_run=None)
@@ -109,7 +109,7 @@ def _session(run: Run, folder: Path, **outcome: Any) -> Session:
     return Session(attempts=(Attempt(request=request, outcome=outcome_of(folder, None, **known | outcome)),))
 
 
-def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_path: Path) -> None:
+def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run, tmp_path: Path) -> None:
     session = _session(run_of_gpt2, tmp_path)
     text = html_of(launch_report_of(session))
     page = Page(text)
@@ -143,7 +143,7 @@ def test_a_past_launch_has_the_report_of_its_end(
         assert error in capsys.readouterr().err
 
 
-def test_a_launch_that_failed_or_was_not_started_says_why(run_of_gpt2: Run, tmp_path: Path) -> None:
+def test_the_report_of_a_failed_launch_has_the_reason(run_of_gpt2: Run, tmp_path: Path) -> None:
     failure = TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message=EVIL, evidence=("a counter",))
     page = Page(html_of(launch_report_of(_session(run_of_gpt2, tmp_path, status="failed", failure=failure))))
     assert "The GPU's memory ran out, first on rank 1" in page.text and EVIL in page.text

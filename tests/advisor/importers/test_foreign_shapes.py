@@ -199,7 +199,7 @@ def test_where_nothing_fits_the_missing_memory_and_a_command_are_named(
     assert not lines[start].endswith(".")
 
 
-def test_a_slower_plan_says_what_is_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slower_plan_names_the_better_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 2 t.py {TRAINER} --bf16 true --block_size 4096")
     assert run(["from", str(tmp_path / "a.sh"), "--gpus", "RTX4090", "--offline"]) == 1
     assert "It is better because it fits" in " ".join(capsys.readouterr().out.split())

@@ -54,7 +54,7 @@ def test_fields_make_the_configuration_that_accelerate_makes(
 def test_accelerate_takes_what_is_written_and_stops_at_what_was_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own loader and its own plugin."""
+    """Its own loader and its own plugin read the file."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DeepSpeedPlugin
 

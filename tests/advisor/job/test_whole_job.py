@@ -154,7 +154,7 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         check_job(options)
 
 
-def test_the_answer_tells_hours_and_cost_and_json_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_and_json_have_hours_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
     asked = [*ASKED, "--samples", "52002", "--epochs", "3", "--eval-split", "0.01", "--price", "$2/h"]
     assert run([*asked, "--json", "--no-deepspeed-estimate"]) == 0
     plan = json.loads(capsys.readouterr().out)["recommended"]
@@ -183,7 +183,7 @@ def test_rows_are_counted_for_causal_models_alone(name: str, chats: Path) -> Non
         advise(name, gpus="1xA100-80GB", data=chats, deepspeed_estimate=False)
 
 
-def test_a_comparison_tells_both_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_shows_both_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["compare", "zero1", "zero3", "--model", "Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--offline"]
     assert run([*asked, "--tokens", "1B", "--price", "2/h"]) == 0
     text = capsys.readouterr().out

@@ -172,7 +172,7 @@ def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: in
 
 
 def test_inputs_that_the_script_leaves_pageable_are_checked_as_such(request_of: Request) -> None:
-    """As the printed command has them (`--software pinned-inputs=no`)."""
+    """They appear as in the printed command (`--software pinned-inputs=no`)."""
     offload = ("--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", '{"offload": true}')
     pinned, _ = request_of(*offload)
     pageable, _ = request_of(*offload, software="pinned-inputs=no")

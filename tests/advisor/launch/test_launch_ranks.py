@@ -175,7 +175,7 @@ def _step(number: int, time_s: float, loss: float = 1.0) -> dict[str, Any]:
 
 
 def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps end one after the other, whatever time of day it is then."""
+    """Durations come from a clock that does not jump."""
     events = EventLog(tmp_path / "rank0.jsonl")
     events.note({"rank": 0, "pid": 0, "host": "elsewhere"})
     for number, wall_s in enumerate((2e9, 1e9, 3e9)):
@@ -301,7 +301,7 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB.
 def test_memory_that_ran_out_in_an_evaluation_or_at_a_checkpoint_has_its_own_fix(
     tmp_path: Path, details: str, moment: str, fix: str
 ) -> None:
-    """By the frames of the traceback."""
+    """The frames of the traceback decide."""
     event = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 18.55 GiB.")
     event["error"]["details"] = details
     (tmp_path / "launcher.log").write_text("exitcode  : 1")

@@ -120,7 +120,7 @@ def test_every_figure_is_that_of_the_command_line(
 
 
 def test_most_questions_have_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    """So that the test above compares figures, not errors."""
+    """The test above therefore compares figures, not errors."""
     assert sum(printed(command_of(state), capsys)[0] != 2 for state in QUESTIONS) >= 10
 
 
@@ -166,14 +166,14 @@ def test_pasted_text_that_is_not_json_is_reported(tab: Any) -> None:
     assert tab.is_hidden("#error")
 
 
-def test_without_a_network_the_first_load_says_so(page: Any, static_address: str) -> None:
+def test_the_first_load_without_a_network_is_explained(page: Any, static_address: str) -> None:
     page.context.route("**/pyodide*", lambda route: route.abort())
     page.goto(static_address)
     page.wait_for_selector("#error:not([hidden])")
     assert "could not be loaded" in page.text_content("#error")
 
 
-def test_a_page_opened_as_a_file_says_how_to_serve_it(page: Any, static_page: Path) -> None:
+def test_a_page_opened_as_a_file_explains_how_to_serve_it(page: Any, static_page: Path) -> None:
     page.goto((static_page / "index.html").as_uri())
     page.wait_for_selector("#error:not([hidden])")
     assert f'python3 -m http.server --directory "{static_page}"' in page.text_content("#error")

@@ -99,7 +99,7 @@ def test_ram_in_gib_is_the_usable_size(text: str, size: int) -> None:
     [("RTX3060-8GB", 8, "RTX 3060"), ("RTX 4090 48GB", 48, "RTX 4090"), ("Z100-32GB", 32, "RTX 4080 SUPER")],
 )
 def test_a_memory_size_in_a_name_is_believed(kind: str, memory: int, as_fast_as: str) -> None:
-    """Of a card that is not known with it; its speed is assumed."""
+    """The memory of an unknown variant of a card; its speed is assumed."""
     cluster = parse_cluster(f"2x{kind}")
     assert (cluster.gpu.nominal_gb, cluster.gpu.name, cluster.gpu.assumed) == (memory, as_fast_as, True)
     assert cluster.gpu.memory_bytes == int(memory * GIB * 0.98)

@@ -134,7 +134,7 @@ def test_only_what_was_measured_is_replaced(driver: Driver) -> None:
 
 
 def test_figures_of_another_machine_or_version_are_not_used(driver: Driver) -> None:
-    """Nor are they for described GPUs."""
+    """Measured figures do not apply to described GPUs, either."""
     driver(RTX3090, count=2)
     before = parse_cluster("auto")
     _keep(*GPU_FIGURES, device="cpu")

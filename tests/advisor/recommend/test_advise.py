@@ -254,7 +254,7 @@ def test_the_closest_plan_misses_by_least_of_all() -> None:
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])
 def test_every_optimizer_can_be_asked_for(name: str) -> None:
-    """By its key, and with other dashes and capitals."""
+    """It is found by its key, and with other dashes and capitals."""
     assert ask("gpt2", "T4", optimizer=name).question.workload.optimizer in OPTIMIZERS
 
 
@@ -339,7 +339,7 @@ def test_tokens_of_images_and_of_encoder_decoders_are_explained(model: str, word
     assert all(word in shown_text for word in words)
 
 
-def test_a_model_that_sees_images_says_what_image_it_takes() -> None:
+def test_the_answer_of_a_vision_model_names_its_image_size() -> None:
     """How many patches stand for one is a part of the answer; a model of text has none."""
     assert "one image of 4,096 patches in each sample" in ask("gemma-3-4b", "2x80GB").assumptions
     assert not [sentence for sentence in ask("gpt2", "2x80GB").assumptions if "image" in sentence]

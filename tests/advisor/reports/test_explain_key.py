@@ -29,8 +29,8 @@ def test_every_key_of_the_engine_has_a_meaning() -> None:
     assert not [path for path, found in blocks.items() if not all(found.keys.values())]
 
 
-def test_a_key_tells_where_it_acts(capsys: pytest.CaptureFixture[str]) -> None:
-    """By its last name, in 80 columns; `lint --explain` answers the same."""
+def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The key is found by its last name; 80 columns suffice; `lint --explain` answers the same."""
     assert run(["explain", "overlap_comm"]) == 0
     out = capsys.readouterr().out
     assert "zero_optimization.overlap_comm" in out and "default false, true at stage 3." in out

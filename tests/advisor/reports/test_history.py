@@ -66,7 +66,7 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return lines
 
 
-def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No table, no file; where it would be and what fills it."""
     assert run(["history"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
@@ -143,8 +143,8 @@ def test_json_has_every_record_whole(capsys: pytest.CaptureFixture[str]) -> None
     assert (first["plan"], first["workload"]) == (PROBE.plan, PROBE.workload)
 
 
-def test_forgetting_tells_what_it_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    """By number or all; unknown numbers are listed and are no error."""
+def test_forgetting_prints_what_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    """By number or all; unknown numbers are listed without an error."""
     for _ in range(4):
         Store().add(PROBE)
     assert run(["history", "--forget", "2", "99"]) == 0

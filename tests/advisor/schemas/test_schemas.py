@@ -50,7 +50,7 @@ def test_printed_json_matches_its_schema(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schema_is_printed_with_its_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As JSON Schema 2020-12, its classes resolved."""
+    """They are JSON Schema 2020-12 with resolved classes."""
     assert run(["schema", name]) == 0
     text = capsys.readouterr().out
     form = json.loads(text)

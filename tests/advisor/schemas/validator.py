@@ -1,4 +1,4 @@
-"""As much of JSON Schema as the project's schemas use."""
+"""The part of JSON Schema that the project's schemas use."""
 
 from __future__ import annotations
 

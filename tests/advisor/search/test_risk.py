@@ -64,7 +64,7 @@ def test_the_risk_decides_what_is_recommended(risky: Recommendation) -> None:
     assert all(each.fit.probability >= least for each, least in zip(chosen, LEAST.values(), strict=True) if each)
 
 
-def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
+def test_json_has_the_probability_of_each_plan(risky: Recommendation) -> None:
     form = to_json(advice_of(risky, all_candidates=True))
     assert form["try_first"]["verdict"] == "likely fits" and not form["try_first"]["fits"]
     for plan in (*form["candidates"], *form["ladder"], form["recommended"]):

@@ -146,7 +146,7 @@ def test_only_what_people_read_on_the_screen_is_translated() -> None:
     assert " fits." in run(charset="ascii", LC_ALL="zh_CN.UTF-8")
 
 
-def test_errors_and_other_commands_speak_it_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_errors_and_other_commands_are_translated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """And their columns end where they do in English."""
     assert run(["Qwen2.5-7B", "--gpus", "2xGTX9999", "--lang", "zh"]) == 2
     assert "没有叫 'GTX9999' 的显卡: 猜不出它的显存和速度; " in capsys.readouterr().err

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 def test_figures_have_no_more_digits_than_the_prediction_is_worth(
     write: Callable[[Any], str], values: dict[float, str]
 ) -> None:
-    """Nor exponents, nor 60 seconds in a minute's remainder."""
+    """No exponents, and no remainder of 60 seconds."""
     assert {value: write(value) for value in values} == values
 
 

@@ -75,7 +75,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
 
 
 def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
-    """Of a training that is only shown: data, plan and steps; nothing was started."""
+    """The JSON of --dry: data, plan and steps; nothing was started."""
     code, printed, _ = ask("--dry --json --eval-split 0.1 --epochs 2")
     form, whole = json.loads(printed), schema_of_command("train")
     assert code == 0 and wrong(form, whole, whole) == []
@@ -128,7 +128,7 @@ def test_experts_that_would_not_be_saved_whole_are_not_spread(ask: Ask) -> None:
 
 
 def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that --resume works from another folder."""
+    """--resume works from another folder."""
     monkeypatch.chdir(tmp_path)
     options = "--model model --data chats.jsonl --output-dir out --device cpu --memory 10MB --no-check"
     assert run(["train", *options.split()]) == 1
@@ -137,7 +137,7 @@ def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypat
 
 
 def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> None:
-    """So that none of them is resumed as this one's; other files stay."""
+    """None of them is resumed as the new training's; other files stay."""
     folder = TrainingFolder(tmp_path / "out")
     folder.claim(force=False)
     for name in ("checkpoint-5", "merged"):

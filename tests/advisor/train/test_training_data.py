@@ -319,7 +319,7 @@ def test_a_system_message_for_chats_without_one(tokenizer: Any) -> None:
 
 
 def test_plain_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
-    """As Llama's does; ours does not."""
+    """Llama's tokenizer adds a beginning; the tests' own does not."""
     from tokenizers.processors import TemplateProcessing
 
     beginning = _copy(tokenizer, bos_token="<|endoftext|>")

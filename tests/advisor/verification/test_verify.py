@@ -58,7 +58,7 @@ def test_a_dry_run_that_fails_is_one_line_of_what_why_and_fix(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000, "1" * 5000])
-def test_a_file_that_is_no_configuration_is_one_error(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_one_error(tmp_path: Path, text: str) -> None:
     broken = tmp_path / "ds_config.json"
     broken.write_text(text)
     with pytest.raises(ConfigFileError):

@@ -71,7 +71,7 @@ def test_a_name_that_leaves_the_memory_open_is_refused(spelling: str, candidates
 
 @pytest.mark.parametrize("name", ["RTX 4099", "foo", "H1000", "", "A", "100", "🚀"])
 def test_an_unknown_name_gets_the_nearest_ones(name: str) -> None:
-    """Nothing is guessed; the error says what is near and how to do without a name."""
+    """Nothing is guessed; the error names similar GPUs and how to describe one without a name."""
     with pytest.raises(ClusterError) as error:
         find_gpu(name)
     assert any(near in error.value.fix for near in nearest_names(name)) or "could be any of" in error.value.what

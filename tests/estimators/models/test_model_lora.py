@@ -153,7 +153,7 @@ def test_layers_next_to_routers_may_be_adapted() -> None:
 
 
 def test_dropout_is_refused_where_experts_are_folded() -> None:
-    """As by peft itself; other modules of the same model may have it."""
+    """peft refuses it, too; other modules of the same model may have it."""
     shape = shape_from_config(MIXTRAL, name="model")
     peft = pytest.importorskip("peft")
     with pytest.raises(ValueError, match="lora_dropout"):

@@ -62,7 +62,7 @@ def test_every_published_name_finds_its_entry() -> None:
     ],
 )
 def test_a_name_that_no_model_has_is_unknown(name: str) -> None:
-    """No neighbour stands in for it."""
+    """It is not replaced by a similar name."""
     with pytest.raises(UnknownModelError):
         catalogue.find(name)
 

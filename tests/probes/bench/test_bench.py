@@ -125,7 +125,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
 
 
-def test_a_group_that_fails_says_why() -> None:
+def test_a_group_that_fails_has_a_reason() -> None:
     """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at
     all."""
     figures, reason = bench_run._run(

@@ -117,7 +117,7 @@ def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
 def test_a_run_that_ends_without_an_answer_names_signal_or_code_and_phase(
     outcomes: Outcomes, name: str, how: str, phase: str
 ) -> None:
-    """As when the system's memory runs out, or a library crashes."""
+    """The system's memory ran out, or a library crashed."""
     error = failed(outcomes, name)
     assert how in error.what and phase in error.what and error.phase == phase and error.fix
 

@@ -69,6 +69,6 @@ def test_the_piece_decides() -> None:
         ({}, MODEL),
     ],
 )
-def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: Any) -> None:
+def test_rank_0_where_all_ranks_are_equal(asked: dict[str, Any], model: Any) -> None:
     """Stages that treat all ranks alike, and models with unknown tensors."""
     assert fullest_rank(Run(config=asked, model=model, cluster=h100s(RANKS))) == 0

@@ -235,7 +235,7 @@ def test_a_full_drive_is_reported(
 
 
 def test_a_swap_folder_that_cannot_be_made_is_refused() -> None:
-    """No job is started."""
+    """The error comes before a job is started."""
     with pytest.raises(ConfigFileError, match="nvme_path"):
         run("zero3-nvme", nvme_path="/proc/nowhere")
 

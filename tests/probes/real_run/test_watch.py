@@ -131,7 +131,7 @@ def test_an_interrupt_leaves_nothing(
 def test_no_process_outlives_a_killed_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[[str], None], killed_by: signal.Signals
 ) -> None:
-    """Neither a rank nor a compiler in a process group of its own."""
+    """Ranks and compilers in process groups of their own are ended."""
     stand_in(SLOW)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = probing("load", tmp_path, tmp_path)

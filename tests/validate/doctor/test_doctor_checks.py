@@ -309,7 +309,7 @@ def test_variables_between_gpus_do_not_matter_to_one() -> None:
 
 @pytest.mark.parametrize(("nvlinks", "status"), [(4, "warning"), (0, "note")])
 def test_peer_access_is_missed_with_nvlink_only(nvlinks: int, status: str) -> None:
-    """Of cards without NVLink some hang with peer access, and the variable is the cure."""
+    """Some cards without NVLink hang with peer access, and the variable cures them."""
     graphics = replace(SOUND.graphics, gpus=tuple(replace(gpu, nvlinks=nvlinks) for gpu in GPUS))  # type: ignore[type-var]
     linked = replace(environment(NCCL_P2P_DISABLE="1"), graphics=graphics)
     (found,) = [each for each in judge(linked).findings if each.what == "NCCL_P2P_DISABLE=1"]

@@ -104,8 +104,8 @@ def test_cgroups_of_version_1(tmp_path: Path) -> None:
     assert read_processor(tmp_path).quota == 2.5
 
 
-def test_a_privileged_process_may_lock_what_it_likes(tmp_path: Path) -> None:
-    """CAP_IPC_LOCK lifts the limit, whatever ulimit says."""
+def test_a_privileged_process_may_lock_all_memory(tmp_path: Path) -> None:
+    """CAP_IPC_LOCK lifts the limit of ulimit."""
     root = host_tree(
         tmp_path, **{"proc/self/status": STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t000001ffffffffff")}
     )
@@ -201,7 +201,7 @@ def nvml(answers: dict[str, Any], gpus: int = 2) -> Any:
     return Module()
 
 
-def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
+def test_figures_of_gpus_come_from_nvml(tmp_path: Path) -> None:
     """Every figure of two GPUs; the process name comes from /proc."""
     root = tree(
         tmp_path,
@@ -239,7 +239,7 @@ def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
     assert graphics.peer_access == (True,)
 
 
-def test_a_gpu_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_gpu_that_supports_no_query(tmp_path: Path) -> None:
     """Virtual GPUs and missing rights leave most questions unanswered: unknown, not an error, and not a finding."""
     graphics = read_graphics(tmp_path, nvml({}, gpus=3))
     assert len(graphics.gpus) == 3 and graphics.peer_access == (None, None, None)
@@ -439,7 +439,7 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path) -> None
 
 
 def test_variables_with_secrets_are_never_read() -> None:
-    """By their names; others that matter are kept."""
+    """Secrets are recognised by their names; other variables that matter are kept."""
     kept = {"NCCL_DEBUG": "INFO", "WORLD_SIZE": "2"}
     others = {"HF_HUB_TOKEN": "hf_x", "DS_API_KEY": "k", "AWS_SECRET": "s", "HOME": "/root"}
     assert relevant_variables(kept | others) == kept

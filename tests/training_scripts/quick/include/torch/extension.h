@@ -4,7 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#ifndef WITHOUT_PYTHON  // a file that registers functions; the two take as long as the three above
+#include <ATen/ops/from_blob.h>
+#ifndef WITHOUT_PYTHON  // a file that registers functions; the two take as long as the four above
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 #endif
