@@ -19,11 +19,11 @@ FSDP2_FILE = "accelerate_fsdp2.yaml"
 
 
 def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
-    """The job files of the recommended plan, and with "accelerate" that of FSDP2 where the answer has it, in the folder
-    of the configuration. Raises ClusterError as `job_files` does."""
+    """The job files of the recommended plan, and with "accelerate" that of FSDP2 where the answer has it and it fits,
+    in the folder of the configuration. Raises ClusterError as `job_files` does."""
     chosen, plain, folder = answer.recommended, answer.pytorch_baseline, Path(config_path).parent
     files = () if chosen is None else job_files(_job(answer, chosen, config_path), kinds, folder)
-    if "accelerate" in kinds and plain is not None and plain.plan.sharding == "fsdp2":
+    if "accelerate" in kinds and plain is not None and plain.plan.sharding == "fsdp2" and plain.fit.fits:
         files += (_fsdp2_file(answer, plain, folder / FSDP2_FILE),)
     return files
 

@@ -311,7 +311,8 @@ def _pytorch_baseline(answer: Recommendation) -> str:
     elif plain.fit.fits:
         text = phrase("{needs} and fits", needs=text)
     if plain.plan.sharding == "fsdp2":
-        return phrase("{needs}. --emit accelerate writes its configuration, too.", needs=text)
+        emits = phrase("{needs}. --emit accelerate writes its configuration, too.", needs=text)
+        return emits if plain.fit.fits else phrase("{words}.", words=text)
     return phrase(
         "{needs}. It keeps no fp32 master weights, and is a comparison: no configuration is written for it.", needs=text
     )
