@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
@@ -20,7 +21,7 @@ from .answer.recommendation import Recommendation, closest
 from .answer.what_if import changes
 from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from .question.model_source import load_model
-from .question.options import OPTIONS, JobOptions, QuestionOptions, documented, names_in, with_defaults
+from .question.options import OPTIONS, JobOptions, QuestionOptions, names_in, with_defaults
 from .question.own_module import is_own_module, options_of_module
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
@@ -33,6 +34,8 @@ from .search.search import candidates_of, of_any_loss, predict_all
 
 _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Fields of a plan that follow from the rung and the question."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHARED = {field.name for field in fields(Question)} & OPTIONS.keys() - {"price"}
 """Options that are fields of a question."""
@@ -148,7 +151,23 @@ def _first_length(model: ModelShape, document_len: int | None) -> int | None:
     return STEP * (1 + (document_len or 0) // STEP)
 
 
-@documented
+def _documented(function: _Function) -> _Function:
+    """The function with every option in its signature and its docstring, in place of `**options`."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=annotation.__origin__
+        )
+        for name, annotation in QuestionOptions.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    lines = [f"    {option.name}: {option.text}" for option in OPTIONS.values()]
+    function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
+    return function
+
+
+@_documented
 def estimate(
     model: str | ModelShape | Any,
     *,
@@ -200,7 +219,7 @@ def plain_pytorch(question: Question) -> Candidate:
     return best_of_rung(candidates, LEAST[question.risk]) or plan_of(question, "fsdp")
 
 
-@documented
+@_documented
 def advise(
     model: str | ModelShape | Any,
     *,

@@ -1,16 +1,15 @@
 """The options of a question, each declared once: its type, default and help.
 
 Everything else is derived from the declarations: the options of every command (`advisor.cli.options`), the signature
-and documentation of `advise()` and `estimate()` (`documented`), the form of the page (`advisor.page`), and the table in
+and documentation of `advise()` and `estimate()`, the form of the page (`advisor.page`), and the table in
 docs/asking.md (`benchmarks/shown_output.py`). A new option needs its declaration here, and the code in which it acts.
 """
 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from ...estimators.rollouts import Rollout
 from ...estimators.workload import (
@@ -42,8 +41,6 @@ Risk = Literal["safe", "balanced", "bold"]
 
 LORA_METHODS: tuple[Method, ...] = ("lora", "qlora")
 _QLORA: tuple[Method, ...] = ("qlora",)
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class MachineOptions(TypedDict, total=False):
@@ -388,19 +385,3 @@ def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
             OPTIONS[name].check(value)
         filled[name] = value
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
-
-
-def documented(function: _Function) -> _Function:
-    """The function with every option in its signature and its docstring, in place of `**options`."""
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=annotation.__origin__
-        )
-        for name, annotation in QuestionOptions.__annotations__.items()
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    lines = [f"    {option.name}: {option.text}" for option in OPTIONS.values()]
-    function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
-    return function
