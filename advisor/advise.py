@@ -82,7 +82,8 @@ def ask(
             if asked is not None:
                 job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
                 chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
-                chosen["eval_samples"] = chosen["eval_samples"] or asked.job.evaluation_samples or None
+                if given["eval_logits"]:
+                    chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
                 is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
                 if is_free and given["micro_batch"] != "max":
                     chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
