@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import FeedForward
+from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
-from .saved_tensors import AutogradGraph, Value, backward_bytes, forward_bytes
+from .saved_tensors import AutogradGraph, Value
 
 INDEX = 8
 """Bytes of an index."""

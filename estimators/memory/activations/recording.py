@@ -18,9 +18,10 @@ from ...models.program import Program, Size
 from ...workload import Workload
 from .kernels import FIRST_BOOLEAN_MASKS, Kernel, kernel_and_mask
 from .layer import Layer
+from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
 from .replay import Replay
-from .saved_tensors import AutogradGraph, Storage, Value, WeightsInPass, backward_bytes, forward_bytes, frontier, total
+from .saved_tensors import AutogradGraph, Storage, Value, WeightsInPass, frontier, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
