@@ -211,8 +211,8 @@ def visible_gpus() -> list[Gpu]:
         gpus = _query(lambda nvml: [_gpu(nvml, handle) for handle in visible_handles(nvml)])
     except pynvml.NVMLError as error:
         raise ClusterError(
-            f"the GPUs of this machine cannot be listed: {error}",
-            why="--gpus auto queries the NVIDIA driver",
+            f"no NVIDIA driver answers on this machine ({error})",
+            why="without --gpus, the GPUs are those that it lists",
             fix=_OTHER_FIX,
         ) from None
     if not gpus:

@@ -86,6 +86,8 @@ def _verdict(checkup: Checkup) -> Phrase:
         return phrase("{problems}: DeepSpeed will fail here.", problems=bad)
     if warnings:
         return phrase("No problem, {warnings}: DeepSpeed works, but slower or less reliably.", warnings=found)
+    if any(finding.what == "no NVIDIA GPU" for finding in checkup.findings):
+        return phrase("No problem found: DeepSpeed works here, on the CPU: there is no NVIDIA GPU.")
     return phrase("No problem found: DeepSpeed works here.")
 
 

@@ -320,7 +320,7 @@ def test_the_verdict_comes_first() -> None:
     """The number of problems, of warnings, or that there is none."""
     assert printed_of(facts(toolchain={"ninja": False})).startswith(" 1 problem: DeepSpeed will fail here.")
     assert printed_of(facts(memory={"killed": 2})).startswith(" No problem, 1 warning")
-    assert printed_of(SOUND).startswith(" No problem found: DeepSpeed works here.")
+    assert printed_of(SOUND).startswith(" No problem found: DeepSpeed works here.\n")
 
 
 def test_nothing_that_was_read_steers_the_terminal() -> None:
