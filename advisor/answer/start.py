@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from ...ds_configs.training_script import (
 from ...estimators.hardware.cluster import Cluster, cores_per_rank
 from ...estimators.objectives import loss_of
 from ...estimators.phrase import Phrase, listed, named, phrase
+from ...estimators.plan import Plan
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import NEXT_TOKEN, Workload
@@ -124,15 +126,16 @@ def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launch
     if chosen.plan.offload_optimizer == "none":
         return {}
     launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.uses_trainer]
-    return {name: _slower_with(question, chosen, unset_threads(name, question.cluster)) for name in launchers}
+    predicted_s = _step_s(question, chosen.plan, question.cluster.threads_per_rank)
+    threads = {name: unset_threads(name, question.cluster) for name in launchers}
+    return {name: _step_s(question, chosen.plan, number) / predicted_s for name, number in threads.items()}
 
 
-def _slower_with(question: Question, chosen: Candidate, threads_per_rank: int) -> float:
-    """The step's time with a number of threads per rank, over the predicted one."""
+@lru_cache(maxsize=8)
+def _step_s(question: Question, plan: Plan, threads_per_rank: int | None) -> float:
+    """The step's time with a number of threads per rank. Kept, since an answer names it in several places."""
     cluster = replace(question.cluster, threads_per_rank=threads_per_rank)
-    model, workload = question.model, question.workload
-    predicted = estimate_time(model, workload, question.cluster, chosen.plan)
-    return estimate_time(model, workload, cluster, chosen.plan).step_s / predicted.step_s
+    return estimate_time(question.model, question.workload, cluster, plan).step_s
 
 
 def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
@@ -350,6 +353,7 @@ def _position_ids(ranks: int) -> Block:
 def _kept_threads(answer: Recommendation, chosen: Candidate, threads: int) -> str:
     """The threads that the user has set, and the gain of others."""
     cores = cores_per_rank(answer.question.cluster)
-    ratio = 1 / _slower_with(answer.question, chosen, cores)
+    plan, cluster = chosen.plan, answer.question.cluster
+    ratio = _step_s(answer.question, plan, cluster.threads_per_rank) / _step_s(answer.question, plan, cores)
     gain = f"; with {cores}, the cores per rank, a step would be {times(ratio)} as fast" if ratio > _LEAST_RATIO else ""
     return f"OMP_NUM_THREADS={threads} is set here and stays{gain}."

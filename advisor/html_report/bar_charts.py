@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from .canvas import (
     GIB,
@@ -40,7 +41,7 @@ class Part:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A row. note: the figure at its end. words: the row for screen readers."""
 
@@ -51,12 +52,12 @@ class Bar:
     chosen: bool = False
     faded: bool = False
 
-    @property
+    @cached_property
     def value(self) -> float:
         return sum(part.value for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StackedBars:
     """Rows in their order, on one scale that begins at 0."""
 
@@ -70,7 +71,7 @@ class StackedBars:
     inks: tuple[str, ...] = ()
     """The families in the order of the legend, and of the parts of every bar."""
 
-    @property
+    @cached_property
     def scale(self) -> float:
         longest = max((bar.value for bar in self.bars), default=0.0)
         return (max(longest, self.limit or 0.0) if self.ends_at is None else self.ends_at) or 1.0
