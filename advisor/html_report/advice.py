@@ -16,8 +16,8 @@ from ..text.labels import device_label
 from . import document as doc
 from .bar_charts import draw_stacked_bars
 from .canvas import Markup, element, joined
-from .line_charts import draw_scatter
-from .plans import best_plans, host_bars, memory_bars, speed_against_memory, time_bars
+from .line_charts import draw_speed_against_memory
+from .plans import best_plans, host_bars, memory_bars, time_bars
 from .scaling import draw_all, draw_series
 
 
@@ -114,8 +114,8 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.
             "Every plan that was predicted. The line joins those that no other beats in both; hollow points do not "
             "fit, the green one is recommended.",
             doc.figure(
-                speed_against_memory(answer.candidates, cluster, chosen=chosen),
-                draw_scatter,
+                answer.candidates,
+                partial(draw_speed_against_memory, cluster=cluster, chosen=chosen),
                 doc.folded("Figures as a table", _plans_table(every)),
             ),
         ),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...estimators.hardware.cluster import Cluster
+from ..search.candidate import Candidate
+from ..text.labels import device_label, shape_label
+from ..text.units import gib, rate
 from .canvas import (
     GIB,
     SMALL,
     WIDE,
     Markup,
     Scale,
-    Unit,
     curve,
     element,
     fill,
@@ -29,6 +32,9 @@ from .canvas import (
 
 _MOST_POINTS = 1000
 """Points of a curve; of more, evenly spaced ones are drawn."""
+
+MOST_MEMORY = 2.0
+"""Plans that need more than this multiple of the GPU's memory are not drawn, or cut."""
 
 _LEAST_NAMED = 0.3
 """Points of the front below this share of its highest have no name, since they are crowded at the foot."""
@@ -67,23 +73,6 @@ class Point:
     faded: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scatter:
-    """Points on two scales that begin at 0."""
-
-    title: str
-    points: tuple[Point, ...]
-    x_title: str
-    y_title: str
-    write_y: Callable[[float], str]
-    unit: Unit = GIB
-    """Of the horizontal axis."""
-    limit: float | None = None
-    limit_words: str = ""
-    x_ends_at: float | None = None
-    """The end of the horizontal scale; points beyond it are left out."""
-
-
 Spot = tuple[float, float, float, float]
 """Left, top, right and bottom of what is drawn."""
 
@@ -97,35 +86,46 @@ def front(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def draw_scatter(chart: Scatter, width: int = WIDE) -> Markup:
-    """The chart as SVG."""
-    narrow = is_narrow(width)
+def draw_speed_against_memory(
+    plans: Sequence[Candidate], width: int = WIDE, *, cluster: Cluster, chosen: Candidate | None
+) -> Markup:
+    """Every plan as a point, as SVG; those that need more than twice the GPU's memory are left out."""
+    narrow, limit, device = is_narrow(width), cluster.gpu.memory_bytes, device_label(cluster)
+    points = [
+        Point(
+            label=plan.rung,
+            x=plan.device_bytes,
+            y=plan.tokens_per_s,
+            hint=f"{plan.rung}, {shape_label(plan.plan)}: {gib(plan.device_bytes)} GiB, "
+            f"{rate(plan.tokens_per_s)} tokens/s; {plan.fit.reason}",
+            chosen=plan is chosen,
+            faded=not plan.fit.fits,
+        )
+        for plan in plans
+        if plan.device_bytes <= MOST_MEMORY * limit
+    ]
     height, top, right = 230.0 if narrow else 300.0, 34.0, width - 12.0
-    bottom = height - 40
-    end = chart.x_ends_at or 1.05 * max((point.x for point in chart.points), default=1.0) or 1.0
-    shown = [point for point in chart.points if point.x <= end]
-    best = front(shown)
-    highest = 1.12 * max((point.y for point in shown), default=1.0) or 1.0
-    rows, left, y_of = vertical_axis(round_steps(highest, 5), highest, top, bottom, right, chart.write_y)
+    bottom, end = height - 40, 1.05 * max([limit, *(point.x for point in points)])
+    best = front(points)
+    highest = 1.12 * max((point.y for point in points), default=1.0) or 1.0
+    steps = round_steps(highest, 5)
+    rows, left, y_of = vertical_axis(steps, highest, top, bottom, right, lambda speed: rate(speed) if speed else "0")
     x_of = Scale(0, end, left, right)
-    limit = None
-    taken = [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in shown]
-    if chart.limit is not None and chart.limit <= end:
-        x = x_of(chart.limit)
-        limit = vertical_limit(x, chart.limit_words, top - 8, [(top - 4, bottom)], width)
-        taken.append((x - 3, top, x + 3, bottom))
+    x = x_of(limit)
+    taken = [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in points]
+    taken.append((x - 3, top, x + 3, bottom))
     named = [point for point in best if point.y >= _LEAST_NAMED * best[-1].y]
     return frame(
-        chart.title,
+        f"Speed against memory per {device} of every plan, and the plans that no other beats in both",
         width,
         height,
-        small(0, 12, chart.y_title),
-        small(right, height - 6, chart.x_title, anchor="end"),
-        horizontal_axis(round_steps(end, 4 if narrow else 7, chart.unit.size), x_of, top, bottom, chart.unit.write),
+        small(0, 12, "tokens/s"),
+        small(right, height - 6, f"GiB per {device}", anchor="end"),
+        horizontal_axis(round_steps(end, 4 if narrow else 7, GIB.size), x_of, top, bottom, GIB.write),
         rows,
-        limit,
+        vertical_limit(x, f"{gib(limit)} GiB per {device}", top - 8, [(top - 4, bottom)], width),
         _front_line(best, x_of, y_of),
-        *draw_points(shown, best, x_of, y_of),
+        *draw_points(points, best, x_of, y_of),
         *draw_names(named, x_of, y_of, SMALL if narrow else 12, taken),
     )
 

@@ -16,10 +16,7 @@ from ..text.labels import component_key, component_title, device_label, shape_la
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
 from .canvas import time_unit
-from .line_charts import Point, Scatter
-
-_MOST_MEMORY = 2.0
-"""Bars of memory are cut at this multiple of the GPU's memory."""
+from .line_charts import MOST_MEMORY
 
 _SLOWEST = 3.0
 """Bars of time are cut at this multiple of the fastest plan that fits."""
@@ -75,7 +72,7 @@ def _bar(
 
 def _sizes(title: str, bars: Sequence[Bar], limit: int | None, limit_words: str) -> StackedBars:
     most = max((bar.value for bar in bars), default=0)
-    end = most if limit is None else min(max(most, limit), _MOST_MEMORY * limit / 1.02)
+    end = most if limit is None else min(max(most, limit), MOST_MEMORY * limit / 1.02)
     return StackedBars(
         title=title,
         bars=tuple(bars),
@@ -150,31 +147,4 @@ def _parts(
             ),
         )
         for name, value in components.items()
-    )
-
-
-def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> Scatter:
-    """Every plan as a point; those that need more than twice the GPU's memory are left out."""
-    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
-    needs = [limit, *(plan.device_bytes for plan in plans)]
-    return Scatter(
-        title=f"Speed against memory per {device} of every plan, and the plans that no other beats in both",
-        points=tuple(
-            Point(
-                label=plan.rung,
-                x=plan.device_bytes,
-                y=plan.tokens_per_s,
-                hint=f"{plan.rung}, {shape_label(plan.plan)}: {gib(plan.device_bytes)} GiB, "
-                f"{rate(plan.tokens_per_s)} tokens/s; {plan.fit.reason}",
-                chosen=plan is chosen,
-                faded=not plan.fit.fits,
-            )
-            for plan in plans
-        ),
-        x_title=f"GiB per {device}",
-        y_title="tokens/s",
-        write_y=lambda speed: rate(speed) if speed else "0",
-        limit=limit,
-        limit_words=f"{gib(limit)} GiB per {device}",
-        x_ends_at=1.05 * max(need for need in needs if need <= _MOST_MEMORY * limit),
     )

@@ -29,8 +29,8 @@ from ..answer.view import view_of
 from ..answer.what_if import changes_tried
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
-from ..html_report.line_charts import draw_scatter
-from ..html_report.plans import best_plans, host_bars, memory_bars, speed_against_memory, time_bars
+from ..html_report.line_charts import draw_speed_against_memory
+from ..html_report.plans import best_plans, host_bars, memory_bars, time_bars
 from ..html_report.scaling import draw_all
 from ..search.candidate import LIKELY
 from .options import OPTIONS, State, command_of, default_of, model_of, options_in, question_of, words_of
@@ -131,7 +131,7 @@ def picture(answer: Recommendation, name: str, width: int) -> str:
     if not plans:
         return ""
     if name == "scatter":
-        return draw_scatter(speed_against_memory(answer.candidates, cluster, chosen=chosen), width)
+        return draw_speed_against_memory(answer.candidates, width, cluster=cluster, chosen=chosen)
     if name == "time":
         return draw_stacked_bars(time_bars(plans, chosen=chosen), width)
     bars = host_bars if name == "ram" else memory_bars

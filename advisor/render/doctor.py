@@ -11,11 +11,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ...estimators.phrase import Phrase, phrase
+from ...estimators.phrase import Phrase, named, phrase
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
 from ..text.labels import versions_label
 from ..text.language import translate, translate_finding
-from ..text.lines import blank, padded, sentence
+from ..text.lines import blank, capitalised, padded, sentence
 from ..text.output import printable
 from ..text.units import gib
 
@@ -40,25 +40,6 @@ _PUBLIC_VALUES = (
 
 _SWITCH = re.compile(r"[\d.,;+-]*|true|false|on|off|yes|no|warn|info|trace|version|detail|cpu|cuda", re.IGNORECASE)
 
-_WORDS = {
-    "problem": phrase("problem"),
-    "warning": phrase("warning"),
-    "note": phrase("note"),
-    "unknown": phrase("unknown"),
-    "ok": phrase("ok"),
-}
-_AREAS = {
-    "gpus": phrase("GPUs"),
-    "versions": phrase("Versions"),
-    "building ops": phrase("Building ops"),
-    "memory": phrase("Memory"),
-    "processor": phrase("Processor"),
-    "swap folder": phrase("Swap folder"),
-    "environment": phrase("Environment"),
-    "network": phrase("Network"),
-    "nodes": phrase("Nodes"),
-}
-
 _STATUS_WIDTH = 8
 _CHECK_WIDTH = 19
 
@@ -68,7 +49,7 @@ def render_doctor(checkup: Checkup, console: Console) -> None:
     sentence(console, _verdict(checkup), style=_STYLES[checkup.worst])
     for area, findings in groupby(checkup.findings, key=lambda finding: finding.area):
         blank(console)
-        sentence(console, _AREAS[area], style="bold")
+        sentence(console, named("GPUs" if area == "gpus" else capitalised(area)), style="bold")
         for finding in sorted(findings, key=lambda finding: STATUSES.index(finding.status)):
             _finding(finding, console)
     blank(console)
@@ -94,7 +75,7 @@ def _verdict(checkup: Checkup) -> Phrase:
 def _finding(finding: DoctorFinding, console: Console) -> None:
     indent = " " * (_STATUS_WIDTH + 1)
     head = Text.assemble(
-        (f" {padded(translate(_WORDS[finding.status]), -_STATUS_WIDTH)}", _STYLES[finding.status]),
+        (f" {padded(translate(named(finding.status)), -_STATUS_WIDTH)}", _STYLES[finding.status]),
         f"{finding.check:<{_CHECK_WIDTH}}",
         (printable(translate_finding(finding.what)), "dim" if finding.status == "ok" else ""),
     )

@@ -15,13 +15,15 @@ from ds_advise.advisor.html_report.canvas import (
     INKS,
     NARROW,
     WIDE,
+    Scale,
     Unit,
     element,
+    frame,
     round_steps,
     standing_alone,
     text_width,
 )
-from ds_advise.advisor.html_report.line_charts import Point, Scatter, draw_scatter, front
+from ds_advise.advisor.html_report.line_charts import Point, draw_names, draw_points, front
 from ds_advise.advisor.html_report.plans import best_plans, host_bars, memory_bars, time_bars
 from ds_advise.advisor.html_report.scaling import draw_series
 from ds_advise.advisor.html_report.timeline import draw_timeline
@@ -94,10 +96,10 @@ def test_text_of_users_stays_text() -> None:
     """In elements and in attributes; what XML forbids is replaced."""
     evil = "</title><script>alert(1)</script>\" onload='x' \x00\x1b"
     bars = (Bar(label=evil, parts=(Part(name=evil, value=1, ink="weights", hint=evil),), note=evil),)
-    point = Point(label=evil, x=1, y=1, hint=evil)
+    point, scale = Point(label=evil, x=1, y=1, hint=evil), Scale(0, 2, 0, 9000)
     for picture in (
         draw_stacked_bars(_bars(title=evil, bars=bars)),
-        draw_scatter(Scatter(title=evil, points=(point,), x_title=evil, y_title=evil, write_y=str)),
+        frame(evil, 9, 9, *draw_points([point], [], scale, scale), *draw_names([point], scale, scale, 9, ())),
         draw_timeline([_moment(0, phase=evil, **{evil: 2**30}), _moment(1)], 2**40),
         standing_alone(draw_stacked_bars(_bars()), evil),
     ):
