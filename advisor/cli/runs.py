@@ -325,7 +325,7 @@ _TRAINED = (
         MachineOptions,
         MethodOptions,
         TrainingOptions,
-        without=("threads", "quantization", "document_len", "images_per_sample", "max_pixels", *OBJECTIVE),
+        without=("threads", "quantization", "document_len", "images_per_sample", "max_pixels", "freeze", *OBJECTIVE),
     ),
     *("risk", "offline"),
 )
