@@ -53,7 +53,7 @@ class OneThreadGloo(Gloo):
     """gloo with one worker thread instead of two, so that its collectives run, and are let go of, one after the
     other."""
 
-    def __init__(self, store, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout, **_):  # torch 2.14 passes enable_reconfigure
         options = Gloo._Options()
         options._devices, options._threads, options._timeout = [Gloo.create_default_device()], 1, timeout
         super().__init__(store, rank, size, options)
