@@ -60,6 +60,7 @@ COMMANDS = {
     "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How(says="pairs/s"),
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How(says="GPUs train"),
     "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How(says="job.sbatch"),
+    "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How(says="accelerate_fsdp2.yaml"),
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model "
     "--output_dir out": How(elsewhere="test_job_files_run.py, for each kind"),
     "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
@@ -69,7 +70,7 @@ COMMANDS = {
     "bash tests/run --slow": How(elsewhere="runs these tests"),
     "ds-advise MODEL --gpus SPEC [options]": How(elsewhere=SYNOPSIS),
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": How(elsewhere=SYNOPSIS),
-    "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--json]": How(
+    "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": How(  # noqa: E501
         elsewhere=SYNOPSIS
     ),
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": How(elsewhere=SYNOPSIS),
