@@ -191,6 +191,8 @@ _loading_bytes = lru_cache(maxsize=256)(loading_bytes)
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
     """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces. Raises
     as `estimate_memory`."""
+    if plan.sharding != "zero":
+        return TorchStep(model, workload, cluster, plan).resident
     runs = _runs(workload, plan)
     tensors, replicas = tensor_set(of_rank(model, plan), workload), cluster.world_size // plan.autotp_size
     gathered = gathered_parameters(tensors, plan, replicas)

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 from ds_advise import estimate
+from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
+from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
+from ds_advise.estimators.memory.plan_memory import estimate_memory, least_bytes
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import PlainPyTorch
 from ds_advise.estimators.workload import AttentionKernel, Software, Workload
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -90,6 +94,17 @@ def test_adafactor_keeps_rows_and_columns_of_what_nobody_flattened() -> None:
     flat = asked(optimizer="adafactor", precision="fp32", rung="ddp")
     weights = named(alone, "parameters")
     assert 0 < named(alone, "optimizer_states") < 0.01 * weights < named(flat, "optimizer_states")
+
+
+@pytest.mark.parametrize("rung", ["fsdp", "fsdp2", "torch"])
+def test_the_lower_bound_of_plain_pytorch_is_below_its_peak(rung: PlainPyTorch) -> None:
+    """DeepSpeed's masters and states would be above it: FSDP 1 in bf16 takes 8 bytes a parameter, ZeRO-3 14."""
+    model, workload = shape_from_config(LlamaConfig(num_hidden_layers=24).to_dict(), name="llama"), Workload()
+    cluster = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
+    batch: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "gradient_checkpointing": True}
+    plan = plan_for(rung, model, workload, cluster, **batch)
+    bound = least_bytes(model, workload, cluster, plan)
+    assert 0 < bound <= estimate_memory(model, workload, cluster, plan).allocated_bytes_per_gpu
 
 
 def test_fsdp2_keeps_fp32_shards_and_gathers_units_twice() -> None:
