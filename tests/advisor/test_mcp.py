@@ -87,7 +87,7 @@ def test_tools_have_the_commands_options_and_the_manual_is_there(tmp_path: Path)
         name for tool in tools for name in tool.input_schema["properties"]
     }
     assert [name for name, tool in by_name.items() if tool.annotations.read_only_hint] == [
-        *("explain", "lint", "check", "rent", "doctor")
+        *("explain", "lint", "check", "doctor")
     ]
     assert sum(len(tool.model_dump_json()) for tool in tools) < 55_000
     assert page.startswith("# Asking") and {"ds-advise://manual/agents"} < {each.uri for each in resources}
