@@ -25,6 +25,7 @@ from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .request import LaunchRequest
+from .script_source import installed_transformers
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
@@ -78,7 +79,16 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
 
     Raises WorkloadError where the model is unknown, DsAdviseError where the check itself fails.
     """
-    run = request.run
+    run, script = request.run, request.script
+    outdated = script.source.outdated(script.target, script.options.given)
+    if outdated:
+        return [
+            Objection(
+                what=f"{old.where}: transformers {installed_transformers()} takes no {', '.join(old.names)}",
+                fix=old.fix,
+            )
+            for old in outdated
+        ]
     if request.other_loss is not None:
         say(f"{request.other_loss} has another loss and may hold further models: not predicted and not checked")
         return _disk(request, say)

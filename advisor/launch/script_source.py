@@ -7,9 +7,10 @@ import ast
 import importlib.util
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,36 @@ _OTHER_LOSS = re.compile(
 """TRL's trainers whose loss is not the next token's, many of which hold further models (TRL 1.16.0 and 0.12).
 `OBJECTIVES` has those that are predicted."""
 
+_OLD = {
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps (below 1 it is a share of all steps)",
+    "tokenizer": "processing_class",
+    "no_cuda": "use_cpu",
+    "group_by_length": 'train_sampling_strategy="group_by_length"',
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "adafactor": 'optim="adafactor"',
+    **dict.fromkeys(("overwrite_output_dir", "logging_dir", "save_safetensors", "include_tokens_per_second"), ""),
+    **dict.fromkeys(("half_precision_backend", "fp16_backend", "fp16_opt_level", "jit_mode_eval", "use_ipex"), ""),
+    **dict.fromkeys(("use_mps_device", "past_index", "ray_scope", "tpu_num_cores", "torchdynamo"), ""),
+}
+"""Arguments of transformers 4 that 5.23 does not take -> those in their place, "" where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outdated:
+    """Arguments that the installed transformers does not take."""
+
+    where: str
+    names: tuple[str, ...]
+
+    @property
+    def fix(self) -> str:
+        """How to write them."""
+        new = [f"{_OLD[name]} in place of {name}" for name in self.names if _OLD.get(name)]
+        gone = [name for name in self.names if not _OLD.get(name)]
+        parts = [f"write {', '.join(new)}"] * bool(new) + [f"remove {', '.join(gone)}"] * bool(gone)
+        return f"{'; '.join(parts)}; or install the transformers that the script was written for"
+
 
 class ScriptSource:
     """The text of a script; empty where its syntax is not this Python's."""
@@ -61,6 +92,7 @@ class ScriptSource:
             n.value.lstrip("-") for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
         """Attributes that are read, and string constants without leading dashes."""
+        self._fields = {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
         self._bases = {n.name: [_name(base) for base in n.bases] for n in nodes if isinstance(n, ast.ClassDef)}
         self._assigned = dict(_assignments(nodes))
         self.names_trainer = _NAMES_TRAINER.search(text) is not None
@@ -148,6 +180,31 @@ class ScriptSource:
             if loads and makes and loads[0] < makes[0]:
                 return None if any(called(call) == "HfDeepSpeedConfig" for call in calls) else (loads[0], makes[0])
         return None
+
+    def outdated(self, target: str, options: Iterable[str]) -> list[Outdated]:
+        """The arguments that the installed transformers does not take: of its calls, and among the options of a script
+        that parses TrainingArguments. Empty where transformers is not installed."""
+        accepted, of_trainer = _installed_arguments()
+        if not accepted:
+            return []
+        old = _OLD.keys() - accepted
+        found: list[Outdated] = []
+        for call in self.calls:
+            names = [keyword.arg for keyword in call.keywords if keyword.arg]
+            if _is_arguments(call):
+                is_plain = called(call) == "TrainingArguments" and "TrainingArguments" not in self._bases
+                refused = [name for name in names if name in old or (is_plain and name not in accepted)]
+            elif called(call) in ("Trainer", "Seq2SeqTrainer"):
+                refused = [name for name in names if name in _OLD and name not in of_trainer]
+            else:
+                continue
+            if refused:
+                found.append(Outdated(where=f"{target}, line {call.lineno}", names=tuple(refused)))
+        if any(called(call) in _PARSES_ARGUMENTS for call in self.calls):
+            refused = [name for name in options if name in old and name not in self._fields]
+            if refused:
+                found.append(Outdated(where=f"the arguments of {target}", names=tuple(refused)))
+        return found
 
     def _argument_calls(self) -> Iterator[ast.Call]:
         return (call for call in self.calls if _is_arguments(call))
@@ -290,3 +347,33 @@ def _constant(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _installed_arguments() -> tuple[set[str], set[str]]:
+    """(the arguments of the installed TrainingArguments, those of its Trainer), without an import; empty without it."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return set(), set()
+    folder = Path(spec.submodule_search_locations[0])
+    fields: set[str] = set()
+    parameters: set[str] = set()
+    try:
+        for node in _class(folder / "training_args.py", "TrainingArguments").body:
+            if isinstance(node, ast.AnnAssign):
+                fields.add(_name(node.target))
+        for node in _class(folder / "trainer.py", "Trainer").body:
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                parameters |= {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+    except (OSError, SyntaxError, StopIteration):
+        return set(), set()
+    return fields, parameters
+
+
+def _class(file: Path, name: str) -> ast.ClassDef:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def installed_transformers() -> str:
+    """Its version."""
+    return version("transformers")

@@ -12,6 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.launch.question import launch_question
 from ds_advise.advisor.launch.request import LaunchRequest
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
+from ds_advise.advisor.launch.script_source import ScriptSource
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 
 PLACE = {
@@ -360,6 +361,28 @@ def test_a_model_that_zero3_does_not_shard_is_named(request_of: Request, first: 
     Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
     _, remarks = request_of()
     assert ("every rank then holds the whole model" in " ".join(remarks)) == warned
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "named"),
+    [
+        ("TrainingArguments('out', warmup_ratio=0.1)", "", "train.py, line 1: warmup_ratio"),
+        ("TrainingArguments('out', no_such_argument=1, bf16=True)", "", "train.py, line 1: no_such_argument"),
+        ("Trainer(model, tokenizer=tokenizer)", "", "train.py, line 1: tokenizer"),
+        ("Own(model, tokenizer=tokenizer)\nTrainingArguments(**values)", "--overwrite_output_dir", ""),
+        (
+            "p.parse_args_into_dataclasses()",
+            "--overwrite_output_dir",
+            "the arguments of train.py: overwrite_output_dir",
+        ),
+        ("class A:\n    logging_dir: str\np.parse_args_into_dataclasses()", "--logging_dir x", ""),
+    ],
+)
+def test_arguments_of_transformers_4_are_named(text: str, words: str, named: str) -> None:
+    """Those that the installed TrainingArguments and Trainer do not take, in the text and on the command line; not the
+    script's own."""
+    found = ScriptSource(text).outdated("train.py", ScriptArguments(words.split()).given)
+    assert [f"{old.where}: {', '.join(old.names)}" for old in found] == [named] * bool(named)
 
 
 @pytest.mark.parametrize("from_file", [False, True])
