@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
-from ...losses import LOSSES, upcasts
+from ...losses import CHUNKS_THE_HEAD, LOSSES, upcasts
 from ...models.families import family_of, supports
 from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
@@ -181,7 +181,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     if workload.loss in _IN_16_BITS:
         formulas = _IN_16_BITS[workload.loss]
         w = inputs["w"] = 4 if workload.software.autocast else w
-        if formulas[:2] == _LOG_PROBS and workload.software.trl < _OF_WHOLE_LOGITS:
+        if formulas[:2] == _LOG_PROBS and workload.software.trl < CHUNKS_THE_HEAD:
             formulas = (_ROW_LOG_SOFTMAX, *formulas)
         if not workload.uses_trainer:  # the loop's output holds these logits, and capped ones with their gradient
             formulas = tuple(each for each in formulas if each.name != "logits")
@@ -196,7 +196,7 @@ def reference_logits_terms(model: ModelShape, workload: Workload, micro_batch_si
     of the policy, which their metrics read later, and what is saved of them. "standard": logits and log-softmax of
     both, in fp32. "log-probs" before TRL 1.7: the reference's logits and the policy's log-softmax, from 1.0 on the
     logits of both and their slices too."""
-    v, old = model.vocab_size, workload.software.trl < _OF_WHOLE_LOGITS
+    v, old = model.vocab_size, workload.software.trl < CHUNKS_THE_HEAD
     if not v or workload.rollouts or workload.loss not in ("standard", "log-probs"):
         return ()
     copies = (5 if workload.software.trl >= (1, 0) else 2) * old
@@ -315,9 +315,6 @@ def _copied_bytes(model: ModelShape, workload: Workload) -> float:
         return w + 8 + (0 if in_place else 4)
     return w + 4 if in_place else 0
 
-
-_OF_WHOLE_LOGITS = (1, 7)
-"""The version of TRL up to which preferences are compared by log-softmax of their whole logits, one by one."""
 
 _KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
 """Versions of transformers since which the 16-bit logits stay alive with their fp32 copy, and labels are padded
