@@ -46,6 +46,11 @@ def listed(phrases: Sequence[str], separator: Literal[", ", "; "] = ", ") -> Phr
 GIB = 2**30
 
 
+def whole_gib(size_bytes: int) -> int:
+    """GiB, rounded up: what must be there for the bytes."""
+    return -(-size_bytes // GIB)
+
+
 def gib(size_bytes: int) -> str:
     """GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
     value = size_bytes / GIB

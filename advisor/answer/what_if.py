@@ -23,7 +23,7 @@ from ..question.question import Question
 from ..search.candidate import MOST_HOST_BYTES, Candidate, LadderStep, duration_of
 from ..search.search import SampleBytes, fastest, of_any_loss
 from ..text.job import hours, money
-from ..text.units import rate
+from ..text.units import rate, whole_gib
 from .recommendation import Change
 
 WORTH_LISTING = 1.15
@@ -122,7 +122,7 @@ def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> P
         text = phrase("{outcome} ({ratio} x)", outcome=text, ratio=ratio)
     need = best.fit.assumed_host_bytes
     if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
-        text = phrase("{outcome}, needs {need} GiB of RAM", outcome=text, need=f"{-(-need // 2**30):,}")
+        text = phrase("{outcome}, needs {need} GiB of RAM", outcome=text, need=f"{whole_gib(need):,}")
     return text
 
 
@@ -344,4 +344,4 @@ def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
 def _storage_gib(candidate: Candidate, limit: str) -> int:
     memory = candidate.memory
     need = memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
-    return -(-need // 2**30)
+    return whole_gib(need)

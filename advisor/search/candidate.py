@@ -18,7 +18,7 @@ from ...estimators.time.step_time import estimate_plan
 from ...estimators.workload import Workload
 from ..question.options import Risk
 from ..question.question import Question
-from ..text.units import percent, times
+from ..text.units import percent, times, whole_gib
 
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
@@ -158,7 +158,7 @@ def fits_sentence(plan: str, fit: Fit) -> Phrase:
     }
     text = templates[fit.verdict]
     if fit.assumed_host_bytes:
-        need = f"{-(-fit.assumed_host_bytes // 2**30):,}"
+        need = f"{whole_gib(fit.assumed_host_bytes):,}"
         return phrase("{fits} if the host has {need} GiB of RAM.", fits=text, need=need)
     return phrase("{words}.", words=text)
 

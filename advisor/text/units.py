@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...estimators.phrase import GIB as GIB
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.phrase import gib as gib
+from ...estimators.phrase import whole_gib as whole_gib
 
 
 def count(number: int) -> str:

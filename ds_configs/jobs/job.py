@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import whole_gib
 from ..launch_commands import threads_setting
 
 
@@ -55,7 +56,7 @@ class Job:
     @property
     def host_gib(self) -> int | None:
         """The RAM of a node in whole GiB."""
-        return None if self.host_bytes_per_node is None else -(-self.host_bytes_per_node // 2**30)
+        return None if self.host_bytes_per_node is None else whole_gib(self.host_bytes_per_node)
 
     @property
     def settings(self) -> list[str]:
