@@ -112,6 +112,11 @@ def translate_finding(text: str) -> str:
     return text
 
 
+def is_translated(text: str) -> bool:
+    """Whether a text that is shown is in another language than English, and not only names in it."""
+    return bool(_templates) and any(char >= "\u3000" for char in text)
+
+
 def in_language(console: Console, language: Language) -> AbstractContextManager[None]:
     """Sentences in this language, or in English where the terminal cannot show it."""
     return use_language(language if can_encode(console, SAMPLES[language]) else "en")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .families import MEMORY_FAMILIES, memory_by_family
-from .language import can_encode, translate
+from .language import can_encode, is_translated, translate
 from .output import printable
 from .units import gib
 
@@ -156,8 +156,7 @@ def ended(text: str) -> str:
     """A sentence with a full stop, unless another's words have ended it already."""
     if text.endswith((".", "!", "?")):
         return text
-    is_chinese = any(char >= "\u3000" for char in text)
-    return f"{text}\u3002" if is_chinese else f"{text}."
+    return f"{text}\u3002" if is_translated(text) else f"{text}."
 
 
 def capitalised(text: str) -> str:

@@ -18,6 +18,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
+from ds_advise.advisor.text.lines import ended
 from rich.cells import cell_len
 
 from tests.helpers import printed
@@ -162,3 +163,11 @@ def test_errors_and_other_commands_are_translated(
         printed = capsys.readouterr().out
         ends.append([cell_len(line) for line in printed.splitlines() if re.search(r" {3}\S+ {3,}\S+ {2,}\S+$", line)])
     assert "两者都放得下" in printed and ends[0] == ends[1]
+
+
+def test_the_full_stop_is_that_of_the_language_and_not_of_a_name() -> None:
+    """A path may have Chinese characters in an English sentence."""
+    assert ended("/数据/ds.json does not exist") == "/数据/ds.json does not exist."
+    with use_language("zh"):
+        assert ended("删掉这个键") == "删掉这个键。"
+        assert ended("pip install wandb") == "pip install wandb."
