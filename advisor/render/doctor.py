@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ...estimators.phrase import Phrase, named, phrase
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
+from ...validate.doctor.software import NO_NVIDIA_GPU
 from ..text.labels import versions_label
 from ..text.language import translate, translate_finding
 from ..text.lines import blank, capitalised, padded, sentence
@@ -67,7 +68,7 @@ def _verdict(checkup: Checkup) -> Phrase:
         return phrase("{problems}: DeepSpeed will fail here.", problems=bad)
     if warnings:
         return phrase("No problem, {warnings}: DeepSpeed works, but slower or less reliably.", warnings=found)
-    if any(finding.what == "no NVIDIA GPU" for finding in checkup.findings):
+    if any(finding.what == NO_NVIDIA_GPU for finding in checkup.findings):
         return phrase("No problem found: DeepSpeed works here, on the CPU: there is no NVIDIA GPU.")
     return phrase("No problem found: DeepSpeed works here.")
 

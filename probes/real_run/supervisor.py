@@ -107,12 +107,12 @@ def free_abandoned_buffers() -> None:
     """
     buffers = {str(path) for path in SHARED_MEMORY.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*")}
     for process in Path("/proc").glob("[0-9]*") if buffers else ():
-        buffers.difference_update(_open_files(process))
+        buffers.difference_update(open_files(process))
     for buffer in buffers:
         Path(buffer).unlink(missing_ok=True)
 
 
-def _open_files(process: Path) -> Iterator[str]:
+def open_files(process: Path) -> Iterator[str]:
     """The files that a process has open or mapped, as far as they can be read. Open ones first, as a file is opened
     before it is mapped."""
     with contextlib.suppress(OSError):

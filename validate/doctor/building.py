@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...probes.real_run.supervisor import open_files
 from .. import parse_version
 from .findings import Findings, Runner, ok, problem, unknown, warning
 from .folder import Folder
@@ -178,27 +179,20 @@ def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
     folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
     existing = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
+    processes = Path("/proc").glob("[0-9]*") if found else ()
+    in_use = {file for process in processes for file in open_files(process)}
     locks = []
-    for lock in sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")]):  # <op>/lock, or <python and CUDA>/<op>/lock
+    for lock in found:
         with suppress(OSError):
             age_s = max(0.0, time.time() - lock.stat().st_mtime)
-            if not _is_open(lock):
+            if os.path.realpath(lock) not in in_use:
                 locks.append((lock.parent.name, age_s))
     return OpsFolder(
         path=str(folder),
         writable=os.access(existing, os.W_OK | os.X_OK),
         locks=tuple(locks),
     )
-
-
-def _is_open(path: Path) -> bool:
-    """Whether a process that can be seen has the file open."""
-    target = os.path.realpath(path)
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if str(descriptor.readlink()) == target:
-                return True
-    return False
 
 
 def install(what: str, toolchain: Toolchain | None, software: InstalledSoftware | None) -> str:

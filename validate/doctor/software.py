@@ -31,6 +31,9 @@ PACKAGES = (
     "nvidia-ml-py",
 )
 
+NO_NVIDIA_GPU = "no NVIDIA GPU"
+"""Found where neither the bus nor the kernel has one."""
+
 _FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
 
@@ -138,7 +141,7 @@ def driver(graphics: Graphics) -> Findings:
             "only NVIDIA GPUs are examined; the checks of memory, processor and storage are valid",
         )
     elif not graphics.on_the_bus and not graphics.module_loaded:
-        yield note("no NVIDIA GPU", "DeepSpeed runs on the CPU; a login node has no GPU")
+        yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
     elif graphics.error == NO_PYNVML:
         yield unknown(f"{seen}, but {NO_PYNVML}", "the GPUs cannot be examined", "pip install nvidia-ml-py")
     elif not graphics.module_loaded:
