@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.objectives import OBJECTIVES, trained_model
+from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
@@ -68,7 +68,7 @@ def ask(
     has_job = any(given[name] != OPTIONS[name].default for name in names_in(JobOptions))  # type: ignore[literal-required]
 
     def about(shape: ModelShape) -> Question:
-        shape = as_asked(trained_model(shape, given["objective"]), given)
+        shape = as_asked(shape, given)
         chosen: dict[str, Any] = {**given}
         if given["seq_len"] == "max":
             chosen["seq_len"] = _first_length(shape, given["document_len"])

@@ -13,7 +13,6 @@ from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.objectives import trained_model
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PLANS, PlainPyTorch, Plan, Rung
 from ...estimators.time.job import Job, JobDuration, Price, job_duration
@@ -156,7 +155,7 @@ def read_context(
     """
     given = with_defaults(options)
     cluster = cluster_of(given)
-    shape = as_asked(trained_model(load_model(model, offline=given["offline"]), given["objective"]), given)
+    shape = as_asked(load_model(model, offline=given["offline"]), given)
     seq_len = cast("int | None", given["seq_len"])
     asked = job_of(given, model, shape, seq_len=seq_len, say=say)
     if asked is not None:

@@ -11,9 +11,7 @@ from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.objectives import trained_model
 from ...estimators.phrase import phrase
-from ...estimators.workload import NEXT_TOKEN
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -104,8 +102,7 @@ def import_file(
         obstacle = WorkloadError(f"{path} names no model", fix="pass --model")
     elif cluster is not None:
         try:
-            objective = run.training.get("objective", NEXT_TOKEN)
-            shape = trained_model(load_model(run.model, offline=offline), objective)
+            shape = load_model(run.model, offline=offline)
             figures = figures_of(run, shape, cluster, risk=risk, offloads_checkpoints=known.offloads_checkpoints)
         except DsAdviseError as error:
             obstacle = error

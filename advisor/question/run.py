@@ -9,7 +9,6 @@ from typing import Any, Unpack
 
 from ...estimators.errors import ModelConfigError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.objectives import trained_model
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
@@ -66,7 +65,7 @@ def configured_run(
     shape = None
     if not isinstance(description, str):
         try:
-            shape = as_asked(trained_model(shape_of(description, name=model), given["objective"]), given)
+            shape = as_asked(shape_of(description, name=model), given)
         except ModelConfigError:
             shape = None  # without closed forms; it can run if transformers can build it
     checkpointing = given["gradient_checkpointing"]

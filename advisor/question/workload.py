@@ -15,10 +15,10 @@ from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.frozen_parts import parts_of, with_frozen
 from ...estimators.models.images import check_image_tokens, with_images
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.objectives import OBJECTIVES, loss_of
+from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
-from ...estimators.workload import DEFAULT_SEQ_LEN, Framework, LossKernel, Precision, Software, Workload
+from ...estimators.workload import DEFAULT_SEQ_LEN, NEXT_TOKEN, Framework, LossKernel, Precision, Software, Workload
 from .options import OPTIONS, with_defaults
 from .rollouts import rollouts_of
 
@@ -268,7 +268,9 @@ def _frozen_parts(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def as_asked(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
-    """The model for the images of a sample, with its frozen parts marked. Raises WorkloadError."""
+    """The model with the objective's head, for the images of a sample, with its frozen parts marked. Raises
+    WorkloadError."""
+    model = trained_model(model, options.get("objective", NEXT_TOKEN))
     model = with_images(model, options.get("images_per_sample"), options.get("max_pixels"))
     return with_frozen(model, parts_of(model, _frozen_parts(options)))
 
