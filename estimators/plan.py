@@ -9,10 +9,12 @@ from typing import Any, Literal, TypeVar, get_args
 T = TypeVar("T")
 
 Offload = Literal["none", "cpu", "nvme"]
-Sharding = Literal["zero", "fsdp", "fsdp2", "none"]
+Fsdp = Literal["fsdp", "fsdp2"]
+"""Versions of PyTorch's FSDP."""
+Sharding = Literal["zero", Fsdp, "none"]
 Rung = Literal["ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"]
 
-PlainPyTorch = Literal["fsdp", "fsdp2", "torch"]
+PlainPyTorch = Literal[Fsdp, "torch"]
 """Plans without DeepSpeed."""
 
 RUNGS: tuple[Rung, ...] = get_args(Rung)
@@ -228,7 +230,7 @@ class Plan(PlanSettings):
     @property
     def is_fsdp(self) -> bool:
         """Whether PyTorch shards the weights."""
-        return self.sharding in ("fsdp", "fsdp2")
+        return self.sharding in get_args(Fsdp)
 
     @property
     def ranks_per_sample(self) -> int:

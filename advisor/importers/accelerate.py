@@ -10,8 +10,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
-from ...estimators.plan import Sharding
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of
 from .known_keys import keys_of
 from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
@@ -89,13 +88,14 @@ class AccelerateFormat:
         is_known = kind in ("DEEPSPEED", "FSDP", "NO") or kind.startswith("MULTI_")
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
         accumulation, precision = block.get("gradient_accumulation_steps"), values.get("mixed_precision")
+        fsdp_version = _block(values, "fsdp_config").get("fsdp_version")
         return ImportedRun(
             tool="accelerate",
             leaves_batch_to_script=True,
             launcher="accelerate",
             training={"precision": precision} if precision in ("bf16", "fp16") else {},
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
-            sharding="zero" if part is not None else _fsdp(values) if kind == "FSDP" else "none",
+            sharding="zero" if part is not None else fsdp_of(fsdp_version) if kind == "FSDP" else "none",
             deepspeed=part,
             nodes=machines,
             gpus_per_node=max(1, processes // machines) if processes else None,
@@ -125,10 +125,6 @@ class AccelerateFormat:
 
 
 ACCELERATE = AccelerateFormat()
-
-
-def _fsdp(values: Mapping[str, Any]) -> Sharding:
-    return "fsdp2" if str(_block(values, "fsdp_config").get("fsdp_version")) == "2" else "fsdp"
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
@@ -215,7 +211,7 @@ def _with_accelerate_options(run: ImportedRun, line: LaunchLine, folder: Path) -
         return replace(run, sharding="zero", deepspeed=named_part(name, folder))
     if not options.flag("use_fsdp"):
         return run
-    return replace(run, sharding="fsdp2" if options.text("fsdp_version") == "2" else "fsdp")
+    return replace(run, sharding=fsdp_of(options.text("fsdp_version")))
 
 
 def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> ImportedRun:

@@ -156,7 +156,7 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
 
 def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Cluster) -> PlainPyTorch:
     """FSDP 1 stands for FSDP2 where that is not predicted."""
-    if cluster.world_size == 1 or run.sharding not in ("fsdp", "fsdp2"):
+    if cluster.world_size == 1 or not run.is_fsdp:
         return "torch"
     sharded = Plan(zero_stage=3, sharding=run.sharding, micro_batch_size=1)
     return "fsdp" if unsupported(model, workload, sharded) is not None else sharded.rung  # type: ignore[return-value]

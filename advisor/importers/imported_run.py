@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...ds_configs.launch_commands import Launcher
-from ...estimators.plan import Plan, Sharding
+from ...estimators.plan import Fsdp, Plan, Sharding
 from ...estimators.workload import NEXT_TOKEN, Framework
 
 Value = str | int | float | bool | None | Mapping[str, Any]
@@ -76,6 +76,16 @@ class ImportedRun:
     """Keys that may decide memory or speed, and from which nothing is concluded."""
     unknown: tuple[str, ...] = ()
     """Keys that the tool does not have, with the nearest that it has."""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether PyTorch's FSDP, of either version, is the training backend."""
+        return self.sharding in get_args(Fsdp)
+
+
+def fsdp_of(version: object) -> Fsdp:
+    """FSDP by the value of accelerate's `fsdp_version`, which is 1 where it is missing."""
+    return "fsdp2" if str(version) == "2" else "fsdp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.rollout_arguments import rollout_options
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of
 from .known_keys import keys_of
 from .launch_line import Program
 from .objective import objective_of
@@ -64,6 +64,10 @@ class Reading:
     def lacks(self, what: str) -> None:
         """The estimators cannot compute the run."""
         self.obstacles.append(f"not predicted: {what}")
+
+    def use_software(self, **habits: Any) -> None:
+        """Differences from current software, in addition to those that are known."""
+        self.training["software"] = {**(self.training.get("software") or {}), **habits}
 
     def use_quantization(self, bits: int | None, *, bitsandbytes: bool = True) -> None:
         """Adapters on frozen weights of this many bits; None: not quantized."""
@@ -152,7 +156,6 @@ class ToolFormat:
         part = self.deepspeed(arguments, source.path.parent)
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         checkpointing, reentrant = self._checkpointing(arguments)
-        version = "fsdp2" if arguments.text("fsdp_version") == "2" else "fsdp"
         fsdp = [value for name in self.fsdp if (value := arguments.text(name)) not in (None, "[]", "{}", "false")]
         reading.run.update(
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
@@ -160,7 +163,7 @@ class ToolFormat:
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing,
-            sharding="zero" if part is not None else version if fsdp else "none",
+            sharding="zero" if part is not None else fsdp_of(arguments.text("fsdp_version")) if fsdp else "none",
             deepspeed=part,
             one_process=self.one_process,
             **self.defaults,
@@ -189,7 +192,7 @@ class ToolFormat:
         if arguments.flag("tf32") and reading.training["precision"] == "fp32":
             habits["tf32"] = True
         if habits:
-            reading.training["software"] = {**(reading.training.get("software") or {}), **habits}
+            reading.use_software(**habits)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
                 reading.lacks(what)
@@ -238,7 +241,7 @@ class ToolFormat:
                 changed[name] = value if plan.cpu_checkpointing else None
             if str(given.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
-        replaced = [*self.fsdp, *self.fsdp_settings] if run.sharding in ("fsdp", "fsdp2") and better.config_name else []
+        replaced = [*self.fsdp, *self.fsdp_settings] if run.is_fsdp and better.config_name else []
         changed |= {name: None for name in (*replaced, *self.superseded) if name in given}
         if better.config_name is not None:
             is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)

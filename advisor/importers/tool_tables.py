@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import phrase
 from ..launch.script_arguments import ScriptArguments
 from .imported_run import DeepSpeedPart
@@ -21,7 +22,9 @@ from .tool_format import Reading, ToolFormat, deepspeed_part, precision_of
 
 _LLAMA_FACTORY_KEYS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
 
-_PREFERENCES = ("dpo", "kto", "orpo", "simpo", "reward")
+_PREFERENCES = [name for name, spec in OBJECTIVES.items() if spec.trainer and spec.rollouts is None]
+
+_OWN_REFERENCE = "a reference model of its own with adapters"
 
 _SCHEDULE = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
 
@@ -62,7 +65,7 @@ def _llama_factory_details(reading: Reading) -> None:
         training |= {"framework": "trl", "loss": "standard"}
         reading.switched("pref_beta pref_ftx simpo_gamma dpo_label_smoothing")  # change no figure
         if method == "lora" and arguments.text("ref_model") is not None:
-            reading.lacks("a reference model of its own with adapters")
+            reading.lacks(_OWN_REFERENCE)
     if method == "lora":
         training |= {"method": "lora", **arguments.lora}
         if arguments.flag("resize_vocab"):
@@ -179,6 +182,11 @@ def _ms_swift_details(reading: Reading) -> None:
     _ms_swift_preferences(reading)
 
 
+def _adds_cross_entropy(reading: Reading) -> bool:
+    """Whether SimPO has the chosen answers' cross entropy, too: CPOConfig's own cpo_alpha is 1."""
+    return reading.run["objective"] == "simpo" and reading.arguments.text("cpo_alpha") not in ("0", "0.0")
+
+
 def _ms_swift_preferences(reading: Reading) -> None:
     """swift/rlhf_trainers: TRL's trainers (before 1.0) with forward passes of ms-swift's own, which take
     log-probabilities from whole logits; GRPO, GKD and PPO generate and train in ways of their own."""
@@ -187,12 +195,12 @@ def _ms_swift_preferences(reading: Reading) -> None:
         reading.lacks(f"{objective.upper()} by ms-swift's own trainer, which is not TRL's")
     if objective not in _PREFERENCES:
         return
-    whole = objective == "orpo" or (objective == "simpo" and arguments.text("cpo_alpha") not in ("0", "0.0"))
-    training |= {"framework": "trl", "loss": None if objective == "reward" else "odds-ratio" if whole else "log-probs"}
-    training["software"] = {**(training["software"] or {}), "trl": "0.29"}
+    loss = "odds-ratio" if objective == "orpo" or _adds_cross_entropy(reading) else "log-probs"
+    training |= {"framework": "trl", "loss": None if objective == "reward" else loss}
+    reading.use_software(trl="0.29")
     reading.switched("beta simpo_gamma rpo_alpha desirable_weight undesirable_weight center_rewards_coefficient")
     if "method" in training and arguments.text("ref_model", "ref_adapters") is not None:
-        reading.lacks("a reference model of its own with adapters")
+        reading.lacks(_OWN_REFERENCE)
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -265,15 +273,15 @@ def _axolotl_objectives(reading: Reading) -> None:
     if objective not in (*_PREFERENCES, "grpo"):
         return
     training |= {"framework": "trl", "loss": None}
-    training["software"] = {**(training["software"] or {}), "trl": "1.8"}
-    if objective == "simpo" and arguments.text("cpo_alpha") not in ("0", "0.0"):
-        training["loss"] = "odds-ratio"  # CPOConfig's own cpo_alpha is 1: the chosen answers' cross entropy too
+    reading.use_software(trl="1.8")
+    if _adds_cross_entropy(reading):
+        training["loss"] = "odds-ratio"
     training["precompute_ref_log_probs"] = arguments.flag("precompute_ref_log_probs") or None
     reading.switched("rl_beta dpo_beta simpo_gamma orpo_alpha kto_desirable_weight kto_undesirable_weight")
     if arguments.flag("dpo_use_liger_kernel"):
         reading.lacks("Liger's fused loss of preferences")
     if arguments.flag("rl_adapter_ref_model"):
-        reading.lacks("a reference model of its own with adapters")
+        reading.lacks(_OWN_REFERENCE)
     if any(_axolotl_rollouts(arguments).flag(name) for name in ("use_data_producer", "async_prefetch")):
         reading.lacks("completions that axolotl generates while it trains")
 
