@@ -112,8 +112,7 @@ def draw_speed_against_memory(
     rows, left, y_of = vertical_axis(steps, highest, top, bottom, right, lambda speed: rate(speed) if speed else "0")
     x_of = Scale(0, end, left, right)
     x = x_of(limit)
-    taken = [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in points]
-    taken.append((x - 3, top, x + 3, bottom))
+    taken = [*spots(points, x_of, y_of), (x - 3, top, x + 3, bottom)]
     named = [point for point in best if point.y >= _LEAST_NAMED * best[-1].y]
     return frame(
         f"Speed against memory per {device} of every plan, and the plans that no other beats in both",
@@ -137,6 +136,12 @@ def _front_line(best: Sequence[Point], x_of: Scale, y_of: Scale) -> Markup | Non
     path = f"M{x_of(best[0].x):.1f} {y_of(best[0].y):.1f}"
     path += "".join(f"H{x_of(point.x):.1f}V{y_of(point.y):.1f}" for point in best[1:])
     return element("path", d=path, fill="none", stroke_width=1.5, stroke_opacity=0.7, **stroke("weights"))
+
+
+def spots(points: Sequence[Point], x_of: Scale, y_of: Scale) -> list[Spot]:
+    """Where points are drawn."""
+    centers = [(x_of(point.x), y_of(point.y)) for point in points]
+    return [(x - 6, y - 6, x + 6, y + 6) for x, y in centers]
 
 
 def draw_points(points: Sequence[Point], best: Sequence[Point], x_of: Scale, y_of: Scale) -> Iterator[Markup]:

@@ -11,7 +11,7 @@ from ..text.job import hours, money
 from ..text.units import rate
 from . import document as doc
 from .canvas import SMALL, WIDE, Markup, Scale, frame, is_narrow, joined, line, small, text_width, vertical_limit
-from .line_charts import Point, draw_names, draw_points
+from .line_charts import Point, draw_names, draw_points, spots
 
 _MOST_COST = 10.0
 """Machines that cost more than this multiple of the cheapest are left out of the picture."""
@@ -84,7 +84,7 @@ def draw_offers(advice: RentAdvice, width: int = WIDE) -> Markup:
     left = 12 + max(text_width(words, SMALL) for _, words in cost_steps)
     x_of = Scale(min(times) - 0.1, max(times) + 0.1, left, right)
     y_of = Scale(min(costs) - 0.1, max(costs) + 0.1, bottom, top)
-    taken = [(x_of(point.x) - 6, y_of(point.y) - 6, x_of(point.x) + 6, y_of(point.y) + 6) for point in points]
+    taken = spots(points, x_of, y_of)
     deadline, budget = advice.deadline_s, advice.budget
     limits = []
     if deadline is not None and x_of.first < log10(deadline / 3600) < x_of.last:
