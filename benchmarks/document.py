@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 DOCUMENTS = Path(__file__).resolve().parent.parent / "docs"
@@ -14,3 +16,14 @@ def put(document: str, script: str, text: str) -> None:
     end = f"<!-- end of {script.rpartition('/')[2]} -->\n"
     before, rest = path.read_text(encoding="utf-8").split(start)
     path.write_text(before + start + text + end + rest.split(end)[1], encoding="utf-8")
+
+
+def table_command(description: str | None, document: str, script: str, table: Callable[[], str]) -> None:
+    """The command line of a script that makes one table: print it; with --write `put` it into docs/DOCUMENT."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"write the table into docs/{document}")
+    writes = parser.parse_args().write
+    written = table()
+    print(written)
+    if writes:
+        put(document, script, written)

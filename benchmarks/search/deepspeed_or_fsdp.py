@@ -6,7 +6,6 @@ python -m benchmarks.search.deepspeed_or_fsdp --write   # into docs/deepspeed-or
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from itertools import product
 from statistics import median
@@ -18,7 +17,7 @@ from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.advisor.text.units import gib, rate
 from ds_advise.estimators.errors import WorkloadError
 
-from ..document import put
+from ..document import table_command
 
 MODELS = ("Qwen2.5-1.5B", "Llama-3.1-8B", "Qwen2.5-32B", "Llama-3.1-70B")
 GPUS = ("2x24GB", "4x24GB", "8x24GB", "4xA100-80GB", "8xA100-80GB", "8xH100", "4x8xH100")
@@ -95,15 +94,5 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/deepspeed-or-fsdp.md")
-    writes = parser.parse_args().write
-    written = table(list(rows()))
-    print(written)
-    if writes:
-        put("deepspeed-or-fsdp.md", "search/deepspeed_or_fsdp", written)
-
-
 if __name__ == "__main__":
-    main()
+    table_command(__doc__, "deepspeed-or-fsdp.md", "search/deepspeed_or_fsdp", lambda: table(list(rows())))

@@ -10,7 +10,6 @@ Python's collector is looked through before each.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from ds_advise.advisor.search.search import predict_all
 from ds_advise.advisor.text.units import rate
 from ds_advise.estimators.plan import Plan
 
-from ..document import put
+from ..document import table_command
 
 MODELS = ("Llama-3.1-8B", "Qwen2.5-32B", "Llama-3.1-70B")
 GPUS = ("2x", "8x", "4x8x", "16x8x", "64x8x")
@@ -119,16 +118,5 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/question-grid.md")
-    writes = parser.parse_args().write
-    written = table(list(rows()))
-    if not writes:
-        print(written)
-        return
-    put("question-grid.md", "search/question_grid", written)
-
-
 if __name__ == "__main__":
-    main()
+    table_command(__doc__, "question-grid.md", "search/question_grid", lambda: table(list(rows())))
