@@ -32,7 +32,6 @@ def table(probabilities: Mapping[int, float]) -> Table:
         sources.setdefault(result.run.origin, []).append(result)
 
     def line(name: str, found: list[Result]) -> tuple[str, ...]:
-        said = {each.run.row: probabilities[each.run.row] for each in found}
         ran = [each for each in found if each.run.fitted]
         died = [each for each in found if not each.run.fitted]
         errors = [each.error for each in found if each.error is not None]
@@ -42,9 +41,9 @@ def table(probabilities: Mapping[int, float]) -> Table:
             name,
             ", ".join(objectives),
             str(len(ran)),
-            str(sum(said[each.run.row] < 1 - SURE for each in ran)),
+            str(sum(probabilities[each.run.row] < 1 - SURE for each in ran)),
             str(len(died)),
-            str(sum(said[each.run.row] >= SURE for each in died)),
+            str(sum(probabilities[each.run.row] >= SURE for each in died)),
             _errors(errors),
             _errors(times),
         )
