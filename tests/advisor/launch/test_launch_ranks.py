@@ -477,9 +477,10 @@ def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.M
 def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
     """The kernel may choose it when memory runs out; the ranks are then ended by the launch."""
     request = _request(tmp_path, "import time\ntime.sleep(10_000)\n")
+    records = [request.folder / f"rank{rank}.jsonl" for rank in range(2)]
 
     def kill() -> None:
-        while not (request.folder / "rank1.jsonl").exists():
+        while not all(record.exists() and record.read_text().endswith("\n") for record in records):
             time.sleep(0.1)
         (supervisor,) = (
             child for child in psutil.Process().children() if any("supervisor" in word for word in child.cmdline())
@@ -491,8 +492,8 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
     outcome = launch(request)
     killer.join()
     assert outcome.status == "failed"
-    for rank in range(2):
-        pid = json.loads((request.folder / f"rank{rank}.jsonl").read_text().splitlines()[0])["pid"]
+    for record in records:
+        pid = json.loads(record.read_text().splitlines()[0])["pid"]
         assert not psutil.pid_exists(pid)
 
 
