@@ -145,7 +145,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     from ...validate.lint import load_facts
     from ..advise import advise
     from ..answer.explained_key import explain_key
-    from ..render.explained_key import render_key
+    from ..render.explanation import render_key
 
     facts = load_facts()
     answer = None if model is None else advise(model, **question, deepspeed_estimate=False, say=output.say)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..text.families import MEMORY_FAMILIES, TIME_FAMILIES
+from ..text.labels import MEMORY_FAMILIES, TIME_FAMILIES
 
 
 class Ink(NamedTuple):

@@ -11,8 +11,16 @@ from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
 from ..answer.view import host_parts
 from ..search.candidate import Candidate
-from ..text.families import MEMORY_FAMILIES, TIME_FAMILIES, memory_family, time_family
-from ..text.labels import component_key, component_title, device_label, shape_label
+from ..text.labels import (
+    MEMORY_FAMILIES,
+    TIME_FAMILIES,
+    component_key,
+    component_title,
+    device_label,
+    memory_family,
+    shape_label,
+    time_family,
+)
 from ..text.units import gib, rate, seconds
 from .bar_charts import Bar, Part, StackedBars
 from .canvas import time_unit

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..answer.dry_run_answer import DryRunAnswer
 from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe
-from ..text.families import MEMORY_FAMILIES, time_family
-from ..text.labels import cluster_title, versions_label
+from ..text.labels import MEMORY_FAMILIES, cluster_title, time_family, versions_label
 from ..text.units import gib, percent, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc

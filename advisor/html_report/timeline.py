@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 
 from ...probes.dry_run import TimelinePoint
-from ..text.families import MEMORY_FAMILIES, memory_by_family
+from ..text.labels import MEMORY_FAMILIES, memory_by_family
 from ..text.units import gib
 from .canvas import (
     GIB,

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from .families import MEMORY_FAMILIES, memory_by_family
+from .labels import MEMORY_FAMILIES, memory_by_family
 from .language import can_encode, is_translated, translate
 from .output import printable
 from .units import gib

@@ -27,7 +27,7 @@ from ds_advise.advisor.html_report.line_charts import Point, draw_names, draw_po
 from ds_advise.advisor.html_report.plans import best_plans, host_bars, memory_bars, time_bars
 from ds_advise.advisor.html_report.scaling import draw_series
 from ds_advise.advisor.html_report.timeline import draw_timeline
-from ds_advise.advisor.text.families import memory_family, time_family
+from ds_advise.advisor.text.labels import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
 from ds_advise.estimators.schedule.simulate import name_of
