@@ -234,9 +234,9 @@ def config_of(facts: Facts) -> dict[str, Any]:
     if model_type == "gemma3":
         text = pick(facts, LLAMA) | {"model_type": "gemma3_text", "sliding_window": facts["sliding_window"]}
         tied = text.pop("tie_word_embeddings")
-        return config | {"tie_word_embeddings": tied, "text_config": text, "vision_config": facts["vision_config"]}
+        return {**config, "tie_word_embeddings": tied, "text_config": text, "vision_config": facts["vision_config"]}
     names = NAMES.get(model_type, LLAMA | EXPERTS)
-    config |= pick(facts, names) | CONSTANT.get(model_type, {})
+    config.update(pick(facts, names), **CONSTANT.get(model_type, {}))
     if "q_lora_rank" in facts and facts["q_lora_rank"] is None:
         config["q_lora_rank"] = None
     if facts.get("sliding_window") is not None or model_type in WINDOW_BY_DEFAULT:

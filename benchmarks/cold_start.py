@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 from .search.core import core_score
 
@@ -35,7 +36,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     print(f"{'what':<38}{'min':>8}{'median':>8}{'max':>8}{'target':>8}   seconds, {runs} runs")
     for name, arguments, target in PROCESSES:
-        _report(name, _times(lambda arguments=arguments: _process(arguments), runs), target)
+        _report(name, _times(partial(_process, arguments), runs), target)
     _report("search alone, warm", _times(_search(), runs), SEARCH_TARGET_S)
     print(core_score())
 

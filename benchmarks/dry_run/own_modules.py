@@ -10,7 +10,6 @@ training/cifar/cifar10_deepspeed.py of DeepSpeedExamples as cifar10_deepspeed.py
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
@@ -215,4 +214,4 @@ def compare(name: str, module: Module, sources: Path, rungs: list[str]) -> list[
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

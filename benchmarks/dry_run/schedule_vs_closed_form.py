@@ -108,7 +108,8 @@ def schedules(settings: Sequence[Setting], options: argparse.Namespace) -> Itera
     """What each setting's dry run records; the folder keeps it."""
 
     def file_of(setting: Setting) -> Path | None:
-        return options.schedules and options.schedules / f"{setting.case.name.replace(' ', '_')}.json.gz"
+        folder: Path | None = options.schedules
+        return folder and folder / f"{setting.case.name.replace(' ', '_')}.json.gz"
 
     known = {setting.case.name: file for setting in settings if (file := file_of(setting)) and file.exists()}
     for setting in settings:

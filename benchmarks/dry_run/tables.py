@@ -64,9 +64,9 @@ def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
             lines.append(f"| reserved, {stage} | {_cells(some)} |")
     large = [row for row in rows if row.allocated[1] >= LARGE_BYTES]
     if large:
-        for name, some in (("reserved", [row.reserved for row in large]), ("held", [row.held for row in large])):
+        for name, pairs in (("reserved", [row.reserved for row in large]), ("held", [row.held for row in large])):
             lines.append(
-                f"| {name}, peaks of {LARGE_BYTES >> 30} GiB and more | {_cells(list(map(relative_error, some)))} |"
+                f"| {name}, peaks of {LARGE_BYTES >> 30} GiB and more | {_cells(list(map(relative_error, pairs)))} |"
             )
     lines += ["", "| component, as a share of the peak | mean error | lowest | highest |", "|---|---|---|---|"]
     for name in COMPONENTS:

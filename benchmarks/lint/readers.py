@@ -83,7 +83,7 @@ def filled_by_trainer(config: dict[str, Any], world_size: int, hidden_size: int)
         bf16=half == "bf16",
         get_warmup_steps=lambda _steps: 1 if warmup == "auto" else warmup,
     )
-    trainers = HfTrainerDeepSpeedConfig(config)
+    trainers: Any = HfTrainerDeepSpeedConfig(config)  # type: ignore[no-untyped-call]
     trainers.trainer_config_process(arguments)
     plugin = DeepSpeedPlugin(hf_ds_config=trainers)
     plugin.set_mixed_precision(half)

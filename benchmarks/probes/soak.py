@@ -44,6 +44,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,9 @@ def main() -> int:
             ["cc", "-shared", "-fPIC", "-O2", Path(__file__).with_name("clock.c"), "-o", here / _CLOCK], check=True
         )
         trials: list[Trial] = []
-        cases = _cases(given.kinds)
-        dice.shuffle(cases)
+        shuffled = _cases(given.kinds)
+        dice.shuffle(shuffled)
+        cases = cycle(shuffled)
         for kind in _WORDS.keys() & given.kinds:  # what is compiled at first use is there afterwards
             _run([_start(here, kind, kind, "none", dice)])
         for training in [each for each in (*SHORT.values(), *MEMORY.values()) if each.command in given.kinds]:
@@ -261,10 +263,9 @@ def main() -> int:
             for number in range(given.rounds):
                 if time.monotonic() > until:
                     break
-                first = given.at_once * number
                 pair = [
-                    _start(here, f"{number}-{each}", *cases[(first + each) % len(cases)], dice)
-                    for each in range(given.at_once)
+                    _start(here, f"{number}-{each}", kind, fault, dice)
+                    for each, (kind, fault) in enumerate(islice(cases, given.at_once))
                 ]
                 _run(pair)
                 trials += pair
@@ -536,7 +537,7 @@ def _listed(processes: Sequence[psutil.Process]) -> str:
 def _module(process: psutil.Process) -> str:
     """The module that a Python process runs as its program, "" for none."""
     with contextlib.suppress(psutil.Error, ValueError, IndexError):
-        words = process.cmdline()
+        words: list[str] = process.cmdline()
         return words[words.index("-m") + 1]
     return ""
 

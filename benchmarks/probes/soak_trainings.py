@@ -166,6 +166,10 @@ def _states(checkpoint: Path) -> Path:
     return next(checkpoint.glob("global_step*/*rank_1_mp_rank_00_optim_states.pt"))
 
 
+def _empty(file: Path) -> None:
+    file.write_text("")
+
+
 def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -184,7 +188,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "states missing": lambda checkpoint: _states(checkpoint).unlink(),
     "weights changed": lambda checkpoint: _change(checkpoint / "model.safetensors"),
     "weights cut off": lambda checkpoint: _cut(next(checkpoint.glob("global_step*/mp_rank_00_model_states.pt"))),
-    "trainer_state.json empty": lambda checkpoint: (checkpoint / "trainer_state.json").write_text("") and None,
+    "trainer_state.json empty": lambda checkpoint: _empty(checkpoint / "trainer_state.json"),
 }
 """What is done to the newest checkpoint of a training that was killed."""
 

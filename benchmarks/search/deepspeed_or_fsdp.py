@@ -4,6 +4,8 @@ python -m benchmarks.search.deepspeed_or_fsdp           # the table
 python -m benchmarks.search.deepspeed_or_fsdp --write   # into docs/deepspeed-or-fsdp.md
 """
 
+# mypy: disable-error-code="arg-type"
+# The options in a table have the type str.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

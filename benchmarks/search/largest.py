@@ -5,6 +5,8 @@
 Processor time of each search, model and GPUs known; then each search on one kind of card with 16 sizes of its memory.
 """
 
+# mypy: disable-error-code="arg-type"
+# The options in a table have the type str.
 from __future__ import annotations
 
 import time
