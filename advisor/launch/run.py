@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -86,7 +87,7 @@ class RankProcesses:
 
     def __init__(self, request: LaunchRequest) -> None:
         self._folder = request.folder
-        words = launch_line(request, port=None if request.rendezvous else _free_port())
+        words = launch_line(request, port=None if request.rendezvous else free_port())
         self._others = frozenset(child.pid for child in psutil.Process().children())
         adopt_orphans(True)
         with (request.folder / "launcher.log").open("wb") as log:
@@ -125,11 +126,14 @@ class RankProcesses:
         adopt_orphans(False)
 
 
-def _free_port() -> int:
-    """A TCP port that is free at the moment, so that two trainings on one machine do not meet."""
+def free_port() -> int:
+    """A free TCP port, so that two trainings on one machine do not meet. It lies below the ports that Linux gives to
+    connections (32768 to 60999): none takes it before rank 0 listens there, seconds later."""
     with socket.socket() as server:
-        server.bind(("", 0))
-        return int(server.getsockname()[1])
+        while True:
+            with contextlib.suppress(OSError):
+                server.bind(("", random.randrange(10_000, 32_000)))
+                return int(server.getsockname()[1])
 
 
 @contextlib.contextmanager

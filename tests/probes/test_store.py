@@ -117,7 +117,7 @@ def test_processes_write_at_once(own_store: Path) -> None:
         "from ds_advise.probes.store import Record, Store\n"
         f"machine = Machine(**{MACHINE.to_json()!r})\n"
         "sys.stdin.readline()\n"
-        "for step in range(25):\n"
+        "for step in range(5):\n"
         "    Store().add(Record(kind='probe', machine=machine, result={'writer': sys.argv[1], 'step': step}))\n"
     )
     writers = [
@@ -128,7 +128,7 @@ def test_processes_write_at_once(own_store: Path) -> None:
         writer.stdin.close()  # all of them begin
     assert [writer.wait() for writer in writers] == [0] * 4
     written = {(record.result["writer"], record.result["step"]) for record in Store(own_store).find()}
-    assert written == {(str(number), step) for number in range(4) for step in range(25)}
+    assert written == {(str(number), step) for number in range(4) for step in range(5)}
 
 
 def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:

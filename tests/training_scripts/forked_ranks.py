@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -77,6 +76,8 @@ Process = ForkedRank | subprocess.Popen[bytes]
 
 def run_ranks(script: Path, arguments: Sequence[str], ranks: int, folder: Path, **variables: str) -> list[Path]:
     """Run a script on several ranks on the CPU, as a launcher does, without the network; returns their logs."""
+    from ds_advise.advisor.launch.run import free_port  # every fork imports this module
+
     environment = cpu_environment() | {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -121,12 +122,6 @@ def cpu_environment() -> dict[str, str]:
     """No GPU, one thread for each rank, no network."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _has_group(group: int) -> bool:

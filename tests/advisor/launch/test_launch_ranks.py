@@ -418,6 +418,11 @@ time.sleep(10_000)
 """
 
 
+def pid_in(record: Path) -> int:
+    """The process whose record this is; it stands in the first line."""
+    return int(json.loads(record.read_text().splitlines()[0])["pid"])
+
+
 def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
     """Launch it, and send this process `signals` times SIGTERM once rank 0 has completed step 8."""
     stopper = subprocess.Popen(
@@ -451,8 +456,7 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1)
     outcome = _stopped(request, 2)
     assert (outcome.status, outcome.failure) == ("stopped", None)
-    pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
-    assert not psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid_in(request.folder / "rank0.jsonl"))
 
 
 def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,9 +486,8 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
     def kill() -> None:
         while not all(record.exists() and record.read_text().endswith("\n") for record in records):
             time.sleep(0.1)
-        (supervisor,) = (
-            child for child in psutil.Process().children() if any("supervisor" in word for word in child.cmdline())
-        )
+        above = psutil.Process(pid_in(records[0])).parents()
+        (supervisor,) = (parent for parent in above if parent.ppid() == os.getpid())
         supervisor.kill()
 
     killer = threading.Thread(target=kill)
@@ -492,9 +495,7 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
     outcome = launch(request)
     killer.join()
     assert outcome.status == "failed"
-    for record in records:
-        pid = json.loads(record.read_text().splitlines()[0])["pid"]
-        assert not psutil.pid_exists(pid)
+    assert not any(psutil.pid_exists(pid_in(record)) for record in records)
 
 
 def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

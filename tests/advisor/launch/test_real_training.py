@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from ds_advise.advisor.launch.run import free_port
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -24,7 +25,7 @@ from ds_advise.estimators.plan import RUNGS, Plan, Rung
 from ds_advise.estimators.workload import Framework, Workload
 
 from tests.helpers import TINY_SIZES, write_training
-from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, free_port, run_ranks, run_to_the_end
+from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, run_ranks, run_to_the_end
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 SCRIPT = {"hf": SCRIPTS / "train_with_trainer.py", "deepspeed": SCRIPTS / "train_with_deepspeed.py"}

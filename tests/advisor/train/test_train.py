@@ -318,7 +318,8 @@ def after_step(
     def watch(rank: int) -> bool:
         record = output / f"training/launch-1/rank{rank}.jsonl"
         while not ended.is_set():
-            lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+            written = record.read_text().rpartition("\n")[0] if record.exists() else ""  # the last line may be half
+            lines = [json.loads(line) for line in written.splitlines()]
             is_saved = not when_saved or (output / f"checkpoint-{step}" / WHOLE).exists()
             if is_saved and any(line.get("step", 0) >= step for line in lines):
                 act(lines[0]["pid"])

@@ -160,7 +160,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     phases: list[str] = []
     with pytest.raises(DryRunError, match="did not end within 1 s"):
         dry_run(Run(config=PLAIN, model=f"{file}:net", cluster=h100s(2)), timeout_s=1, on_progress=phases.append)
-    assert len(phases) > 2 and set(phases) <= {"start", "load"}
+    assert len(phases) > 1 and set(phases) <= {"start", "load"}
 
 
 def test_an_older_torch_is_refused_with_the_version_that_dry_runs_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,10 +399,10 @@ def test_nodes_answer_over_ssh_or_say_why_not() -> None:
 
 def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     """The limit holds, and what the tool started goes with it."""
-    ran = run_program(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/child; wait"], "", 0.5)
+    ran = run_program(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/child; wait"], "", 2.0)
     assert ran.code is None
     child = int((tmp_path / "child").read_text())
-    for _ in range(100):  # the kernel may take a moment to bury it
+    for _ in range(1200):  # the kernel may take a moment to bury it
         state = Path(f"/proc/{child}/stat")
         if not state.exists() or ") Z " in state.read_text():
             break
@@ -423,7 +423,7 @@ HANGING = """
 import sys, threading
 from pathlib import Path
 from ds_advise.validate.doctor import examine
-examine._LIMIT_S = 1.0
+examine._LIMIT_S = 4.0  # the others must end within it, on a busy machine too
 examine.read_graphics = lambda root: threading.Event().wait()
 facts = examine.gather(root=Path(sys.argv[1]), environment={})
 print(dict(facts.unread)["graphics"], facts.processor is not None)
