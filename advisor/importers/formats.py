@@ -39,12 +39,12 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{path} is a DeepSpeed configuration, without model and batch",
+            f"{source.path} is a DeepSpeed configuration, without model and batch",
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{path}: its keys ({keys}) are those of no known tool",
+        f"{source.path}: its keys ({keys}) are those of no known tool",
         fix=f"name it with --format, one of {', '.join(NAMES)}",
     )
 

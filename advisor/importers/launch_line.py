@@ -96,7 +96,7 @@ _OF_TRL = {"--dataset_text_field", "--packing", "--dataset_mixture", "--assistan
 """Options of TRL's configurations in a script of the user's."""
 
 _AXOLOTL_MODULES = ("axolotl.cli.train", "axolotl.train")
-_OTHER_COMMANDS = re.compile(r"echo|printf|source|\.|cd|mkdir|pip|pip3|export|which|module|ls|rm")
+_OTHER_COMMANDS = re.compile(r"echo|printf|source|\.|cd|mkdir|pip|pip3|export|which|module|ls|rm|test|\[\[?")
 _SWITCHES = re.compile(
     r"standalone|no_python|use_deepspeed|use_fsdp|multi_gpu|cpu|debug|dynamo_use_fullgraph|force|no_local_rank|no_ssh|"
     r"save_pid|enable_each_rank_log|bind_cores_to_rank|quiet|verbose"
@@ -172,8 +172,8 @@ def training_lines(commands: Sequence[Command]) -> list[LaunchLine]:
 
 
 def _has_training_arguments(line: LaunchLine) -> bool:
-    arguments = ScriptArguments(line.texts)
-    return arguments.are_training_arguments or arguments.passes_a_config or bool(line.tool_not_read)
+    arguments, names_a_file = ScriptArguments(line.texts), "".join(line.texts[:1]).endswith((".yaml", ".yml"))
+    return names_a_file or arguments.are_training_arguments or arguments.passes_a_config or bool(line.tool_not_read)
 
 
 def _line(command: Command) -> LaunchLine | None:
@@ -235,8 +235,7 @@ def _program(
     if target in _AXOLOTL_MODULES:
         program = "axolotl"
     elif program == "script" and texts:
-        names_a_configuration = texts[0].endswith((".yaml", ".yml"))
-        if names_a_configuration or {"--finetuning_type", "--cutoff_len"} & set(texts):
+        if {"--finetuning_type", "--cutoff_len"} & set(texts):
             program = "llama-factory"
         elif _OF_TRL & {text.partition("=")[0] for text in texts}:
             program = "trl"

@@ -49,7 +49,7 @@ def render_import(answer: ImportAnswer, console: Console) -> None:
 
 
 def _listed(keys: Sequence[str]) -> str:
-    names, more = ", ".join(printable(key)[:60] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
+    names, more = ", ".join(printable(key)[:90] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
     return phrase("{names} and {count} more", names=names, count=more) if more > 0 else names
 
 

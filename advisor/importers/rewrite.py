@@ -109,7 +109,7 @@ def _better_config(run: ImportedRun, plan: Plan, figures: ImportFigures, *, acce
         if own is not None and name not in own:  # what the run does without it stays as it is
             config.pop(name, None)
     if accelerate:
-        config = _for_accelerate(config, own or {}, plan, question.workload)
+        config = _for_accelerate(config, own or {}, question.workload)
     in_order = {name: config[name] for name in own or {} if name in config}
     document = read_document(config_text(in_order | config).encode(), name="the new configuration")
     return _corrected(document, lint_part(document, "hf", figures)) or document.text
@@ -134,16 +134,15 @@ def lint_part(document: Document, framework: Framework, figures: ImportFigures |
     return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
 
 
-def _for_accelerate(
-    config: Mapping[str, Any], own: Mapping[str, Any], plan: Plan, workload: Workload
-) -> dict[str, Any]:
+def _for_accelerate(config: Mapping[str, Any], own: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
     """The configuration with the settings that accelerate refuses in its own file, and without
     an optimizer of its own, since the script has one."""
     config = {name: value for name, value in config.items() if name != "optimizer" or "optimizer" in own}
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
             config[name] = {**config[name], "enabled": workload.precision == name}
-    return {**config, "gradient_accumulation_steps": plan.gradient_accumulation_steps}
+    accumulation = own.get("gradient_accumulation_steps", "auto")  # accelerate and the Trainer fill it by the script's
+    return {**config, "gradient_accumulation_steps": accumulation}
 
 
 def _corrected(document: Document, report: LintReport) -> str | None:

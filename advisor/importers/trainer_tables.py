@@ -9,7 +9,10 @@ from ...estimators.phrase import phrase
 from .source import Source
 from .tool_format import Reading, ToolFormat
 
-_OWN_LOOP = ("zero_stage", "micro_train_batch_size", "with_tracking", "checkpointing_steps", "use_qlora")
+_OWN_LOOP = (
+    *("zero_stage", "micro_train_batch_size", "with_tracking", "checkpointing_steps", "use_qlora", "max_train_steps"),
+    *("num_warmup_steps", "lr_schedule", "gradient_accumulate_every"),
+)
 """Options that TrainingArguments lack: of DeepSpeed-Chat, OpenRLHF, open-instruct and accelerate's examples without the
 Trainer."""
 
@@ -64,6 +67,9 @@ TRAINING_ARGUMENTS = ToolFormat(
     one_process="torchrun --nproc_per_node 1",
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
     has_own_keys=True,
+    not_modelled={
+        "partial training by LLaVA's options": "tune_mm_mlp_adapter mm_tunable_parts freeze_backbone",
+    },
 )
 
 SCRIPT = replace(

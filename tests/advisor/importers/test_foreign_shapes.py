@@ -42,6 +42,17 @@ NOT_READ = {
         f"accelerate launch run_clm_no_trainer.py {TRAINER} --with_tracking",
         "no option with_tracking",
     ),
+    "a scheduler of its own": ("a.sh", f"accelerate launch f.py {TRAINER} --lr-schedule constant", "no option lr_sche"),
+    "LLaVA's projector alone": (
+        "a.sh",
+        f"deepspeed train_mem.py {TRAINER} --deepspeed z.json --tune_mm_mlp_adapter True",
+        "partial training by LLaVA",
+    ),
+    "a launcher's name in a test": (
+        "a.sh",
+        'if [ "$BACKEND" == "deepspeed" ]; then D=1; fi\naccelerate launch verify_loss.py --zero_stage 3 $D\n',
+        "no option zero_stage",
+    ),
     "torchtune": (
         "a.yaml",
         "output_dir: o\nmodel: {_component_: torchtune.models.llama3.lora}\ngradient_accumulation_steps: 8\n",
@@ -53,6 +64,11 @@ NOT_READ = {
         "only tokenizes",
     ),
     "a configuration that the shell names": ("a.sh", "accelerate launch t.py --config r/$TASK/c.yaml", "when it runs"),
+    "a script with a YAML file of its own keys": (
+        "a.sh",
+        "torchrun train.py olmo.yaml",
+        "olmo.yaml: its keys (run_name, model) are those of no known tool",
+    ),
     "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "ms-swift's rlhf": ("a.sh", "swift rlhf --rlhf_type gkd --model gpt2 --train_type lora", "GKD by ms-swift"),
     "LLaMA-Factory's reward model": (
@@ -71,6 +87,7 @@ def test_unsupported_files_are_named_as_such(
     name, text, words = NOT_READ[what]
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
+    Path("olmo.yaml").write_text("run_name: r\nmodel: {d_model: 768}\n")
     assert run(["from", name, "--gpus", "2xA100-80GB", "--model", "gpt2", "--offline"]) == 2
     message = capsys.readouterr()
     assert words in message.err and message.err.count("\n") == 1
@@ -94,6 +111,14 @@ def test_trl_commands_are_read_with_its_defaults(tmp_path: Path) -> None:
     assert answer.run.objective == "next-token" and answer.run.uncounted == ()
     full = _imported(tmp_path, text.replace("--accelerate_config zero2", "--bf16 false"), "A100-80GB")
     assert full.figures is not None and full.figures.question.workload.precision == "fp32"
+
+
+def test_the_configuration_that_a_script_names_is_recognised_by_its_keys(tmp_path: Path) -> None:
+    """alignment-handbook's scripts take a YAML file as their first argument, as LLaMA-Factory's do."""
+    keys = "model_name_or_path: gpt2\ndataset_mixer: {d: 1.0}\nlearning_rate: 1e-6\nbeta: 2.0\n"
+    (tmp_path / "c.yaml").write_text(keys)
+    answer = _imported(tmp_path, "accelerate launch run_simpo.py c.yaml", "A100-80GB")
+    assert (answer.form.name, answer.run.objective) == ("trl", "simpo")
 
 
 @pytest.mark.parametrize(

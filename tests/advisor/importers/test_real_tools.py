@@ -54,9 +54,11 @@ def test_fields_make_the_configuration_that_accelerate_makes(
 def test_accelerate_takes_what_is_written_and_stops_at_what_was_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own loader and its own plugin read the file."""
+    """Its own loader and its own plugin read the file; a Trainer of any accumulation takes the configuration."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DeepSpeedPlugin
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     monkeypatch.chdir(tmp_path)
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": "auto"}}
@@ -76,6 +78,9 @@ def test_accelerate_takes_what_is_written_and_stops_at_what_was_a_fault(
     _environment(written.deepspeed_config, monkeypatch)
     plugin = DeepSpeedPlugin()
     assert plugin.zero_stage == plugin.deepspeed_config["zero_optimization"]["stage"] < 3
+    config = HfTrainerDeepSpeedConfig(json.loads(Path("new.ds_config.json").read_text()))
+    config.trainer_config_process(TrainingArguments("o", gradient_accumulation_steps=3, bf16=True, use_cpu=True))
+    assert not config.mismatches and config.config["gradient_accumulation_steps"] == 3
 
 
 def test_training_arguments_are_read_with_their_own_defaults() -> None:
