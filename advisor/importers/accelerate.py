@@ -10,7 +10,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, unpredicted_fsdp
 from .known_keys import keys_of
 from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
@@ -88,14 +88,15 @@ class AccelerateFormat:
         is_known = kind in ("DEEPSPEED", "FSDP", "NO") or kind.startswith("MULTI_")
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
         accumulation, precision = block.get("gradient_accumulation_steps"), values.get("mixed_precision")
-        fsdp_version = _block(values, "fsdp_config").get("fsdp_version")
+        fsdp = _block(values, "fsdp_config") if kind == "FSDP" else {}
+        missing += unpredicted_fsdp(fsdp)
         return ImportedRun(
             tool="accelerate",
             leaves_batch_to_script=True,
             launcher="accelerate",
             training={"precision": precision} if precision in ("bf16", "fp16") else {},
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
-            sharding="zero" if part is not None else fsdp_of(fsdp_version) if kind == "FSDP" else "none",
+            sharding="zero" if part is not None else fsdp_of(fsdp.get("fsdp_version")) if kind == "FSDP" else "none",
             deepspeed=part,
             nodes=machines,
             gpus_per_node=max(1, processes // machines) if processes else None,

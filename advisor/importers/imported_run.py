@@ -88,6 +88,25 @@ def fsdp_of(version: object) -> Fsdp:
     return "fsdp2" if str(version) == "2" else "fsdp"
 
 
+_PREDICTED_FSDP = {
+    "offload_params": ("false",),
+    "cpu_offload": ("false",),
+    "sharding_strategy": ("1", "full_shard"),
+    "reshard_after_forward": ("true", "full_shard"),
+}
+"""The values of FSDP's settings with which everything is sharded and stays on the GPUs, as figures take it."""
+
+
+def unpredicted_fsdp(settings: Mapping[str, object]) -> list[str]:
+    """The settings, by accelerate's names with or without `fsdp_`, that the figures of a run would not follow."""
+    return [
+        f"{name}: {str(value).lower()}"
+        for name, value in settings.items()
+        if value is not None
+        and str(value).lower() not in _PREDICTED_FSDP.get(name.removeprefix("fsdp_"), (str(value).lower(),))
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
     """The plan that is written into the file."""

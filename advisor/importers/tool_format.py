@@ -16,15 +16,17 @@ from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.rollout_arguments import rollout_options
 from ..launch.script_arguments import ScriptArguments
 from .accelerate import launched
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, unpredicted_fsdp
 from .known_keys import keys_of
 from .launch_line import Program
 from .objective import objective_of
-from .source import Source, named_part
+from .source import Source, find_file, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
 
 _ACCUMULATION = "gradient_accumulation_steps"
+_PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"))
+"""Words of `fsdp`."""
 
 
 def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
@@ -127,6 +129,8 @@ class ToolFormat:
     fsdp: tuple[str, ...] = ("fsdp",)
     """Any of them turns FSDP on."""
     fsdp_settings: tuple[str, ...] = ("fsdp_config",)
+    fsdp_version: int = 2
+    """Where none is given: the Trainer's (transformers 5.23 training_args.py `_process_fsdp_args`; 5.0 had 1)."""
     superseded: tuple[str, ...] = ()
     """Keys that a new DeepSpeed configuration replaces."""
     not_modelled: Mapping[str, str] = field(default_factory=dict)
@@ -156,14 +160,16 @@ class ToolFormat:
         part = self.deepspeed(arguments, source.path.parent)
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
         checkpointing, reentrant = self._checkpointing(arguments)
-        fsdp = [value for name in self.fsdp if (value := arguments.text(name)) not in (None, "[]", "{}", "false")]
+        has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
+        fsdp = _fsdp_settings(arguments, source.path.parent) if has_fsdp and part is None else {}
+        version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
         reading.run.update(
             tool=self.tool or (source.line.launcher if source.line is not None else "") or "python",
             model=arguments.text(*self.model) if self.model else arguments.model,
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
-            gradient_checkpointing=checkpointing,
-            sharding="zero" if part is not None else fsdp_of(arguments.text("fsdp_version")) if fsdp else "none",
+            gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
+            sharding="zero" if part is not None else fsdp_of(version) if has_fsdp else "none",
             deepspeed=part,
             one_process=self.one_process,
             **self.defaults,
@@ -193,6 +199,8 @@ class ToolFormat:
             habits["tf32"] = True
         if habits:
             reading.use_software(**habits)
+        for what in unpredicted_fsdp(fsdp):
+            reading.lacks(what)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
                 reading.lacks(what)
@@ -257,6 +265,28 @@ class ToolFormat:
         settings = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
         reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", settings, flags=re.IGNORECASE)
         return (self.checkpoints if switch is None else switch), reentrant is not None
+
+
+def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object]:
+    """The Trainer's settings of FSDP, without `fsdp_`: those of `fsdp_config`, an object or a file of one, and what the
+    words of `fsdp` say (transformers 5.23 training_args.py `_apply_legacy_fsdp_to_config`)."""
+    text = arguments.text("fsdp_config") or "{}"
+    if not text.startswith("{"):
+        path = find_file(text, folder)
+        text = "{}" if path is None else path.read_text(errors="replace")
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = {}
+    settings: dict[str, object] = {}
+    if isinstance(given, dict):
+        settings |= {name.removeprefix("fsdp_"): value for name, value in given.items()}
+    words = set(" ".join(arguments.texts("fsdp")).lower().split())
+    if "offload" in words:
+        settings["cpu_offload"] = True
+    if others := words & _PARTLY_SHARDED:
+        settings["sharding_strategy"] = others.pop()
+    return settings
 
 
 def _optimizer(reading: Reading, name: str | None) -> str:

@@ -362,6 +362,7 @@ AXOLOTL = ToolFormat(
     offload=("activation_offloading", True),
     fsdp=("fsdp", "fsdp_config"),
     fsdp_settings=("fsdp_version",),
+    fsdp_version=1,
     refuses_two_precisions=False,
     not_modelled={
         "partial training": "unfrozen_parameters",

@@ -239,11 +239,12 @@ KINDS: dict[str, Callable[[TimedRun], bool]] = {
     "one GPU": lambda run: run.cluster.world_size == 1 and not _offloads(run),
     "one GPU, offload": lambda run: run.cluster.world_size == 1 and _offloads(run),
     "several GPUs, FSDP": lambda run: run.cluster.world_size > 1 and run.plan.sharding != "zero",
+    "several GPUs, FSDP2": lambda run: run.plan.sharding == "fsdp2",
     "several GPUs, DeepSpeed": _deepspeed_on_several,
     "several GPUs, DeepSpeed, no offload": lambda run: _deepspeed_on_several(run) and not _offloads(run),
     "several GPUs, DeepSpeed, offload": lambda run: _deepspeed_on_several(run) and _offloads(run),
 }
-"""Kinds of runs, by name; the fourth is the fifth and sixth together."""
+"""Kinds of runs, by name: FSDP2's are FSDP's too, and DeepSpeed's on several GPUs those with and without offload."""
 
 
 def _row(name: str, runs: Sequence[TimedRun]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import drop_dominated
@@ -22,7 +22,7 @@ from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster, cpu_cores
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.plan import Fsdp, Offload, Plan
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
@@ -111,7 +111,7 @@ class TimedRun:
     @property
     def label(self) -> str:
         workload, plan = self.workload, self.plan
-        sharding = "FSDP" if plan.sharding == "fsdp" else f"stage {plan.zero_stage}"
+        sharding = plan.sharding.upper() if plan.is_fsdp else f"stage {plan.zero_stage}"
         words = [
             f"{self.model.name.rpartition('/')[2]} {workload.method}",
             f"{self.cluster.world_size} x {self.cluster.gpu.name}",
@@ -218,7 +218,7 @@ def _as_started(cluster: Cluster, source: str, row: str) -> Cluster:
 def run_of(row: dict[str, str]) -> TimedRun:
     """A row of `data/published_throughput.csv`, or one with the same columns."""
     model = model_of(row["model"])
-    fsdp = row["engine"] == "fsdp" and row["zero_stage"] == "3"
+    fsdp = row["engine"] in get_args(Fsdp) and row["zero_stage"] == "3"
     workload = Workload(
         method=cast(Method, row["method"]),
         lora_rank=int(row["lora_rank"] or 8),
@@ -241,7 +241,8 @@ def run_of(row: dict[str, str]) -> TimedRun:
         offload_param=cast(Offload, row["offload_param"]),
     )
     if row["engine"] != "deepspeed":
-        plan = with_layers_as_units(plan, model) if fsdp else replace(plan, sharding="none")
+        sharding = cast(Fsdp, row["engine"])
+        plan = with_layers_as_units(plan, model, sharding) if fsdp else replace(plan, sharding="none")
     plan = replace(plan, **_settings(row["plan"]))
     cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
     cluster = _as_started(cluster, row["source"], row["row"])

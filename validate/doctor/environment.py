@@ -27,7 +27,7 @@ class VariableRule:
     fix: str = ""
     """"" for `unset NAME`."""
     has_nvlink: bool | None = None
-    """It applies with NVLink only, or without it only; None for both, and where the links are unknown."""
+    """It applies where NVLink is seen, or where none is; None for both."""
 
     def applies_to(self, value: str) -> bool:
         return value.lower() in self.values if self.values else bool(value)
@@ -82,7 +82,7 @@ def environment(
 ) -> Findings:
     """Variables with a harmful value."""
     several = not graphics or len(graphics.gpus) != 1 or bool(nodes)
-    has_nvlink = not graphics or not graphics.gpus or any(gpu.nvlinks for gpu in graphics.gpus)
+    has_nvlink = graphics is not None and any(gpu.nvlinks for gpu in graphics.gpus)
     found = [
         rule
         for rule in RULES

@@ -182,6 +182,36 @@ def test_fsdp2_is_predicted_as_such_where_it_can_be(method: str, rung: str, tmp_
     assert answer.run.sharding == "fsdp2" and answer.figures is not None and answer.figures.plan.rung == rung
 
 
+@pytest.mark.parametrize(
+    ("options", "sharding", "lacks"),
+    [
+        ("--fsdp", "fsdp2", ""),
+        ("--fsdp --fsdp_config '{\"version\": 1}'", "fsdp", ""),
+        ("--fsdp 'full_shard auto_wrap'", "fsdp2", ""),
+        ("--fsdp 'full_shard offload'", "fsdp2", "not predicted: cpu_offload: true"),
+        ("--fsdp --fsdp_config '{\"reshard_after_forward\": false}'", "fsdp2", "reshard_after_forward: false"),
+        ("--fsdp hybrid_shard", "fsdp2", "sharding_strategy: hybrid_shard"),
+        ("--fsdp --fsdp_config '{\"activation_checkpointing\": true}'", "fsdp2", ""),
+    ],
+)
+def test_the_trainers_fsdp_settings_are_followed_or_named(
+    options: str, sharding: str, lacks: str, tmp_path: Path
+) -> None:
+    """Version 2 where none is given; no figures where weights go to the host or are not all sharded."""
+    text = f"torchrun --nproc_per_node 4 t.py {TRAINER} --model_name_or_path Qwen/Qwen2.5-7B --bf16 {options}"
+    answer = _imported(tmp_path, text, "A100-80GB")
+    assert answer.run.sharding == sharding and lacks in str(answer.obstacle or "")
+    assert (answer.figures is None) == bool(lacks)
+    assert answer.run.gradient_checkpointing is ("activation_checkpointing" in options)
+
+
+def test_accelerates_fsdp_with_offload_has_no_figures(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_offload_params: true\nnum_processes: 4\n"
+    (tmp_path / "a.yaml").write_text(text)
+    answer = import_file(tmp_path / "a.yaml", model="Qwen2.5-7B", gpus="A100-80GB", offline=True)
+    assert answer.figures is None and "not predicted: fsdp_offload_params: true" in str(answer.obstacle)
+
+
 def test_assumptions_about_an_imported_run_are_named(tmp_path: Path) -> None:
     """The launcher, the number of GPUs, and the length that is really assumed: GPT-2 takes 1,024 tokens."""
     answer = _imported(tmp_path, f"python run_glue.py {TRAINER} --model_name_or_path gpt2", "8xA100-80GB")
