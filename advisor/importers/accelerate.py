@@ -222,7 +222,7 @@ def _with_accelerate_file(run: ImportedRun, name: str, folder: Path) -> Imported
     elif run.tool == "TRL" and name in _OF_TRL:
         launch = ACCELERATE.read(Source(path=folder / name, text="", kind="yaml", values=_OF_TRL[name]))
     else:
-        return replace(run, remarks=(*run.remarks, f"accelerate's configuration {name} is not here, so it is not read"))
+        return replace(run, sharding="zero", deepspeed=named_part(name, folder))
     precision = launch.training if run.training.get("precision") == "fp32" else {}
     return replace(
         run,

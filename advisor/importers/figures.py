@@ -167,7 +167,7 @@ def _config(run: ImportedRun) -> Mapping[str, Any]:
         return _WITHOUT_CONFIG
     if run.deepspeed.config is None:
         raise ConfigFileError(
-            f"the DeepSpeed configuration {run.deepspeed.name[:80]} is not here",
+            f"the configuration {run.deepspeed.name[:80]} is not here",
             why="it decides what each GPU holds",
             fix="run this where it is, or name it with --ds-config FILE",
         )

@@ -21,7 +21,7 @@ _KEYS = {
 }
 """Options of TRL's and axolotl's configurations that no supervised training has."""
 
-_NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xpo|prm|reward)(?:[/_.]|$)")
+_NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xpo|prm|rm|reward)(?:[/_.]|$)")
 """In the name of a script, a module or a subcommand (`trl dpo`, `rlhf` of ms-swift names an option)."""
 
 
@@ -35,7 +35,7 @@ def objective_of(arguments: ScriptArguments, target: str, path: str) -> str:
         preference = arguments.text("pref_loss") if named == "dpo" else None  # of LLaMA-Factory
         return preference if preference in ("orpo", "simpo") else _NAMES.get(named.lower(), named.lower()[:20])
     if match := _NAME.search(target):
-        return match[1]
+        return _NAMES.get(match[1], match[1])
     given = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)
     if given == "dpo" and (match := _NAME.search(path)):  # ORPO's and CPO's files have the same options
         return match[1]

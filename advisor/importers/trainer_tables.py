@@ -16,6 +16,9 @@ _OWN_LOOP = (
 """Options that TrainingArguments lack: of DeepSpeed-Chat, OpenRLHF, open-instruct and accelerate's examples without the
 Trainer."""
 
+_OWN_BATCH = ("batch_size", "micro_batch_size", "train_batch_size", "per_device_batch_size")
+"""The batch of scripts that do not hand their options to TrainingArguments."""
+
 
 def _training_arguments_details(reading: Reading) -> None:
     arguments, line = reading.arguments, reading.source.line
@@ -27,15 +30,16 @@ def _training_arguments_details(reading: Reading) -> None:
             reading.use_quantization(8)
     if arguments.flag("use_reentrant"):  # peft's examples
         reading.training["software"] = {"reentrant": True}
-    own = next((name for name in _OWN_LOOP if name in arguments.given), None)
     tool = "" if line is None else line.tool_not_read
     is_open = arguments.number(*TRAINING_ARGUMENTS.micro_batch) is None
+    foreign = (*_OWN_LOOP, *_OWN_BATCH) if is_open and line is not None else _OWN_LOOP
+    own = next((name for name in foreign if name in arguments.given), None)
     if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
         reading.run["micro_batch_size"] = None
     if line is not None and tool:
         reading.obstacles.append(f"{tool} is not read: {line.target} has its own options for batch and precision")
     elif own is not None:
-        reading.obstacles.append(f"not read: its training loop is its own, since the Trainer has no option {own}")
+        reading.obstacles.append(f"not read: its options are its own, since the Trainer has no option {own}")
     elif is_open and arguments.text("deepspeed_config") is not None:
         part = reading.run["deepspeed"]
         reading.run["framework"] = "deepspeed"

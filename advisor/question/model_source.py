@@ -20,6 +20,7 @@ from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import ModelShape
+from .own_module import is_own_module
 
 _HUB_LIMIT_S, _PATIENCE_S = 20.0, 2.0
 """Time for a configuration from the hub, some kB; time after which it is printed what is waited for."""
@@ -67,6 +68,11 @@ class _ConfigFile(NamedTuple):
 
 def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     name = name_or_path.strip()
+    if is_own_module(name):
+        raise UnknownModelError(
+            f"{name[:80]} is a module of your own, which this command does not record",
+            fix=f"ask ds-advise {name[:80]} --input-shape 3,32,32, or ds-advise dry-run",
+        )
     try:
         path = Path(name).expanduser()
         is_folder = path.is_dir()

@@ -43,6 +43,17 @@ NOT_READ = {
         "no option with_tracking",
     ),
     "a scheduler of its own": ("a.sh", f"accelerate launch f.py {TRAINER} --lr-schedule constant", "no option lr_sche"),
+    "a batch of its own": (
+        "a.sh",
+        "torchrun ft.py --model gpt2 --output_dir o --learning_rate 1e-5 --batch_size 4",
+        "no option batch_size",
+    ),
+    "accelerate's configuration is elsewhere": (
+        "a.sh",
+        f"accelerate launch --config_file ${{1-zero2.yaml}} t.py {TRAINER}",
+        "zero2.yaml} is not here",
+    ),
+    "a reward model": ("a.sh", f"torchrun src/rm_train.py {TRAINER}", "REWARD training"),
     "LLaVA's projector alone": (
         "a.sh",
         f"deepspeed train_mem.py {TRAINER} --deepspeed z.json --tune_mm_mlp_adapter True",

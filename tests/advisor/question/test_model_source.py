@@ -192,3 +192,9 @@ def test_a_downloaded_config_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     shape = load_model("someone/tiny")
     assert (shape.vocab_size, shape.source) == (128, "config.json of someone/tiny on the hub")
+
+
+def test_a_module_of_the_users_is_not_looked_up_as_a_name() -> None:
+    """Commands that read models by name, such as `lint --model`, say which ones take it."""
+    with pytest.raises(UnknownModelError, match=r"net\.py:Net is a module of your own, .* or ds-advise dry-run"):
+        load_model("net.py:Net", offline=True)
