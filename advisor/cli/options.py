@@ -36,6 +36,19 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(str(error), param, ctx)
 
 
+class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
+    """A choice of an option, which has a reason for some of the others."""
+
+    def __init__(self, option: Option) -> None:
+        super().__init__(option.choices)
+        self._refused = option.refused
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self._refused:
+            self.fail(self._refused[value], param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _CountOrMax(_Count):
     """A count, or `max`."""
 
@@ -94,7 +107,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
-        type=click.Choice(option.choices) if option.choices else _TYPES[option.kind],
+        type=_Choice(option) if option.choices else _TYPES[option.kind],
         default=option.default,
         metavar=option.metavar or None,
         help=text,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from ...estimators.errors import WorkloadError
@@ -27,6 +28,8 @@ class Option(NamedTuple):
     """The name of the parameter. This and the following follow from the annotation."""
     kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
     choices: tuple[str, ...] = ()
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Values that are asked for and are no choices: why, and what to ask instead."""
 
     @property
     def flag(self) -> str:
@@ -42,9 +45,8 @@ class Option(NamedTuple):
     def check(self, value: Any) -> None:
         """Raises WorkloadError for a value that is not a choice of the option, or a count out of range."""
         if self.choices and value not in self.choices:
-            raise WorkloadError(
-                f"unknown {self.name} {str(value)[:40]!r}", fix=f"pass one of {', '.join(self.choices)}"
-            )
+            fix = self.refused.get(value) or f"pass one of {', '.join(self.choices)}"
+            raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
         if self.kind.startswith("count") and value != "max" and not 0 < value <= LARGEST_COUNT:
             raise WorkloadError(
                 f"{self.name} is {value}",

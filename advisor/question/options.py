@@ -77,6 +77,10 @@ class MethodOptions(TypedDict, total=False):
             "Train on the next token, on preferences (TRL's DPO, KTO, ORPO, SimPO: a sample is a pair of sequences, "
             "with kto one), a reward model (pairs), or by reinforcement learning (GRPO, RLOO: completions).",
             NEXT_TOKEN,
+            refused={
+                "ppo": "TRL 1.16 has no PPO trainer that a dry run could follow; ask for rloo or grpo, which train the "
+                "policy without a value model"
+            },
         ),
     ]
     precompute_ref_log_probs: Annotated[

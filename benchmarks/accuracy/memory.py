@@ -335,7 +335,8 @@ def _sources() -> Table:
 
 def _line(result: Result) -> tuple[str, ...]:
     run = result.run
-    measured = "out of memory" if run.measured_bytes is None else f"{run.measured_bytes / _GIB:.2f}"
+    unmeasured = "ran" if run.fitted else "out of memory"
+    measured = unmeasured if run.measured_bytes is None else f"{run.measured_bytes / _GIB:.2f}"
     error = "" if result.error is None else percent(result.error)
     return (str(run.row), run.label, run.subset, run.quantity, measured, f"{result.predicted_bytes / _GIB:.2f}", error)
 

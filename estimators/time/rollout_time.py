@@ -47,6 +47,12 @@ TOKEN_OPERATIONS, LAYER_OPERATIONS = 35, 2
 and for each layer (the copies that append keys and values). Counted under a dispatch mode (transformers 5.23, Qwen2,
 padded batch)."""
 
+GENERATE_HOST = 1.37
+"""Host time of a token of `generate` over that of its operations at the costs of a training step, which were measured
+where nothing is launched (`host_costs`). Fitted on 9 speeds that the host bounds of Qwen2.5's documentation
+(`benchmarks/rollout_speed.py`): 0.5B to 14B differ by 4 %, so the excess is one of each operation. No step time of a
+training was used."""
+
 GRAPH_LAYER_OPERATIONS = 6
 """Kernels of a layer in vLLM's graph besides the products, whose start `compute_time` counts: two fused norms, the
 activation, rotary embedding, the cache's write, attention."""
@@ -200,7 +206,7 @@ def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: 
         costs = host_costs(cluster)
         work = host_work(model, workload, 0)
         launched = TOKEN_OPERATIONS + LAYER_OPERATIONS * layers
-        host_s = work.forward_s(costs, 0) + launched * costs.launched_s
+        host_s = GENERATE_HOST * (work.forward_s(costs, 0) + launched * costs.launched_s)
         token_s = computed_s if gpu.is_cpu else max(computed_s, host_s)
     prefill_s = (prefilled.forward_s - prefilled.after_layers_s) / ranks
     return Engine(

@@ -8,20 +8,24 @@ from ds_advise.advisor.advise import ask
 from ds_advise.advisor.question.workload import workload_of
 from ds_advise.ds_configs.training_script import script_lines, training_arguments
 from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.estimate import total_bytes
+from ds_advise.estimators.memory.activations.loss import loss_terms
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import config, find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.objectives import OBJECTIVES, trained_config, trained_model
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
 from ds_advise.estimators.unsupported import unsupported
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 
 from tests.helpers import h100s
 
 MODEL, CLUSTER = find("Qwen2.5-1.5B"), h100s(8)
 SFT = Workload(framework="trl", loss="chunked-head")
 DPO = replace(SFT, objective="dpo")
+GRPO = Workload(objective="grpo", framework="trl", rollouts=Rollouts())
 PLANS = {
     "zero2": Plan(zero_stage=2, micro_batch_size=2),
     "zero3": Plan(zero_stage=3, micro_batch_size=2),
@@ -107,6 +111,19 @@ def test_the_objective_decides_on_framework_and_loss() -> None:
     assert workload_of({"objective": "reward", "method": "lora"}, MODEL, None).modules_to_save == ("score",)
     with pytest.raises(WorkloadError, match="does not go with --objective kto"):
         of(objective="kto", loss="fused")
+
+
+def test_the_gradients_of_logits_in_trl_before_its_chunked_head() -> None:
+    """Measured in torch with its `selective_log_softmax`: four tensors of logits in fp32, and in 16 bits three, or four
+    since GRPO divides them in place."""
+
+    def held(trl: tuple[int, int], **habits: Any) -> float:
+        workload = replace(GRPO, loss="log-probs", software=Software(trl=trl, **habits))
+        logits = workload.scored_len * MODEL.vocab_size * (4 if habits else 2)
+        return total_bytes(loss_terms(MODEL, workload, 1)) / logits
+
+    assert held((1, 4), autocast=True) == held((0, 17), autocast=True) == 4
+    assert (held((0, 17)), held((1, 4)), held((1, 16))) == (3, 4, 2)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "kto", "orpo", "simpo", "reward"])

@@ -186,3 +186,8 @@ def test_a_server_on_nodes_of_its_own_is_rented_with_them() -> None:
     server = Rollouts(rollout="vllm-server", server_gpus=8, server_has_node=True)
     assert with_server(h100s(8), server) == replace(h100s(8), nodes=2)
     assert with_server(h100s(6), replace(server, server_gpus=2, server_has_node=False)) == h100s(8)
+
+
+def test_ppo_is_refused_with_what_to_ask_instead() -> None:
+    with pytest.raises(WorkloadError, match="ask for rloo or grpo"):
+        ask(MODEL, gpus="8xH100", objective="ppo")  # type: ignore[arg-type]

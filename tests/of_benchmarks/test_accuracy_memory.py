@@ -59,7 +59,7 @@ def test_no_run_on_text_that_ran_out_of_memory_is_predicted_to_fit() -> None:
     predicted not to fit."""
     assert sum(not result.run.fitted for result in results()) > 50
     assert not [each.run.label for each in false_fits() if each.run.workload.objective == "next-token"]
-    assert len(false_fits()) <= 4
+    assert len(false_fits()) <= 2
     assert len(false_misses()) <= 0.03 * sum(result.run.fitted for result in results())
 
 

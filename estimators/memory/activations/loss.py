@@ -89,6 +89,12 @@ _LOG_PROBS = tuple(
     Formula(name, "w B S V", _LOG_PROBS_SOURCE) for name in ("gradient of logits", "gradient of sliced logits")
 )
 _ROW_LOG_SOFTMAX = Formula("log-softmax", "w B S V", "trl 1.4 trainer/utils.py selective_log_softmax")
+_SECOND_GRADIENT = Formula(
+    "second gradient of logits",
+    "w B S V",
+    "trl 1.4 trainer/utils.py selective_log_softmax, grpo_trainer.py `logits.div_`; torch 2.13 derivatives of gather "
+    "and of a slice that was written",
+)
 _REFERENCE = Formula(
     "logits of policy and reference",
     "c B S V",
@@ -102,6 +108,9 @@ _IN_16_BITS = {
     "odds-ratio": (*_LOG_PROBS, _CHOSEN),
 }
 """Terms of losses without a tensor of logits in fp32."""
+
+DIVIDES_IN_PLACE = (1, 0)
+"""Version of TRL since which GRPO divides logits by the temperature in place."""
 
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """Tokens and columns of one tile of TRL's chunked head (trl 1.16 kernels/chunked_logprob.py `TOKEN_CHUNK_SIZE`,
@@ -148,7 +157,9 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
 
     "chunked-softmax": the logits w, which it saves, and their gradient w; fp32 exists in registers alone.
     "log-probs": backward, the gradient of the logits without the last token w, put among zeros w; before TRL 1.7 what
-    is saved of the logits too, w. "odds-ratio": the chosen half's log-softmax and a gradient of it too, w / 2 each.
+    is saved of the logits too, w, and a second gradient, w: in fp32 that of the gathered logits, whose sum with that of
+    logsumexp is the gradient, in 16 bits a copy since GRPO divides the slice in place (1.0). "odds-ratio": the chosen
+    half's log-softmax and a gradient of it too, w / 2 each.
     Under autocast accelerate gives all of them in fp32 (accelerate 1.15 `convert_outputs_to_fp32`).
 
     "fused", "tiled" and "chunked-head" hold the logits of a chunk of c tokens and v columns, k c v bytes (`_Chunks`),
@@ -182,7 +193,8 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         formulas = _IN_16_BITS[workload.loss]
         w = inputs["w"] = 4 if workload.software.autocast else w
         if formulas[:2] == _LOG_PROBS and workload.software.trl < CHUNKS_THE_HEAD:
-            formulas = (_ROW_LOG_SOFTMAX, *formulas)
+            second = w == 4 or (workload.rollouts is not None and workload.software.trl >= DIVIDES_IN_PLACE)
+            formulas = (_ROW_LOG_SOFTMAX, *formulas, *((_SECOND_GRADIENT,) if second else ()))
         if not workload.uses_trainer:  # the loop's output holds these logits, and capped ones with their gradient
             formulas = tuple(each for each in formulas if each.name != "logits")
             cap = (*cap, *cap, *hidden_gradient(model, workload, micro_batch_size))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.question.model_source import shape_of
@@ -33,7 +34,7 @@ CASES = [
     ("grpo reference", Case("zero3", model="llama")),
     ("grpo", Case("zero2", model="llama", method="lora")),
     ("grpo reference", Case("zero3", model="llama", method="lora", checkpointing=False)),
-    ("rloo", Case("zero2", model="llama")),
+    ("rloo reference", Case("zero3", model="llama")),
     ("reward", Case("zero2", model="llama")),
     ("reward", Case("zero2", model="llama", method="lora")),
     ("reward", Case("zero3", model="llama")),
@@ -65,17 +66,25 @@ EMBEDDED_BYTES = 2 * 4 * 128 * 256 * 2
 """Output of the embedding and its gradient, four sequences, which the Trainer also holds with adapters."""
 
 
+def errors(answer: dict[str, Any], case: Case) -> dict[tuple[int, str], float]:
+    """By iteration and phase: the peak of the dry run's tensors over that of TRL's, less 1. A phase of several passes
+    (scoring by the policy, then by the reference) is the largest of them."""
+    dry = {(phase["iteration"], phase["phase"]): phase["total_peak_bytes"] for phase in answer["dry"]["phases"]}
+    last = max(iteration for iteration, _ in dry)
+    real: dict[tuple[int, str], int] = {}
+    for phase in answer["real"]["phases"]:
+        key = (phase["iteration"], phase["phase"])
+        if phase["iteration"]:  # it loads on the host
+            real[key] = max(real.get(key, 0), phase["total_peak_bytes"])
+    held = EMBEDDED_BYTES * (case.method == "lora" and case.checkpointing)
+    less = {key: dry[min(key[0], last), key[1]] - size for key, size in real.items()}
+    return {key: max(less[key], min(0, less[key] + held)) / size for key, size in real.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "case"), CASES, ids=str)
 def test_the_dry_run_counts_what_trl_allocates(objective: str, case: Case, tmp_path: Path) -> None:
     """The peak of every phase within 0.6 %; farthest, by 24 KiB: the step of stage 3 with LoRA, no checkpointing."""
     (answer,) = answers([asked(objective, case, tmp_path)], tmp_path)
     assert "error" not in answer, answer["error"]
-    dry = {(phase["iteration"], phase["phase"]): phase for phase in answer["dry"]["phases"]}
-    last = max(iteration for iteration, _ in dry)
-    held = EMBEDDED_BYTES * (case.method == "lora" and case.checkpointing)
-    for theirs in answer["real"]["phases"]:
-        if theirs["iteration"]:  # it loads on the host
-            ours = dry[min(theirs["iteration"], last), theirs["phase"]]["total_peak_bytes"]
-            limit = 0.006 * theirs["total_peak_bytes"]
-            assert -limit - held <= ours - theirs["total_peak_bytes"] <= limit, theirs["phase"]
+    assert {phase: error for phase, error in errors(answer, case).items() if abs(error) > 0.006} == {}
