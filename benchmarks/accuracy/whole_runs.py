@@ -35,11 +35,7 @@ _SHORTEST_MEAN = 8
 _UNSAID = {
     "offload_optimizer": "none",
     "offload_param": "none",
-    "reentrant": "no",
     "adapters_fp32": "no",
-    "transformers": "",
-    "deepspeed": "",
-    "padding_mask": "",
     "plan": "",
     "value": "1",
     "unit": "s/step",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import WorkloadError
 from ..workload import Workload
-from .families import family_of
+from .families import PEFT_EXPERTS, family_of, module_experts
 from .model_shape import ModelShape, Tensor
 
 BLOCK = 64
@@ -105,13 +106,16 @@ class Adapters(NamedTuple):
     """The last parts of names that `modules` does not mean although they fit."""
     parameters: frozenset[str] = frozenset()
     """The whole names of tensors outside any linear layer: fused experts, routers."""
+    apart: tuple[tuple[str, int], ...] = ()
+    """Those of them that stand for linear layers (transformers before 5), with the adapted layers of one expert."""
 
     def rank_of(self, tensor: Tensor) -> int:
-        """Inner width of the tensor's adapter: r; E r of E fused experts, 2 E r of their gate and up; 0 without one."""
+        """Inner width of the tensor's adapter: r; E r of E fused experts, 2 E r of their gate and up, r and 2 r where
+        experts are modules; 0 without one."""
         if not self._names(tensor):
             return 0
-        if len(tensor.shape) == 2:
-            return self.rank
+        if len(tensor.shape) == 2 or self._apart(tensor):
+            return self.rank * max(1, self._apart(tensor))
         return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
 
     def folds(self, tensor: Tensor) -> bool:
@@ -119,7 +123,13 @@ class Adapters(NamedTuple):
 
         Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
         """
-        return not tensor.linear and self._names(tensor)
+        return not tensor.linear and not self._apart(tensor) and self._names(tensor)
+
+    def layers_of(self, tensor: Tensor) -> int:
+        """Linear layers with an adapter of their own: 0 or 1, or those of all experts that are modules."""
+        if len(tensor.shape) == 3:
+            return tensor.shape[0] * self._apart(tensor)
+        return int(self._names(tensor) and not self.folds(tensor))
 
     def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """A (rank, in) and B (out, rank) of the tensor's adapter, none without one.
@@ -129,19 +139,25 @@ class Adapters(NamedTuple):
         rank = self.rank_of(tensor)
         if not rank:
             return ()
-        module = tensor.name.removesuffix(".weight")
+        module, copies = tensor.name.removesuffix(".weight"), 1
         if len(tensor.shape) == 3:
-            _, wide_out, wide_in = tensor.shape
+            experts, wide_out, wide_in = tensor.shape
             # peft wraps the module that holds the tensors once for each, gate and up innermost.
             module = tensor.name.rpartition(".")[0]
             if tensor.name.endswith("gate_up_proj") and any(name.endswith("down_proj") for name in self.parameters):
                 module += ".base_layer"
+            if self._apart(tensor):
+                rank, copies = self.rank, experts * self._apart(tensor)
+                wide_out //= 2 if tensor.name.endswith("gate_up_proj") else 1
         else:
             wide_in, wide_out = tensor.in_features, tensor.out_features
-        return tuple(
+        return copies * tuple(
             Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
             for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank)))
         )
+
+    def _apart(self, tensor: Tensor) -> int:
+        return next((layers for name, layers in self.apart if name == tensor.name), 0)
 
     def _names(self, tensor: Tensor) -> bool:
         if tensor.frozen:
@@ -238,7 +254,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     `lora_targets` are the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two
     apart); None or ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts
     transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the
-    fused tensors, and "all-linear" includes them and the router.
+    fused tensors, and "all-linear" includes them and the router. Before transformers 5 each linear layer of an expert
+    has an adapter of its own.
 
     Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
@@ -253,11 +270,15 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         raise WorkloadError(
             f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
         )
+    modules_of_experts = module_experts(model, workload.software) > 0
     fused = dict(model.peft_experts) or family_of(model).peft_experts
+    if modules_of_experts:
+        fused = fused or PEFT_EXPERTS["qwen2_moe"]
     every = targets is None or targets == (ALL_LINEAR,)
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
-    parameters = frozenset(fused.values() if every else (fused[end] for end in ends.values() if end in fused))
-    if parameters and workload.lora_dropout:
+    adapted = Counter(fused.values() if every else (fused[end] for end in {*ends.values()} if end in fused))
+    parameters, apart = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
+    if parameters and workload.lora_dropout and not apart:
         raise WorkloadError(
             f"peft adapts {model.name}'s experts without dropout only",
             why="it folds W + B A into one weight before the product",
@@ -270,8 +291,9 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
             fix=f"name other layers: --lora-targets {','.join(nameable_targets(model) or ())}",
         )
     if every:
-        return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=parameters)
-    for parameter in parameters:
+        left_out = frozenset(() if modules_of_experts else fused)
+        return Adapters(rank=rank, modules=None, left_out=left_out, parameters=parameters, apart=apart)
+    for parameter in () if modules_of_experts else parameters:
         parts = [name for name, tensor in fused.items() if tensor == parameter]
         missing = [part for part in parts if part not in ends.values()]
         if missing:
@@ -280,8 +302,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
                 why=f"{' and '.join(parts)} are one tensor, which peft adapts only as a whole",
                 fix=f"name all of them in --lora-targets: {', '.join(parts)}",
             )
-    modules = frozenset(target for target, end in ends.items() if end not in fused)
-    for target in sorted(modules):
+    others = frozenset(target for target, end in ends.items() if end not in fused)
+    for target in sorted(others):
         alone = Adapters(rank=rank, modules=frozenset({target}))
         if not any(alone.rank_of(tensor) for tensor, _ in model.tensor_counts):
             raise WorkloadError(
@@ -289,7 +311,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
                 why=f"it has: {', '.join(_target_names(model, fused))}",
                 fix="name one of these in --lora-targets",
             )
-    return Adapters(rank=rank, modules=modules, parameters=parameters)
+    modules = frozenset(ends) if modules_of_experts else others
+    return Adapters(rank=rank, modules=modules, parameters=parameters, apart=apart)
 
 
 def _target_names(model: ModelShape, fused: Mapping[str, str]) -> list[str]:

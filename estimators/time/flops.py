@@ -151,6 +151,11 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     backward=2 if chosen.folds(tensor) else backward,
                 )
             )
+            if layers := chosen.layers_of(tensor) // experts:
+                for name, matrix in zip(("lora_A", "lora_B"), chosen.matrices(tensor), strict=False):
+                    columns, inner = layers * matrix.out_features, matrix.in_features
+                    adapter = products[-1]._replace(name=f"{tensor.name} {name}", inner=inner, columns=columns)
+                    products.append(adapter._replace(backward=2))
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
             products.append(

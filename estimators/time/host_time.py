@@ -72,7 +72,7 @@ def layer_operations(
     experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
     fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
     matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
-    adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
+    adapted = sum(chosen.layers_of(tensor) for tensor in block.tensors)
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
     others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
     cast = 2 if workload.software.fp32_adapters else 0
@@ -174,7 +174,7 @@ def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapt
     if not (block.feed_forward.experts and leaf_experts(model, workload.software)):
         return _FOLD_CALLS * folds
     inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
-    adapted = sum(1 for tensor in inside if tensor.linear and chosen.rank_of(tensor))
+    adapted = sum(chosen.layers_of(tensor) for tensor in inside)
     modules = len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted
     return modules + _expert_calls(module_experts(model, workload.software)) + _FOLD_CALLS * folds
 

@@ -202,14 +202,13 @@ def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
 
 def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
     """`torch._grouped_mm`: the input is saved if the expert weights train."""
-    folded = next(
-        (ops.folded(name) for name, tensor in ops.weights.items() if tensor.role == "expert" and name.endswith(label)),
-        None,
-    )
+    name = next((name for name, tensor in ops.weights.items() if tensor.role == "expert" and name.endswith(label)), "")
+    folded = ops.folded(name) if name else None
     if folded is not None:
         return ops.graph.apply(label, (value, folded), width=width, saves=(value, folded), product=True)
     saves = (value,) if ops.trains else ()
-    return ops.graph.apply(label, (value,), width=width, saves=saves, trains=ops.trains, product=True)
+    base = ops.graph.apply(label, (value,), width=width, saves=saves, trains=ops.trains, product=True)
+    return ops.adapted(ops.weights[name], base, value, label) if name else base
 
 
 def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:

@@ -151,7 +151,11 @@ class Ops(NamedTuple):
             moves=(besides, 0),
             forward_workspace=value.rows * ((1 + cast) * value.width + 4 * width) if int8 else 0,
         )
-        rank = self.adapters.rank_of(weight)
+        return self.adapted(weight, base, value, label)
+
+    def adapted(self, weight: Tensor, base: Value, value: Value, label: str) -> Value:
+        """The product with the frozen weight plus that of its adapter, if there is one with modules of its own."""
+        rank, width = self.adapters.rank_of(weight), base.width
         if not rank:
             return base
         given = self.cast(value, 4) if self.workload.software.fp32_adapters else value

@@ -12,7 +12,7 @@ from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.lora import adapters, quantized, trained_copies
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import Software, Workload
 
 from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config, on_meta, small
 
@@ -150,6 +150,41 @@ def test_modules_that_peft_cannot_adapt_are_refused(model: str, rank: int, targe
 
 def test_layers_next_to_routers_may_be_adapted() -> None:
     assert lora_parameters(catalogue.find("Llama-4-Scout"), 8, ["q_proj"]) > 0
+
+
+SIX_EXPERTS = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "targets", "tensors", "elements"),
+    [
+        ({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 80}, None, 108, 24_248),
+        ({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 80}, ("q_proj", "up_proj"), 32, 7_552),
+        ({"model_type": "qwen3_moe", "head_dim": 16}, None, 92, 20_272),
+        ({"model_type": "mixtral"}, ("q_proj", "v_proj", "w1", "w2", "w3"), 80, 24_832),
+    ],
+)
+def test_before_transformers_5_each_layer_of_an_expert_has_its_own_adapter(
+    config: Config, targets: tuple[str, ...] | None, tensors: int, elements: int
+) -> None:
+    """Counted with peft 0.17.1 and transformers 4.51.3, which the tests do not install."""
+    model = shape_from_config({**SIX_EXPERTS, **config}, name="experts")
+    software = Software(transformers=(4, 51))
+    workload = Workload(method="lora", lora_rank=4, lora_targets=targets, lora_dropout=0.05, software=software)
+    trained, chosen = tensor_set(model, workload).trainable, adapters(model, workload)
+    assert (len(trained), sum(trained)) == (tensors, elements)
+    assert not any(chosen.folds(tensor) for tensor, _ in model.tensor_counts)
 
 
 def test_dropout_is_refused_where_experts_are_folded() -> None:
