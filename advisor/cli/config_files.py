@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 
     from ..answer.requirements import CheckResult
 
-IMPORT_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "trl", "training-arguments", "script")
+IMPORT_FORMATS = (
+    "accelerate",
+    "axolotl",
+    "llama-factory",
+    "ms-swift",
+    "openrlhf",
+    "trl",
+    "training-arguments",
+    "script",
+)
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
 

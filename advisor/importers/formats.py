@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...estimators.errors import ConfigFileError
 from .accelerate import ACCELERATE, AccelerateFormat
+from .openrlhf import OPENRLHF
 from .source import Source, find_file, read_source
 from .tool_format import ToolFormat
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
@@ -13,7 +14,7 @@ from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
 
 Format = AccelerateFormat | ToolFormat
 
-FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS, SCRIPT)
+FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
 """The first that matches is taken."""
 
 NAMES = tuple(form.name for form in FORMATS)

@@ -67,7 +67,7 @@ def _count(text: str | None) -> int | None:
     return int(match[0]) if match else None
 
 
-Program = Literal["script", "llama-factory", "axolotl", "ms-swift", "trl"]
+Program = Literal["script", "llama-factory", "axolotl", "ms-swift", "trl", "openrlhf"]
 
 _LAUNCHERS: Mapping[str, Launcher] = {
     "torchrun": "torchrun",
@@ -89,7 +89,7 @@ _TOOLS: Mapping[str, tuple[Program, tuple[str, ...]]] = {
 }
 """Tools by their command, with the subcommands that train."""
 
-_NOT_READ = {"openrlhf": "OpenRLHF", "verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
+_NOT_READ = {"verl": "verl", "megatron": "Megatron-LM", "nemo": "NeMo"}
 """Tools with a training loop of their own, by their Python package."""
 
 _OF_TRL = {"--dataset_text_field", "--packing", "--dataset_mixture", "--assistant_only_loss", "--completion_only_loss"}
@@ -234,6 +234,8 @@ def _program(
     target, texts = words[0].text, [word.text for word in words[1:]]
     if target in _AXOLOTL_MODULES:
         program = "axolotl"
+    elif target.startswith("openrlhf.cli.train_"):
+        program = "openrlhf"
     elif program == "script" and texts:
         if {"--finetuning_type", "--cutoff_len"} & set(texts):
             program = "llama-factory"

@@ -143,6 +143,8 @@ class ToolFormat:
     has_own_keys: bool = False
     """Whether options of the user's own are among them."""
     refuses_two_precisions: bool = True
+    unwritable: str = ""
+    """Why no plan can be written into its files."""
 
     @property
     def offloads_checkpoints(self) -> bool:
@@ -223,6 +225,8 @@ class ToolFormat:
 
         Raises ConfigFileError where the DeepSpeed configuration is in the launcher's own options, before the script.
         """
+        if self.unwritable:
+            raise ConfigFileError(self.unwritable, fix="set them yourself")
         options = None if source.start is None else source.start.launcher_options
         named = options is not None and (options.text("config_file") or options.flag("use_deepspeed"))
         if named and better.config_name is not None:
