@@ -183,7 +183,8 @@ def cache(memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, gap_bytes: in
     for phase in memory.phases:
         held = {"default": gap_bytes} if expandable and phase.name == "forward_backward_top" else {}
         for term in phase.terms:
-            pool = pools.get(term.name, "default") if expandable else term.name
+            inputs = term.name == "retained_inputs" or term.name.endswith("layer inputs")  # the same tensors
+            pool = pools.get(term.name, "default") if expandable else "layer inputs" if inputs else term.name
             held[pool] = held.get(pool, 0) + term.size_bytes
         for pool, size in held.items():
             most[pool] = max(most.get(pool, 0), size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -148,6 +149,22 @@ def test_the_cache_holds_memory_beyond_the_need() -> None:
     assert 0 < tight.cached_bytes_per_gpu < fixed.cached_bytes_per_gpu
     memory = tight.device_bytes_per_gpu + tight.cached_bytes_per_gpu
     assert memory == find_gpu("RTX2080Ti").memory_bytes
+
+
+def test_inputs_that_fsdp_retains_are_cached_once() -> None:
+    """Reentrant checkpointing under FSDP keeps L inputs and L - 1 of their gradients; the cache has none twice."""
+    question: dict[str, Any] = {"gpus": "2xA100-80GB", "method": "lora", "micro_batch": 2, "seq_len": 4096}
+    question |= {"gradient_checkpointing": "on", "software": "reentrant=yes,expandable-segments=no"}
+    memory = estimate("Llama-2-7b-hf", rung="fsdp", offline=True, **question).memory
+    most: Counter[str] = Counter()
+    for phase in memory.phases:
+        held = Counter[str]()
+        for term in phase.terms:
+            held[term.name] += term.size_bytes
+        most |= held
+    inputs = most["decoder layer inputs"]
+    assert inputs < most["retained_inputs"] < 2 * inputs
+    assert 0 < memory.cached_bytes_per_gpu == most.total() - inputs - memory.reserved_bytes_per_gpu
 
 
 def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:
