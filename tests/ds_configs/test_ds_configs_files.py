@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ds_advise.advisor.launch.run import free_port
 from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
 from ds_advise.ds_configs.training_script import training_arguments, training_arguments_snippet
@@ -102,13 +103,18 @@ def test_launchers_give_each_rank_the_threads_that_are_expected(launcher: Launch
     cores = len(os.sched_getaffinity(0))
     cluster = replace(ONE_NODE, cpu_cores_per_node=cores)
     script, config = tmp_path / "train.py", tmp_path / "ds_config.json"
-    script.write_text("import torch; print(f'threads {torch.get_num_threads()}', flush=True)")
+    script.write_text(
+        "import os\n"
+        "number = os.environ.get('OMP_NUM_THREADS') or __import__('torch').get_num_threads()\n"
+        "print(f'threads {number}', flush=True)\n"
+    )
     config.write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
     command = launch_commands(cluster, script=str(script), config_path=str(config), framework="hf")[launcher][0]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environment |= {"DS_ACCELERATOR": "cpu", "PATH": search_path(), "MASTER_PORT": "29517"}
+    port = str(free_port())  # PET_MASTER_PORT: torchrun's
+    environment |= {"DS_ACCELERATOR": "cpu", "PATH": search_path(), "MASTER_PORT": port, "PET_MASTER_PORT": port}
     done = subprocess.run(
-        shlex.split(command), env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        shlex.split(command), env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900
     )
     # Both ranks write to one pipe: a line may begin before the other's has ended.
     assert re.findall(r"threads (\d+)", done.stdout) == [str(unset_threads(launcher, cluster))] * 2, done

@@ -202,10 +202,7 @@ def test_the_whole_script_runs_without_a_gpu(tmp_path: Path, extensions: Callabl
     not_here = {"CUDA context and workspaces", "allocator's trace of a training, expandable segments"}
     assert {name for name, outcome in outcomes.items() if outcome == "not possible"} == not_here
     assert set(outcomes.values()) == {"measured", "not possible"}
-    one = [line for line in (tmp_path / FILE).read_text().splitlines() if "Llama" not in line]  # a dry run takes long
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / FILE).write_text("\n".join(one))
-    tables = [sys.executable, "-m", "benchmarks.gpu.tables", str(tmp_path / "one"), "--device", "cpu", "--into"]
+    tables = [sys.executable, "-m", "benchmarks.gpu.tables", str(tmp_path), "--device", "cpu", "--into"]
     subprocess.run([*tables, str(tmp_path / "tables")], cwd=ROOT, check=True, timeout=600)
     with (tmp_path / "tables" / "trainings.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))

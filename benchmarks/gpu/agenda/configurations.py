@@ -70,8 +70,5 @@ HOST_TIME = (
 
 TOY_WIDTHS = (*_TINY, ("num_hidden_layers", 2))
 
-TOYS = (
-    C(model="Qwen2.5-0.5B", rung="zero2", seq_len=64, changes=TOY_WIDTHS),
-    C(model="Llama-3.2-1B", rung="zero3", world_size=2, seq_len=64, method="lora", changes=TOY_WIDTHS),
-)
+TOY = C(model="Llama-3.2-1B", rung="zero3", world_size=2, seq_len=64, method="lora", changes=TOY_WIDTHS)
 """What stands for all of these on a machine without a GPU."""

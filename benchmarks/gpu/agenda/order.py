@@ -8,9 +8,9 @@ from typing import Any
 from ..configuration import Configuration
 from ..machine.place import Place
 from ..measurement import Measurement
-from .configurations import HOST_TIME, MEMORY, TOYS
+from .configurations import HOST_TIME, MEMORY, TOY
 from .questions import in_order
-from .readme_commands import COMMANDS, DATA, DOCTOR
+from .readme_commands import COMMANDS, DOCTOR
 
 EXTENSIONS = "DeepSpeed's extensions compiled"
 """The name of the measurement whose failures others must know of."""
@@ -64,15 +64,12 @@ def _on_cpu() -> list[Measurement]:
     return [
         _extensions("FusedAdamBuilder", "CPUAdamBuilder"),
         Measurement(name="CUDA context and workspaces", kind="context", arguments={}, about_s=1, limit_s=60),
-        *map(_training, TOYS),
+        _training(TOY),
         _allocator(True),
-        *(_kernel(group, sizes, about_s=1) for group, sizes in kernels.items()),
+        Measurement(name="kernels", kind="kernels", arguments=kernels, about_s=1, limit_s=60),
         _CPU_ADAM_TOY,
         DOCTOR,
-        DATA,
-        Measurement(
-            name="dry run on this machine", kind="dry_run", arguments=TOYS[0].arguments, about_s=1, limit_s=300
-        ),
+        Measurement(name="dry run on this machine", kind="dry_run", arguments=TOY.arguments, about_s=1, limit_s=300),
     ]
 
 
@@ -146,7 +143,7 @@ def _kernels() -> list[Measurement]:
 
 
 def _kernel(group: str, sizes: Iterable[Sequence[Any]], *, about_s: float) -> Measurement:
-    arguments = {"group": group, "sizes": [list(size) for size in sizes]}
+    arguments = {group: [list(size) for size in sizes]}
     return Measurement(
         name=f"kernels: {group}", kind="kernels", arguments=arguments, about_s=about_s, limit_s=30 + 2 * about_s
     )

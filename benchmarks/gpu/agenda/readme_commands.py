@@ -7,12 +7,10 @@ from typing import Any
 from ds_advise.estimators.models import catalogue
 
 from ..measurement import Measurement
-from .configurations import TOY_WIDTHS
 
 _SMALL = {**catalogue.config("Qwen/Qwen2.5-0.5B"), "max_position_embeddings": 4096}
 """What a training starts from; its weights are made at random, 1 GB of them."""
 
-_TOY = {**_SMALL, **dict(TOY_WIDTHS)}
 
 _ANSWER = "ds-advise Qwen2.5-1.5B --gpus auto --no-deepspeed-estimate --force"
 
@@ -27,14 +25,6 @@ def _command(
 
 
 DOCTOR = _command("doctor", "ds-advise doctor --nvme {nvme}", about_s=5, codes=(0, 1))
-
-DATA = _command(
-    "train, without a training",
-    "ds-advise train --model ./model --data chats.jsonl --method lora --device cpu --ranks 1 --seq-len 256 --dry",
-    about_s=5,
-    model=_TOY,
-)
-"""Stands for `train` where there is no GPU."""
 
 COMMANDS = (
     _command("bench", "ds-advise bench --nvme {nvme}", "ds-advise history --json", _ANSWER, about_s=75),

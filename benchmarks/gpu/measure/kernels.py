@@ -22,7 +22,7 @@ Figure = dict[str, Any]
 
 
 def measure(arguments: dict[str, Any], place: Place) -> Outcome:
-    """arguments: {"group": a key of `_GROUPS`, "sizes": what it takes}. The figures, as many as memory allows."""
+    """arguments: for keys of `_GROUPS` what they take, several times. The figures, as many as memory allows."""
     import torch
 
     def settle() -> None:
@@ -32,12 +32,13 @@ def measure(arguments: dict[str, Any], place: Place) -> Outcome:
     watch = Stopwatch(settle=settle, agree=lambda number: number)
     figures: list[Figure] = []
     too_large = []
-    for size in arguments["sizes"]:
-        try:
-            figures += _GROUPS[arguments["group"]](watch, place.device, *size)
-        except torch.OutOfMemoryError:
-            too_large.append(size)
-            torch.cuda.empty_cache()
+    for group, sizes in arguments.items():
+        for size in sizes:
+            try:
+                figures += _GROUPS[group](watch, place.device, *size)
+            except torch.OutOfMemoryError:
+                too_large.append([group, *size])
+                torch.cuda.empty_cache()
     return {"value": {"figures": figures, "too_large": too_large, "budget_s": _BUDGET_S}}
 
 

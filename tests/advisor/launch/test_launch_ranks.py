@@ -423,8 +423,8 @@ def pid_in(record: Path) -> int:
     return int(json.loads(record.read_text().splitlines()[0])["pid"])
 
 
-def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
-    """Launch it, and send this process `signals` times SIGTERM once rank 0 has completed step 8."""
+def _stopped(request: LaunchRequest) -> LaunchOutcome:
+    """Launch it, and send this process SIGTERM twice once rank 0 has completed step 8."""
     stopper = subprocess.Popen(
         [
             sys.executable,
@@ -433,13 +433,12 @@ def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
                 "import os, sys, time\n"
                 "while not (os.path.exists(sys.argv[1]) and '\"step\": 8' in open(sys.argv[1]).read()): "
                 "time.sleep(0.1)\n"
-                "for _ in range(int(sys.argv[3])):\n"
+                "for _ in range(2):\n"
                 "    os.kill(int(sys.argv[2]), 15)\n"
                 "    time.sleep(2)\n"
             ),
             str(request.folder / "rank0.jsonl"),
             str(os.getpid()),
-            str(signals),
         ]
     )
     try:
@@ -450,12 +449,17 @@ def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
 
 
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
-    """A script that goes on after SIGTERM is ended by the next one, with all its processes."""
-    script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STEPPING
+    """A resumed training goes on until it is stopped. A script that goes on after SIGTERM is ended by the next one,
+    with all its processes."""
+    asked = tmp_path / "asked to stop"
+    script = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: open({str(asked)!r}, 'w'))\n" + STEPPING
     script = script.replace("LOSS", "1").replace("FIRST", "5")
-    request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1)
-    outcome = _stopped(request, 2)
+    request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1, resumes_after=4)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    outcome = _stopped(request)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert (outcome.status, outcome.failure) == ("stopped", None)
+    assert outcome.last_step >= 8 and asked.exists()
     assert not psutil.pid_exists(pid_in(request.folder / "rank0.jsonl"))
 
 
@@ -498,6 +502,20 @@ def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid_in(record)) for record in records)
 
 
+def test_ranks_that_train_apart_are_ended(tmp_path: Path) -> None:
+    """A script that joins no group trains copies of the model."""
+    request = _request(tmp_path, "")
+    request.folder.mkdir()
+    monitor = Monitor(request, Display(Console(file=StringIO())))
+    for ranks, kind in ((2, None), (1, "fewer_ranks")):
+        _notes(request.folder, [{"engine_ranks": ranks}], [{"engine_ranks": ranks}])
+        monitor.records = Records(request.folder)
+        monitor.records.read()
+        failure = monitor.abort_reason()
+        assert (failure and failure.kind) == kind
+    assert failure is not None and "2 ranks were started, but the engine has 1" in failure.message
+
+
 def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten minutes a warning has their last lines and process ids; after the time of `--stall` they are ended."""
     monkeypatch.setattr("ds_advise.advisor.launch.monitor._SAMPLE_S", 0.0)
@@ -520,24 +538,10 @@ def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest
     assert (failure.kind, failure.evidence) == ("hang", ("last line of rank 1: waiting for rank 0",))
 
 
-@pytest.mark.parametrize(
-    ("loss", "first", "resumes_after", "kind"),
-    [("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)],
-)
-def test_a_useless_training_is_ended(
-    tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None
-) -> None:
-    """NaN losses, and a script that starts over instead of resuming; a resumed one goes on until it is
-    stopped."""
-    script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", str(first))
+@pytest.mark.parametrize(("loss", "resumes_after", "kind"), [("nan", 0, "nan_loss"), ("1", 4, "not_resumed")])
+def test_a_useless_training_is_ended(tmp_path: Path, loss: str, resumes_after: int, kind: str) -> None:
+    """NaN losses, and a script that starts over instead of resuming."""
+    script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", "1")
     request = _request(tmp_path, script, str(tmp_path / "log"), ranks=1, resumes_after=resumes_after)
-    if kind is None:
-        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        outcome = _stopped(request, 1)
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-        assert (outcome.status, outcome.failure) == ("stopped", None)
-        assert outcome.last_step >= 8
-    else:
-        outcome = launch(request)
-        assert outcome.failure is not None
-        assert outcome.failure.kind == kind
+    failure = launch(request).failure
+    assert failure is not None and failure.kind == kind

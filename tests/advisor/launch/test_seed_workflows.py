@@ -111,14 +111,14 @@ def trained(
     """The one attempt of a launch that finished, by the plan that was checked."""
     (attempt,) = session["attempts"]
     assert (attempt["status"], attempt["differences"]) == ("finished", []), (attempt["failure"], printed)
-    engines = [
-        json.loads(line)["engine"]
+    notes = [
+        json.loads(line)
         for file in Path(attempt["folder"]).glob("rank*.jsonl")
         for line in file.read_text().splitlines()
-        if '"engine":' in line
     ]
     plan = {"zero_stage": zero_stage, "micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
-    assert engines == [plan, plan]
+    assert [note["engine"] for note in notes if "engine" in note] == [plan, plan]
+    assert [note["engine_ranks"] for note in notes if "engine_ranks" in note] == [2, 2]
     return attempt
 
 
@@ -136,7 +136,8 @@ def test_the_trainer_with_literal_arguments(launch: Launch, stage: int, names_fi
     """Seed 000, full fine-tuning: the literals of the script are the plan's, and the accumulation is counted although
     the configuration of stage 1 does not name it."""
     rewrite("fft_ner_deepspeed.py", **{"bf16=True,)": 'bf16=True, deepspeed="ds_config.json")'} if names_file else {})
-    code, session, printed = launch(f"000 stage {stage}", "fft_ner_deepspeed.py", "--seq-len", "161")
+    check = ("--no-check",) if names_file else ()
+    code, session, printed = launch(f"000 stage {stage}", "fft_ner_deepspeed.py", "--seq-len", "161", *check)
     assert ("launcher accelerate" in printed) == (not names_file)
     assert ("every rank then holds the whole model" in printed) == (stage == 3)
     attempt = trained(session, printed, zero_stage=stage, micro_batch=1, accumulation=8)
@@ -148,7 +149,7 @@ def test_the_trainer_with_literal_arguments(launch: Launch, stage: int, names_fi
 def test_lora_with_literal_arguments(launch: Launch, stage: int) -> None:
     """Seed 001: LoRA by its LoraConfig, and the offload of its stage 3."""
     rewrite("lora_math.py")
-    check = ("--no-check",) if stage else ()  # the other seeds are probed under ZeRO-3
+    check = ("--no-check",) if stage else ()  # seed 000 is probed under ZeRO-3
     code, session, printed = launch(f"001 stage {stage}", "lora_math.py", "--seq-len", "51", *check)
     attempt = trained(session, printed, zero_stage=stage, micro_batch=16, accumulation=1)
     assert code == 0 and attempt["last_step"] == 3
@@ -158,14 +159,14 @@ def test_lora_with_literal_arguments(launch: Launch, stage: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "launcher"), [("002", "torchrun"), ("003", "deepspeed")])
 def test_arguments_on_the_command_line(launch: Launch, seed: str, launcher: str) -> None:
-    """Seeds 002 and 003: ZeRO-3, with all in host RAM or without; fp16 is refused first. One of the two is probed."""
-    options = ("--launcher", launcher, "--seq-len", "32", *["--no-check"] * (seed == "002"))
+    """Seeds 002 and 003: ZeRO-3, with all in host RAM or without; fp16 is refused first."""
+    options = ("--launcher", launcher, "--seq-len", "32")
     batch = "--per_device_train_batch_size 2 --per_device_eval_batch_size 2"
     if seed == "003":
         code, _, printed = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} --fp16 {batch}")
         assert (code, "fp16 does not run on this CPU" in printed) == (2, True)
     own = "--bf16 --adam_beta2 0.95 " * (seed == "002")  # as its configuration, which the Trainer compares
-    code, session, printed = launch(seed, "run_clm.py", *options, arguments=f"{RUN_CLM} {own}{batch}")
+    code, session, printed = launch(seed, "run_clm.py", *options, "--no-check", arguments=f"{RUN_CLM} {own}{batch}")
     attempt = trained(session, printed, zero_stage=3, micro_batch=2, accumulation=1)
     assert code == 0 and attempt["last_step"] == 12
 
@@ -180,14 +181,6 @@ def test_a_network_of_the_users(launch: Launch, monkeypatch: pytest.MonkeyPatch)
     code, session, printed = launch("004", "deepspeed_train.py", *options, arguments="--epochs 2")
     attempt = trained(session, printed, zero_stage=2, micro_batch=16, accumulation=1)
     assert code == 0 and attempt["last_step"] == 4
-    alone = "import os\nlocal_rank = os.environ['LOCAL_RANK']\n"
-    alone += "os.environ |= {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_PORT': f'2951{local_rank}'}\n"
-    Path("deepspeed_train.py").write_text(alone + Path("deepspeed_train.py").read_text())
-    shutil.rmtree(attempt["folder"])
-    code, session, _ = launch("004", "deepspeed_train.py", *options, "--no-check")
-    failure = session["attempts"][0]["failure"]
-    assert (code, failure["kind"]) == (1, "fewer_ranks")
-    assert "2 ranks were started, but the engine has 1" in failure["message"]
 
 
 TRL = """
