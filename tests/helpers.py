@@ -213,6 +213,7 @@ def write_training(
     model: dict[str, Any] = TINY_SIZES,
     steps: int = 5,
     samples: int | None = None,
+    seq_len: int = 32,
     tiles: int = 0,
     file: str = "ds_config.json",
 ) -> None:
@@ -232,6 +233,7 @@ def write_training(
         "gradient_checkpointing": plan.gradient_checkpointing,
         "optimizer_steps": steps,
         "samples": samples or cluster.world_size * plan.micro_batch_size * plan.gradient_accumulation_steps,
+        "seq_len": seq_len,
         "sequence_parallel_size": plan.sequence_parallel_size,
         "tiles": tiles,
         "autotp_size": plan.autotp_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -98,14 +97,16 @@ COMMANDS = {
     "ds-advise Qwen2.5-14B --gpus auto --probe --budget 10m": How(code=2, says="GPU", slow=True),
     f"{TWO} --verify": How(elsewhere="test_verify.py, with a smaller model"),
     "ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB --micro-batch 4 --explain": How(
-        as_if="ds-advise dry-run ds_config.json --model Qwen2.5-0.5B --gpus 2x32GB --explain", says="GiB", slow=True
+        as_if="ds-advise dry-run ds_config.json --model ./tiny --gpus 2x32GB --explain", says="GiB", slow=True
     ),
     "ds-advise dry-run ds_config.json --model Qwen2.5-32B --gpus 8xA100-80GB --software transformers=4.45": How(
         elsewhere="test_script_optimizer.py, with smaller models"
     ),
     "ds-advise ./my-model --gpus 8xH100": How(elsewhere="test_model_recorder.py records such folders"),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
-    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(says="tokens/s", slow=True),
+    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(
+        as_if="ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 1", says="tokens/s", slow=True
+    ),
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
     "ds-advise train --resume --output-dir output": How(code=2, says="output"),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
@@ -180,6 +181,7 @@ def test_a_command_does_what_its_document_says(command: str, folder: Path, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if how.slow])
 def test_a_long_command_does_what_its_document_says(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -227,12 +229,12 @@ def test_documented_parts_of_an_output_are_found_when_figures_change() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks", "folder")
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.document)
-def test_python_that_a_document_shows_runs(block: Block, folder: Path) -> None:
-    """One after the other, in the folder where the configuration lies."""
-    assert folder == Path.cwd() and os.environ["CUDA_VISIBLE_DEVICES"] == ""
+def test_python_that_a_document_shows_runs(block: Block) -> None:
+    """In the folder where the configuration lies, for a small model."""
     with redirect_stdout(StringIO()):
-        exec("\n".join(block.lines), {})
+        exec("\n".join(block.lines).replace("Qwen2.5-14B", "./tiny"), {})
 
 
 def test_the_document_has_the_table_of_options() -> None:

@@ -13,8 +13,6 @@ import torch
 from ds_advise.ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-SEQ_LEN = 32
-
 
 def read_job() -> dict[str, Any]:
     """The job that the test describes in the file $TRAINING_JOB."""
@@ -50,8 +48,8 @@ def tile(model: Any, job: dict[str, Any]) -> None:
 def samples(job: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
     """Different random sequences. Of one global batch every optimizer step sees the same, so the loss falls."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, job["model"]["vocab_size"], (job["samples"], SEQ_LEN), generator=generator)
-    positions = {"position_ids": torch.arange(SEQ_LEN)} if job["sequence_parallel_size"] > 1 else {}
+    tokens = torch.randint(0, job["model"]["vocab_size"], (job["samples"], job["seq_len"]), generator=generator)
+    positions = {"position_ids": torch.arange(job["seq_len"])} if job["sequence_parallel_size"] > 1 else {}
     return [{"input_ids": row, "labels": row, **positions} for row in tokens]
 
 

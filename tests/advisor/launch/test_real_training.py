@@ -79,6 +79,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         micro_batch_size: int = 2,
         gradient_accumulation_steps: int = 2,
         samples: int | None = None,
+        seq_len: int = 32,
         tiles: int = 0,
         steps: int = STEPS,
         **changes: float | str,
@@ -101,7 +102,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             ),
             **changes,
         )
-        write_training(folder, plan, workload, cluster, flavor, model=model, steps=steps, samples=samples, tiles=tiles)
+        job: dict[str, Any] = {"model": model, "steps": steps, "samples": samples, "seq_len": seq_len, "tiles": tiles}
+        write_training(folder, plan, workload, cluster, flavor, **job)
         run = Run(folder=folder, flavor=flavor, plan=plan, cluster=cluster)
         extensions(*_builders(plan))
         return run
@@ -120,7 +122,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
 def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
     """The loss falls, gradients accumulate, and the engine has the plan's numbers. Flavours alternate."""
     # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.
-    nvme = {"model": WIDE, "param_max_in_cpu": 2_000_000, "sub_group_size": 2_000_000} if rung == "zero3-nvme" else {}
+    sizes = {"param_max_in_cpu": 2_000_000, "sub_group_size": 2_000_000}
+    nvme = {"model": WIDE, "seq_len": 8, **sizes} if rung == "zero3-nvme" else {}
     run = prepare(rung, flavor, **nvme)
     train(run)
     assert_trained(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +44,14 @@ def static_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pyodide = os.environ.get("DS_ADVISE_TEST_PYODIDE")
     if not pyodide:
         pytest.skip("DS_ADVISE_TEST_PYODIDE names no npm package of Pyodide (tests/run fetches it where npm is)")
-    folder = tmp_path_factory.mktemp("page")
-    build_page(folder, pyodide=Path(pyodide))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # one page for all workers: it takes long to build
+    folder /= "page"
+    with Path(f"{folder}.lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if not folder.exists():
+            build_page(folder, pyodide=Path(pyodide))
     return folder
 
 

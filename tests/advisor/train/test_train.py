@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -37,7 +38,7 @@ STEPS = 12
 CHAT = [
     {"messages": [{"role": "user", "content": f"{a}+{b}"}, {"role": "assistant", "content": str(a + b)}]}
     for a in range(4)
-    for b in range(4)
+    for b in range(5)
 ]
 LABELLED = [{"text": f"the sum of {number}", "label": {"number": [number]}} for number in range(16)]
 COMPLETIONS = [{"prompt": f"question {number}:", "completion": f" the answer {number}"} for number in range(32)]
@@ -150,7 +151,7 @@ def test_chats_train_to_a_saved_model(
     to load them. What belongs to an interrupted training is refused afterwards."""
     _, output, printed = undisturbed
     assert_learned(output)
-    assert "chats.jsonl: 16 rows of chat messages; sequence 95th percentile" in printed
+    assert "chats.jsonl: 20 rows of chat messages; sequence 95th percentile" in printed
     assert "ZeRO-2 with optimizer in host RAM" in printed
     measured, predicted = (float(word) for word in printed.partition("host GiB ")[2].split()[:2])
     assert 0.6 < measured / predicted < 1.6
@@ -256,29 +257,31 @@ def test_a_killed_training_resumes_as_if_undisturbed(
 
 @pytest.mark.slow
 def test_a_finished_training_is_saved_and_a_damaged_checkpoint_refused(
-    tmp_path: Path, undisturbed: tuple[Path, Path, str], model_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, undisturbed: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed after the checkpoint of the last step, within an epoch: --resume makes no step and saves the model of all
     steps. With a byte of that checkpoint changed it goes on from the one before, to the same weights."""
-    data, _, _ = undisturbed
-    output, options = tmp_path / "out", CHATS_OPTIONS + " --max-steps 10"
-    assert train(model_folder, data, output, options) == 0
-    whole = weights(output)
+    _, trained, _ = undisturbed
+    output, whole = tmp_path / "out", weights(trained)
+    shutil.copytree(trained, output)
+    for file in (output / "training").glob("*.json"):
+        file.write_text(file.read_text().replace(str(trained), str(output)))
     (output / "training/result.json").unlink()
+    (output / "model.safetensors").unlink()
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     resumed = capsys.readouterr()
-    assert "all steps are made; saving from checkpoint-10" in resumed.err
-    assert "Finished: all 10 steps had been made" in resumed.out
+    assert "all steps are made; saving from checkpoint-12" in resumed.err
+    assert "Finished: all 12 steps had been made" in resumed.out
     assert all(tensor.equal(whole[name]) for name, tensor in weights(output).items())
 
     (output / "training/result.json").unlink()
-    assert (output / "checkpoint-10" / CHECKSUMS).exists()
-    flipped = next((output / "checkpoint-10/global_step10").glob("*rank_1*optim_states.pt"))
+    assert (output / "checkpoint-12" / CHECKSUMS).exists()
+    flipped = next((output / "checkpoint-12/global_step12").glob("*rank_1*optim_states.pt"))
     content = bytearray(flipped.read_bytes())
     content[len(content) // 2] ^= 0x40
     flipped.write_bytes(content)
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
-    assert f"checkpoint-10 is damaged: global_step10/{flipped.name} has changed" in capsys.readouterr().err
+    assert f"checkpoint-12 is damaged: global_step12/{flipped.name} has changed" in capsys.readouterr().err
     assert all(tensor.equal(whole[name]) for name, tensor in weights(output).items())
     for checkpoint in TrainingFolder(output).checkpoints():
         (checkpoint / "trainer_state.json").write_text("")
