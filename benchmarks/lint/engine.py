@@ -56,15 +56,19 @@ def answers(questions: Sequence[EngineQuestion]) -> list[str]:
         folder = Path(name)
         (folder / "tiny.py").write_text(MODEL)
         (folder / "questions.json").write_text(json.dumps([asdict(question) for question in questions]))
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.lint.engine", str(folder)],
-            check=True,
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=60 + LIMIT_S * len(questions),
-        )
+        _run(folder, limit_s=60 + LIMIT_S * len(questions))
         return list(json.loads((folder / "outcomes.json").read_text()))
+
+
+def _run(folder: Path, *, limit_s: float) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.lint.engine", str(folder)],
+        check=True,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=limit_s,
+    )
 
 
 def _main(folder: Path) -> None:

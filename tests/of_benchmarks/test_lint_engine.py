@@ -22,6 +22,7 @@ def _disagreements(found: list[Comparison]) -> list[str]:
     ]
 
 
+@pytest.mark.usefixtures("engine_in_a_fork")
 def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     """`deepspeed.initialize` and one step on the simulated GPU."""
     found = compare(12, 11, facts())
@@ -54,6 +55,7 @@ NOT_SEEN = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("engine_in_a_fork")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_engine_refuses_what_the_error_rules_show_as_bad(ranks: int) -> None:
     """Each rule's own example, on the GPUs that it speaks of."""

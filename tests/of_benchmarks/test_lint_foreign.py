@@ -28,6 +28,7 @@ def test_lint_refuses_what_the_engine_refuses_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("engine_in_a_fork")
 def test_the_engine_judges_foreign_configurations_as_written_down() -> None:
     """Every sixth, by transformers', accelerate's and DeepSpeed's own code."""
     deepspeed, configs = read_configs()

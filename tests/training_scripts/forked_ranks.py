@@ -36,20 +36,29 @@ def start_server() -> None:
 
 def dry_runs(requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers of `probes.dry_run.worker`: every run changes torch and DeepSpeed in a fork of its own."""
+    return in_forks(_dry_run, requests)
+
+
+def in_forks(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results of a function for each argument, computed in a fork of its own without output."""
     start_server()
     with multiprocessing.get_context("forkserver").Pool(2, maxtasksperchild=1) as pool:
-        return pool.map(_dry_run, requests, chunksize=1)
+        return pool.map(partial(_quietly, function), arguments, chunksize=1)
 
 
-def _dry_run(request: Any) -> dict[str, Any]:
-    from ds_advise.probes.dry_run.worker import answer_to
-
+def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     gc.freeze()  # the imported modules are no garbage
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        return answer_to(request)
+        return function(argument)
+
+
+def _dry_run(request: Any) -> dict[str, Any]:
+    from ds_advise.probes.dry_run.worker import answer_to
+
+    return answer_to(request)
 
 
 class ForkedRank:

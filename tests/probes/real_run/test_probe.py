@@ -133,7 +133,7 @@ def test_two_ranks_train_and_report() -> None:
         assert len(report.steps) == 3, "the first step creates the states and is not timed"
         for step in report.steps:
             parts = step.forward_s + step.backward_s + step.optimizer_s
-            assert 0 < step.waiting_s < step.total_s and parts == pytest.approx(step.total_s, rel=0.2)  # type: ignore[operator]
+            assert 0 < step.waiting_s < step.total_s and parts == pytest.approx(step.total_s, rel=0.5)  # type: ignore[operator]
         assert report.host_peak_bytes > report.host_baseline_bytes > 0
     steps = [phase for phase in phases if phase.startswith("step")]  # not each: a short one is over before it is seen
     assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
