@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,5 @@ from tests.training_scripts.forked_ranks import in_forks
 @pytest.fixture
 def engine_in_a_fork() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_run", lambda folder, **_: in_forks(_answer, [folder]))
+        patch.setattr(engine, "_run", lambda folder, **_: in_forks(engine._main, [folder]))
         yield
-
-
-def _answer(folder: Path) -> None:
-    engine._main(folder)

@@ -18,7 +18,6 @@ from ds_advise.advisor.cli.main import run
 
 from benchmarks.shown_output import (
     DOCUMENTS,
-    DOTS,
     PICTURE,
     ROOT,
     Block,
@@ -26,7 +25,6 @@ from benchmarks.shown_output import (
     make_files,
     option_table,
     picture,
-    refreshed,
 )
 
 
@@ -208,24 +206,6 @@ def test_documented_output_is_current(
         begin = message.index(part[0])
         assert message[begin : begin + len(part)] == part
         message = message[begin + len(part) :]
-
-
-def test_documented_parts_of_an_output_are_found_when_figures_change() -> None:
-    """A part is found by its first and last line; where a line is no longer printed, nothing is replaced."""
-    shown = ("$ ds-advise A", " ZeRO-3 fits.", " About 655 tokens/s.", DOTS, "> zero3   5 on 26.3 fits", DOTS)
-    block = Block(document="docs/a.md", first=0, lines=shown, asked="ds-advise A")
-    today = (
-        " ZeRO-3 fits.",
-        " With one more line,",
-        " About 1,020 tokens/s.",
-        "",
-        "> ddp 1",
-        "  zero3  16 on 9.1 fits",
-    )
-    assert refreshed(block, today) == ["$ ds-advise A", *today[:3], DOTS, "  zero3  16 on 9.1 fits", DOTS]
-    assert refreshed(block, (" Nothing fits.",)) is None
-    whole = Block(document="docs/a.md", first=0, lines=shown[:3], asked="ds-advise A")
-    assert refreshed(whole, today) == ["$ ds-advise A", *today]
 
 
 @pytest.mark.slow

@@ -14,16 +14,7 @@ from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
 
 from benchmarks.probes import host_time, host_time_cases
-from benchmarks.probes.host_time_cases import HostTimeCase, HostTimeError, host_times, narrow
-
-
-def test_a_narrow_model_keeps_its_structure() -> None:
-    real = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 9}
-    real |= {"intermediate_size": 11008, "num_hidden_layers": 32, "attention_bias": True, "sliding_window": 512}
-    found = narrow(real, layers=3, width=16)
-    assert found["hidden_size"] == 16 and found["num_hidden_layers"] == 3
-    assert found["num_attention_heads"] * found["head_dim"] == 16
-    assert found["attention_bias"] is True and found["sliding_window"] == 512
+from benchmarks.probes.host_time_cases import HostTimeCase, HostTimeError, host_times
 
 
 def test_committed_costs_are_those_of_the_measured_cases() -> None:
