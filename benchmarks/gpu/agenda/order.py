@@ -66,7 +66,7 @@ def _on_cpu() -> list[Measurement]:
         Measurement(name="CUDA context and workspaces", kind="context", arguments={}, about_s=1, limit_s=60),
         _training(TOY),
         _allocator(True),
-        Measurement(name="kernels", kind="kernels", arguments=kernels, about_s=1, limit_s=60),
+        Measurement(name="kernels", kind="kernels", arguments=kernels, about_s=1, limit_s=300),
         _CPU_ADAM_TOY,
         DOCTOR,
         Measurement(name="dry run on this machine", kind="dry_run", arguments=TOY.arguments, about_s=1, limit_s=300),
