@@ -34,6 +34,9 @@ _PICKLE = b"\x80"
 OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 """Files of a rank's optimizer states, by its number."""
 
+SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\.pt$")
+"""Files of a rank's model states under ZeRO-3, by its number; the stages below have one for all ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
@@ -196,6 +199,8 @@ def _archive(path: Path) -> str:
         return ""
     try:
         with zipfile.ZipFile(path) as archive:
+            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return "holds nothing that torch saved"
             return "has changed bytes" if archive.testzip() else ""
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
         return "is cut off" if first else "is empty"
@@ -210,12 +215,18 @@ def _safetensors(path: Path) -> str:
     return "" if path.stat().st_size == 8 + header_bytes + max(ends, default=0) else "is cut off"
 
 
+def ranks_of(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
+    """The ranks that have a file of this kind."""
+    return {int(match[1]) for name in names if (match := kind.search(name))}
+
+
 def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
     """Files that should be there: those of every rank, and the folder that `latest` names."""
     names = [file.name for file in files]
-    states = {int(match[1]): name for name in names if (match := OPTIMIZER_STATES.search(name))}
-    count = ranks if ranks is not None else max(states, default=-1) + 1
+    states, models = (ranks_of(names, kind) for kind in (OPTIMIZER_STATES, SHARDED_MODEL_STATES))
+    count = ranks if ranks is not None else max(states | models, default=-1) + 1
     missing = [f"the optimizer states of rank {rank}" for rank in range(count) if rank not in states]
+    missing += [f"the model states of rank {rank}" for rank in range(count) if models and rank not in models]
     tag = tag_of(folder)
     if not tag:
         missing.append("latest")

@@ -21,7 +21,15 @@ from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
-from .checkpoint import CHECKSUMS, OPTIMIZER_STATES, WHOLE, Checkpoint, tag_of
+from .checkpoint import (
+    CHECKSUMS,
+    OPTIMIZER_STATES,
+    SHARDED_MODEL_STATES,
+    WHOLE,
+    Checkpoint,
+    ranks_of,
+    tag_of,
+)
 
 Dtype = Literal["auto"] | Precision
 
@@ -94,7 +102,7 @@ def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
         tag=tag,
         step=int(step[1]) if step else None,
         stage="none" if not models else "3" if sharded and states else "1 or 2" if states else "0",
-        ranks=max((int(match[1]) + 1 for match in states), default=0),
+        ranks=max(ranks_of(names, OPTIMIZER_STATES) | ranks_of(names, SHARDED_MODEL_STATES), default=-1) + 1,
         model_ranks=len({match[3] for match in models}),
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(size for name, size in names.items() if OPTIMIZER_STATES.search(name)),
@@ -144,7 +152,15 @@ class WeightsOf:
         from torch.serialization import get_unsafe_globals_in_checkpoint
 
         for path in sorted((self.folder / self.contents.tag).glob("*_states.pt")):
-            foreign = [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name not in _KNOWN]
+            try:
+                named = get_unsafe_globals_in_checkpoint(str(path))
+            except ValueError as error:
+                raise ConfigFileError(
+                    f"{path.name} is not loaded",
+                    why="it is no archive of torch.save's, so what it names cannot be listed",
+                    fix="take another checkpoint",
+                ) from error
+            foreign = [name for name in named if name not in _KNOWN]
             if foreign:
                 raise ConfigFileError(
                     f"{path.name} is not loaded",

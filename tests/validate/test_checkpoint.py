@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
+from ds_advise.validate.checkpoint_weights import contents_of
 
 from tests.helpers import write_checkpoint
 
@@ -29,6 +32,11 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def _nothing_inside(path: Path) -> None:
+    with zipfile.ZipFile(path, "w"):
+        pass
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "by_structure", "by_checksum"),
     [
@@ -36,6 +44,7 @@ def _empty(path: Path) -> None:
         (STATES, _flip, "has changed bytes", "has changed since it was saved"),
         (STATES, _empty, "is empty", "is cut off after 0 of"),
         (STATES, Path.unlink, "is missing", "is missing"),
+        (STATES, _nothing_inside, "holds nothing that torch saved", "is cut off after"),
         ("global_step8/mp_rank_00_model_states.pt", Path.unlink, "is missing", "is missing"),
         ("latest", Path.unlink, "is missing", "is missing"),
         ("trainer_state.json", _empty, "is empty", "is cut off after 0 of"),
@@ -63,6 +72,21 @@ def test_a_damaged_file_is_named(
     assert expected in after.problem
     if expected and not (damage is Path.unlink and not summed):
         assert after.problem.startswith(name)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("model", "the model states"), ("optim", "the optimizer states")])
+def test_every_rank_of_zero3_has_both_files(tmp_path: Path, kind: str, words: str) -> None:
+    """The last rank's too, whose number only its other file has."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    whole = next(folder.glob("*/mp_rank_00_model_states.pt"))
+    for rank in range(2):
+        shutil.copy(whole, whole.with_name(f"zero_pp_rank_{rank}_{whole.name}"))
+    whole.unlink()
+    assert read_checkpoint(folder).is_whole
+    next(folder.glob(f"*/*zero_pp_rank_1_*{kind}_states.pt")).unlink()
+    checkpoint = read_checkpoint(folder)
+    assert f"{words} of rank 1 is missing" in checkpoint.problem
+    assert contents_of(checkpoint).ranks == 2
 
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:

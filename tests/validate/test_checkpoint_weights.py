@@ -105,10 +105,16 @@ def _plant_code(folder: Path) -> None:
     path.write_bytes(stream.getvalue())
 
 
+def _write_pickle(folder: Path) -> None:
+    """As torch saved before its zip archives."""
+    next(folder.glob("*/*rank_1*optim_states.pt")).write_bytes(pickle.dumps({}, 2))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
+        (_write_pickle, "is not loaded: it is no archive of torch.save's"),
         (_remove_layer, "does not hold the weights of its config.json: model.layers.2."),
         (_widen, "(256, 64), and (300, 64) in the model"),
         (_plant_code, "is not loaded: it names posix.system, whose code would run"),
