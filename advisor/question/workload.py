@@ -48,8 +48,8 @@ def workload_of(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu |
     software = software_of(given["software"])
     saved = _names("--modules-to-save", given["modules_to_save"], "leave it out") if adapted else None
     objective = OBJECTIVES[given["objective"]]
-    if adapted and objective.labels:
-        saved = (*(saved or ()), "score")  # peft trains the new head whole (`task_type="SEQ_CLS"`)
+    if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
+        saved = tuple(dict.fromkeys((*(saved or ()), "score")))
     framework = "trl" if objective.trainer else given["framework"]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,

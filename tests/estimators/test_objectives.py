@@ -108,7 +108,9 @@ def test_the_objective_decides_on_framework_and_loss() -> None:
     assert of(objective="dpo", software="trl=1.6") == ("trl", "log-probs")
     assert of(objective="orpo") == ("trl", "odds-ratio")
     assert of(objective="reward") == ("trl", "standard")
-    assert workload_of({"objective": "reward", "method": "lora"}, MODEL, None).modules_to_save == ("score",)
+    for saved in ({}, {"modules_to_save": "score"}):
+        workload = workload_of({"objective": "reward", "method": "lora", **saved}, MODEL, None)
+        assert workload.modules_to_save == ("score",)
     with pytest.raises(WorkloadError, match="does not go with --objective kto"):
         of(objective="kto", loss="fused")
 
