@@ -75,7 +75,7 @@ def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
                 "sys/fs/cgroup/job/memory.current": str(3 * 2**30),
                 "sys/fs/cgroup/job/memory.stat": f"anon 5\ninactive_file {2**30}\n",
                 "sys/fs/cgroup/job/memory.events": "low 0\noom 3\noom_kill 2\n",
-                "sys/fs/cgroup/job/step/memory.max": "max",
+                "sys/fs/cgroup/job/step/memory.max": str(9 * 2**30),
             },
         )
     )
