@@ -515,7 +515,8 @@ def _table(trials: Sequence[Trial], wrong: Sequence[str]) -> str:
     for fault in ALL:
         codes = ", ".join(f"{code} ({count})" for code, count in sorted(ended[fault].items()))
         mistakes = [mistake for trial in trials if trial.fault == fault for mistake in trial.wrong]
-        struck = sum(trial.struck or fault in _FROM_THE_START for trial in trials if trial.fault == fault)
+        at_once = (*_FROM_THE_START, _MEMORY[0])
+        struck = sum(trial.struck or fault in at_once for trial in trials if trial.fault == fault)
         if not (runs := sum(ended[fault].values())):
             continue
         lines.append(f"| {fault} | {runs} | {struck} | {codes} | {'; '.join(mistakes) or 'nothing'} |")
