@@ -122,7 +122,7 @@ def run_to_the_end(starts: Sequence[Callable[[Path], Process]], folder: Path, li
             if _has_group(process.pid):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert codes == [0] * len(starts), "\n".join(log.read_text()[-4000:] for log in logs)
+    assert codes == [0] * len(starts), "\n".join(log.read_text()[-4000:] for log in logs if log.exists())
     assert not left_behind
     return logs
 
