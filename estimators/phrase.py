@@ -25,7 +25,9 @@ def phrase(template: str, /, **fields: object) -> Phrase:
 
 
 def named(name: str) -> Phrase:
-    """The name of a component, which a catalogue may translate."""
+    """A name or a sentence without fields, which a catalogue may translate; a phrase as it is."""
+    if isinstance(name, Phrase):
+        return name
     made = Phrase(name)
     made.template, made.fields = name, {}
     return made
@@ -34,7 +36,7 @@ def named(name: str) -> Phrase:
 def listed(phrases: Sequence[str], separator: Literal[", ", "; "] = ", ") -> Phrase:
     """Phrases with commas or semicolons between."""
     first, *others = phrases
-    made = first if isinstance(first, Phrase) else named(first)
+    made = named(first)
     for following in others:
         if separator == ", ":
             made = phrase("{first}, {following}", first=made, following=following)

@@ -277,6 +277,7 @@ def advice_of(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         pytorch_baseline=answer.pytorch_baseline and _plan(question, answer.pytorch_baseline),
         try_first=answer.try_first and _plan(question, answer.try_first),
         host_threads=_host_threads(question, answer.recommended),
+        changes=tuple(answer.changes),
         deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
         verifications=tuple({"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications),
         probes=series and from_attributes(ProbesFigures, series, trials=tuple(map(_probe, series.probes))),

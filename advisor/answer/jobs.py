@@ -52,4 +52,6 @@ def _fsdp2_file(answer: Recommendation, plain: Candidate, path: Path) -> JobFile
     source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
     job = _job(answer, plain, str(path))
     text = fsdp2_config(job, question.workload.precision, f"{arguments_class(question.workload)}({source})")
-    return JobFile(path=path, text=text, start=start_accelerate(job, shlex.quote(str(path))))
+    return JobFile(
+        title="FSDP2 under accelerate", path=path, text=text, start=start_accelerate(job, shlex.quote(str(path)))
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -74,6 +74,34 @@ class Change:
     """What the answer would then be."""
 
 
+class Changes:
+    """Changes, each searched for when it is first asked for: all take longer than the answer without them."""
+
+    def __init__(self, tried: Iterable[Change | None] = ()) -> None:
+        """tried: None for something that would change nothing."""
+        self._tried = iter(tried)
+        self._found: list[Change] = []
+        self.are_all_tried = False
+
+    def try_next(self) -> bool:
+        """Try one more. Returns False where none is left."""
+        tried = next(self._tried, self)
+        self.are_all_tried = tried is self
+        if isinstance(tried, Change):
+            self._found.append(tried)
+        return not self.are_all_tried
+
+    def __iter__(self) -> Iterator[Change]:
+        index = 0
+        while index < len(self._found) or self.try_next():
+            if index < len(self._found):
+                yield self._found[index]
+                index += 1
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """The answer to a question."""
@@ -94,7 +122,7 @@ class Recommendation:
     """The best plan, or the closest, with the training backend's own loss, where the search turned another on."""
     other_rollouts: tuple[RolloutOutcome, ...] = ()
     """What else could generate the completions, where the search chose."""
-    changes: tuple[Change, ...] = ()
+    changes: Changes = field(default_factory=Changes)
     """What would change the answer."""
     pytorch_baseline: Candidate | None = None
     """Plain PyTorch's best plan, for comparison; it is not a DeepSpeed configuration, and never the recommended one."""

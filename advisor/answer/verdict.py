@@ -219,6 +219,8 @@ def batch_sentence(question: Question, chosen: Candidate) -> Phrase:
     elif (rollouts := question.workload.rollouts) is not None:
         prompts = samples // rollouts.num_generations if isinstance(samples, int) else 0
         samples = phrase("{count} completions of {prompts} prompts", count=samples, prompts=prompts)
+    if question.is_batch_free:
+        samples = phrase("{samples} (--global-batch)", samples=samples)
     return phrase(
         "{batch}, global batch {samples}; {checkpointing}.",
         batch=listed([text, *(words for ranks, words in groups if ranks > 1)]),

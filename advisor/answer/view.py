@@ -23,7 +23,7 @@ from ..text.units import amount, gib, percent, rate, rough_rate, seconds
 from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probe_row, probes_of
 from .phases import phase_sentences
 from .reasons import time_shares
-from .recommendation import Change, Recommendation, closest
+from .recommendation import Changes, Recommendation, closest
 from .start import Block, next_steps, recommended_config
 from .verdict import Verdict, subject_of, verdict_of
 
@@ -98,9 +98,10 @@ class AnswerView:
     probe_rows: tuple[ProbeRow, ...]
     probes_end: str
     deepspeed_estimate: str
-    changes: str
-    """Title of `change_rows`, or a sentence that there are none."""
-    change_rows: tuple[Change, ...]
+    change_rows: Changes
+    changes_title: str
+    no_changes: str
+    """A sentence in place of `changes_title` where there are none; "" where none are needed."""
     evidence: tuple[str, ...]
     assumptions: tuple[str, ...]
     files: tuple[str, ...]
@@ -109,6 +110,11 @@ class AnswerView:
     """The recommended DeepSpeed configuration."""
     steps: tuple[Block, ...]
     """What to do next."""
+
+    @property
+    def changes(self) -> str:
+        """The title of the changes or, once they were searched for, that there are none."""
+        return self.changes_title if self.change_rows else self.no_changes
 
 
 def host_parts(memory: MemoryEstimate) -> dict[str, int]:
@@ -161,8 +167,9 @@ def view_of(
         probe_rows=tuple(probe_row(probe, question.model.unit) for probe in probes),
         probes_end=probes_end,
         deepspeed_estimate=deepspeed_sentence(estimate, shown.device_bytes) if estimate and shown else "",
-        changes=_changes_title(answer, has_probes=bool(series or answer.past_probes)),
         change_rows=answer.changes,
+        changes_title=_changes_title(answer, has_probes=bool(series or answer.past_probes)),
+        no_changes=_no_changes(answer),
         evidence=tuple(evidence_of(answer)),
         assumptions=answer.assumptions,
         files=answer.files,
@@ -363,14 +370,15 @@ def _utilization(question: Question, chosen: Candidate) -> str:
 
 
 def _changes_title(answer: Recommendation, *, has_probes: bool) -> str:
-    """The title of the changes, or that no change helps."""
-    if not answer.changes:
-        if answer.recommended is not None:
-            return ""
-        if answer.question.cluster.gpu.is_cpu:
-            return phrase("No change that was tried makes it fit: other methods, a shorter sequence.")
-        return phrase("No change that was tried makes it fit: other methods, a shorter sequence, more or larger GPUs.")
     title = phrase("What would change the answer") if answer.recommended else phrase("What would make it fit")
     if has_probes:
         title = phrase("{title} (predicted, not corrected by probes)", title=title)
     return title
+
+
+def _no_changes(answer: Recommendation) -> str:
+    if answer.recommended is not None:
+        return ""
+    if answer.question.cluster.gpu.is_cpu:
+        return phrase("No change that was tried makes it fit: other methods, a shorter sequence.")
+    return phrase("No change that was tried makes it fit: other methods, a shorter sequence, more or larger GPUs.")

@@ -24,7 +24,7 @@ from ..search.candidate import MOST_HOST_BYTES, Candidate, LadderStep, duration_
 from ..search.search import SampleBytes, fastest, of_any_loss
 from ..text.job import hours, money
 from ..text.units import rate, whole_gib
-from .recommendation import Change
+from .recommendation import Change, Changes
 
 WORTH_LISTING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
@@ -56,19 +56,16 @@ Asked = tuple[str, Question]
 """Flags, and the question with them."""
 
 
-def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
+def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Changes:
     """Flags that would make it fit or make it faster, each with what the answer would then be.
 
     With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps; the first is listed, and
     those that lead to another rung. Without one, each kind grows until something fits.
     """
-    return tuple(change for change in changes_tried(question, ladder, chosen) if change is not None)
+    return Changes(_tried(question, ladder, chosen))
 
 
-def changes_tried(
-    question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None
-) -> Iterator[Change | None]:
-    """`changes` one after the other, and None for one that is not listed, so that a caller may stop in between."""
+def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     sample_bytes: SampleBytes = {}
     yield from _storage(question, ladder, chosen, sample_bytes)
     enough = 0.0 if chosen is None else WORTH_LISTING * chosen.tokens_per_s

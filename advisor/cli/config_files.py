@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +92,12 @@ def _show_rules(code: str | None, output: Output) -> int:
     from ..render.lint import render_rule, render_rules
 
     if code is None:
-        render_rules(RULES, output.console())
+        output.print(partial(render_rules, RULES), output.console())
         return 0
     rule = next((rule for rule in RULES if rule.code == code.upper()), None)
     if rule is None:
         raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
-    render_rule(rule, output.console())
+    output.print(partial(render_rule, rule), output.console())
     return 0
 
 

@@ -22,7 +22,7 @@ from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ...probes.gc_pause import gc_paused
 from ..text.language import Language, language_of_environment, translate, use_language
-from ..text.output import printable
+from ..text.output import to_stderr
 from .options import complete_model, help_records
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run the command line of this process, print an error as one line, exit."""
+    """Run the command line of this process, print an error, exit."""
     # Python has None for a stream that the caller closed (`>&-`), and the next file opened would take its number.
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
@@ -222,4 +222,4 @@ def _report(what: str, why: str, fix: str) -> None:
     reason = f"{what}: {why}" if why else what
     line = f"{reason}; {fix}" if fix else reason
     with contextlib.suppress(OSError):  # stderr is full
-        click.echo(f"ds-advise: {printable(line)}", err=True)
+        to_stderr(line)

@@ -14,7 +14,7 @@ from ...ds_configs.jobs import JOB_KINDS
 from ..question.option import Option, parse_count
 from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, RolloutOptions, names_in
 from ..text.language import Language, language_of_environment
-from ..text.output import Output, OutputMode
+from ..text.output import Output, OutputMode, to_stderr
 
 Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
@@ -166,7 +166,7 @@ def warn_ignored_options(values: Mapping[str, Any], declared: Mapping[str, Optio
 def warn_ignored(name: str, where: str) -> None:
     """Warn on stderr that an option has no effect, if the user passed it."""
     if name in given_by_user():
-        click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect {where}", err=True)
+        to_stderr(f"--{name.replace('_', '-')} has no effect {where}")
 
 
 def given_by_user() -> set[str]:

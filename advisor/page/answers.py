@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
@@ -22,11 +22,10 @@ from ...estimators.models import catalogue
 from ..advise import predicted
 from ..answer.advice import advice_of
 from ..answer.jobs import jobs_of
-from ..answer.recommendation import Change, Recommendation
+from ..answer.recommendation import Recommendation
 from ..answer.scaling import scaling_of
 from ..answer.start import plan_config, start_commands, start_settings
 from ..answer.view import view_of
-from ..answer.what_if import changes_tried
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.line_charts import draw_speed_against_memory
@@ -95,11 +94,9 @@ def answer(request: str) -> Iterator[str]:
     yield json.dumps({"part": "answer", "command": command_of(state), **_shown(recommendation), "pictures": first})
     others = {name: picture(recommendation, name, width) for name in PICTURES if name not in first}
     yield json.dumps({"part": "pictures", "pictures": others})
-    found: list[Change] = []
-    for change in changes_tried(recommendation.question, recommendation.ladder, recommendation.recommended):
-        found += [change] if change is not None else []
+    while recommendation.changes.try_next():
         yield '{"part": "pause"}'
-    yield json.dumps(_whole(replace(recommendation, changes=tuple(found))))
+    yield json.dumps(_whole(recommendation))
 
 
 def _shown(answer: Recommendation) -> dict[str, Any]:
@@ -168,14 +165,12 @@ def _start(answer: Recommendation) -> dict[str, Any] | None:
     }
 
 
-def _job_files(answer: Recommendation) -> dict[str, str]:
-    """Their texts by name, without those that are not possible: SkyPilot has no name for some GPUs, and a static page
-    no PyYAML."""
-    found: dict[str, str] = {}
+def _job_files(answer: Recommendation) -> Iterator[dict[str, str]]:
+    """Those that are possible: SkyPilot has no name for some GPUs, and a static page no PyYAML."""
     for kind in JOB_KINDS:
         with suppress(DsAdviseError, ImportError):
-            found |= {file.path.name: file.text for file in jobs_of(answer, (kind,), CONFIG_FILE)}
-    return found
+            for file in jobs_of(answer, (kind,), CONFIG_FILE):
+                yield {"file": file.path.name, "title": file.title, "text": file.text}
 
 
 def judge(request: str) -> str:
@@ -235,7 +230,7 @@ def _whole(recommendation: Recommendation) -> dict[str, Any]:
             {"flags": change.flags, "outcome": change.outcome, "options": options_in(change.flags)}
             for change in recommendation.changes
         ],
-        "jobs": _job_files(recommendation),
+        "jobs": list(_job_files(recommendation)),
         "json": json.dumps(to_json(advice_of(recommendation)), indent=2),
     }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,6 +19,7 @@ from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import ModelShape
+from ..text.output import to_stderr
 from .own_module import is_own_module
 
 _HUB_LIMIT_S, _PATIENCE_S = 20.0, 2.0
@@ -182,7 +182,7 @@ def _in_time(download: Callable[[], Path], waiting: str) -> Path:
     try:
         result = done.get(timeout=_PATIENCE_S)
     except Empty:
-        print(f"ds-advise: {waiting}", file=sys.stderr)
+        to_stderr(waiting)
         try:
             result = done.get(timeout=_HUB_LIMIT_S - _PATIENCE_S)
         except Empty:

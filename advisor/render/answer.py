@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -25,6 +28,9 @@ _WIDTHS = {
 _FEW_CHANGES = 4
 """Changes that are printed without `details`."""
 
+_MOST_LINES = 45
+"""Lines of an answer without `details`, on a terminal of 80 columns."""
+
 _TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
 
@@ -41,6 +47,16 @@ def print_answer(
     details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
     """
     view = view_of(answer, config_path=config_path, all_candidates=all_candidates, details=details)
+    # Where the script needs many lines, those that say why give way: first the step's time, then the memory.
+    for shown in (view, replace(view, time=""), replace(view, time="", memory="")):
+        with console.capture() as printed:
+            _print_view(shown, console, details=details)
+        if details or console.width < WIDTH or printed.get().count("\n") <= _MOST_LINES:
+            break
+    console.file.write(printed.get())
+
+
+def _print_view(view: AnswerView, console: Console, *, details: bool) -> None:
     verdict = view.verdict
     sentence(console, verdict.headline, style=_TONES[verdict.tone])
     for line in verdict.sentences:
@@ -150,10 +166,9 @@ def _print_probes(view: AnswerView, console: Console) -> None:
 
 
 def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None:
-    shown = view.change_rows if details else view.change_rows[:_FEW_CHANGES]
-    title = view.changes
-    if len(shown) < len(view.change_rows):
-        title = phrase("{title} ({count} more: --details)", title=title, count=len(view.change_rows) - len(shown))
+    shown, title = tuple(islice(view.change_rows, None if details else _FEW_CHANGES)), view.changes
+    if shown and not view.change_rows.are_all_tried:
+        title = phrase("{title} (--details tries more)", title=title)
     paragraph(console, title)
     is_wide = console.width >= WIDTH
     width = max((len(change.flags) for change in shown), default=0) * is_wide

@@ -15,7 +15,7 @@ from ...estimators.phrase import Phrase, named, phrase
 from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, MachineFacts, Redactor, judge
 from ...validate.doctor.software import NO_NVIDIA_GPU
 from ..text.labels import versions_label
-from ..text.language import translate, translate_finding
+from ..text.language import translate
 from ..text.lines import blank, capitalised, padded, sentence
 from ..text.output import printable
 from ..text.units import gib
@@ -78,14 +78,14 @@ def _finding(finding: DoctorFinding, console: Console) -> None:
     head = Text.assemble(
         (f" {padded(translate(named(finding.status)), -_STATUS_WIDTH)}", _STYLES[finding.status]),
         f"{finding.check:<{_CHECK_WIDTH}}",
-        (printable(translate_finding(finding.what)), "dim" if finding.status == "ok" else ""),
+        (printable(translate(named(finding.what))), "dim" if finding.status == "ok" else ""),
     )
     sentence(console, head, hang=len(indent) + _CHECK_WIDTH)
     if finding.why:
-        sentence(console, Text(indent + printable(translate_finding(finding.why))), hang=len(indent))
+        sentence(console, Text(indent + printable(translate(named(finding.why)))), hang=len(indent))
     if finding.fix:
         word = translate(phrase("fix: "))
-        fix = Text.assemble(indent, (word, "bold"), printable(translate_finding(finding.fix)))
+        fix = Text.assemble(indent, (word, "bold"), printable(translate(named(finding.fix))))
         sentence(console, fix, hang=len(indent) + cell_len(word))
 
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...estimators.phrase import Phrase, listed, phrase
+from ...estimators.phrase import Phrase, listed, named, phrase
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import LintAnswer
-from ..text.language import translate, translate_finding
-from ..text.lines import WIDTH, blank, capitalised, ended, row, sentence
+from ..text.language import translate
+from ..text.lines import WIDTH, blank, ended, padded, row, sentence
 from ..text.output import printable
 
 _SEVERITIES = {"error": phrase("error"), "warning": phrase("warning"), "advice": phrase("advice")}
@@ -151,9 +151,9 @@ def _render(finding: LintFinding, text: str, console: Console, *, why: bool) -> 
     sentence(console, title)
     for line in finding.excerpt(text, min(console.width, WIDTH) - 4):
         row(console, Text(f"   {line}", style="dim"))
-    what = translate_finding(finding.what)
+    what = translate(named(finding.what))
     sentence(console, f"  {ended(printable(finding.sentence if what == finding.what else what))}", hang=2)
-    reason, fix = translate_finding(finding.why), printable(translate_finding(finding.fix))
+    reason, fix = translate(named(finding.why)), printable(translate(named(finding.fix)))
     if why:
         sentence(console, f"  {translate(phrase('Why: {reason}', reason=ended(reason)))}", hang=2)
     if fix:
@@ -169,20 +169,24 @@ def render_diff(name: str, new_name: str, old: str, new: str, console: Console) 
 
 def render_rule(rule: Rule, console: Console) -> None:
     """One rule with its examples."""
-    sentence(console, f"{rule.code} {rule.severity}: {rule.title}", style=_STYLES[rule.severity])
-    sentence(console, f"{capitalised(rule.why)}.")
+    severity = translate(_SEVERITIES[rule.severity])
+    sentence(console, f"{rule.code} {severity}: {translate(named(rule.title))}", style=_STYLES[rule.severity])
+    sentence(console, phrase("Why: {reason}", reason=ended(translate(named(rule.why)))))
     if rule.fix:
-        sentence(console, f"Fix: {rule.fix}.")
-    sentence(console, f"DeepSpeed {rule.versions}; read in {rule.source}.", style="dim")
+        sentence(console, phrase("Fix: {fix}", fix=ended(translate(named(rule.fix)))))
+    read = phrase("DeepSpeed {versions}; read in {source}.", versions=rule.versions, source=rule.source)
+    sentence(console, read, style="dim")
     options = "".join(f" --{name} {value}" for name, value in rule.options.items())
-    for title, example in (("Found in", rule.bad), ("Not in", rule.good)):
-        sentence(console, f"{title}{f' (with{options})' if options else ''}: {_compact(example)}")
+    for title, example in ((phrase("Found in"), rule.bad), (phrase("Not in"), rule.good)):
+        place = phrase("{title} (with{options})", title=title, options=options) if options else title
+        sentence(console, f"{translate(place)}: {_compact(example)}")
 
 
 def render_rules(rules: Sequence[Rule], console: Console) -> None:
     """A line for every rule."""
     for rule in rules:
-        sentence(console, f"{rule.code} {rule.severity:<8} {rule.title}", hang=15)
+        severity = padded(translate(_SEVERITIES[rule.severity]), -8)
+        sentence(console, f"{rule.code} {severity} {translate(named(rule.title))}", hang=15)
 
 
 def _compact(config: Any) -> str:

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
 from ...estimators.phrase import Phrase
@@ -78,38 +77,6 @@ def use_language(language: Language) -> Iterator[None]:
     finally:
         _templates.clear()
         _templates.update(before)
-
-
-_FIELD = re.compile(r"\{([a-z]+)\}")
-
-
-@cache
-def _findings(language: Language) -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
-    """Texts without and with values; of the latter those with most letters first."""
-    texts = catalogue(f"{language}_findings")
-    templates = sorted(filter(_FIELD.search, texts), key=lambda template: -len(_FIELD.sub("", template)))
-    patterns = []
-    for template in templates:
-        words = _FIELD.split(template)
-        parts = (f"(?P<{word}>.*?)" if index % 2 else re.escape(word) for index, word in enumerate(words))
-        patterns.append((re.compile("".join(parts), re.DOTALL), texts[template]))
-    return texts, patterns
-
-
-def translate_finding(text: str) -> str:
-    """A text of a lint rule or of the doctor in the language in use.
-
-    These are plain English sentences with values in them: the translation is that of the template which they match.
-    """
-    if not _templates:
-        return text
-    texts, patterns = _findings("zh")
-    if text in texts:
-        return texts[text]
-    for pattern, translation in patterns:
-        if found := pattern.fullmatch(text):
-            return _FIELD.sub(lambda field: translate_finding(found[field[1]]), translation)
-    return text
 
 
 def is_translated(text: str) -> bool:

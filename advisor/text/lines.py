@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from .labels import MEMORY_FAMILIES, memory_by_family
 from .language import can_encode, is_translated, translate
-from .output import printable
+from .printable import printable
 from .units import gib
 
 WIDTH = 80
@@ -60,8 +61,19 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
         row(console, Text(" " * (1 + hang if number else 1)) + line)
 
 
-def _breaks(text: str, first: int, following: int) -> list[int]:
-    """Where lines end, given the columns of the first and of the following lines; a piece that is longer is cut."""
+def wrapped(text: str, columns: int) -> str:
+    """A message in lines of a terminal's width. Words and paths are not broken, nor are commands up to their options'
+    values; one that is longer than a line overflows, so that it can be copied."""
+    width = min(LONGEST, max(columns, NARROWEST)) - 1
+    command = r"(?:ds-advise|pip install|npm pack) \S+(?: --?[\w-]+(?: [^\s-]\S*)?)*|--[\w-]+ [^\s-]\S*"
+    text = glued(re.sub(command, lambda found: found[0].replace(" ", FIRM), text))
+    breaks = _breaks(text, width, width - 2, cuts=False)
+    lines = (text[start:end].rstrip() for start, end in pairwise([0, *breaks, len(text)]))
+    return "\n  ".join(lines).replace(GLUE, " ").replace(FIRM, " ")
+
+
+def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list[int]:
+    """Where lines end, given the columns of the first and of the following lines. cuts: a longer piece is cut."""
     breaks, room, start, filled = list[int](), first, 0, 0
     for piece in _pieces(text):
         columns = cell_len(piece[0].rstrip())
@@ -69,7 +81,7 @@ def _breaks(text: str, first: int, following: int) -> list[int]:
             breaks.append(piece.start())
             room, filled = following, 0
         start = piece.start()
-        while columns > room:
+        while cuts and columns > room:
             start += room
             breaks.append(start)
             columns, room = columns - room, following

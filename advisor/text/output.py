@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
+from .printable import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ class Output(NamedTuple):
     def say(self, text: str) -> None:
         """A line of progress or a warning; it never goes to stdout."""
         if self.mode != "quiet":
-            print(f"ds-advise: {printable(text)}", file=sys.stderr, flush=True)
+            to_stderr(text)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
@@ -69,11 +70,17 @@ class Output(NamedTuple):
         return Console(file=file, highlight=False, quiet=self.mode == "quiet")
 
 
-def printable(text: str) -> str:
-    """Text from elsewhere without characters that would steer the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+def to_stderr(text: str) -> None:
+    """A line on stderr; on a terminal it is wrapped."""
+    line = f"ds-advise: {printable(text)}"
+    if sys.stderr.isatty():
+        # Imported here: pipes and files need none.
+        from rich.console import Console
+
+        from .lines import wrapped
+
+        line = wrapped(line, Console(stderr=True).width)
+    print(line, file=sys.stderr, flush=True)
 
 
 _EVERY_S = 5.0

@@ -23,6 +23,8 @@ from .slurm import slurm_script
 class JobFile(NamedTuple):
     """A job file."""
 
+    title: str
+    """Who reads it."""
     path: Path
     text: str
     start: tuple[str, ...]
@@ -30,6 +32,7 @@ class JobFile(NamedTuple):
 
 
 class _Kind(NamedTuple):
+    title: str
     file: str
     text: Callable[[Job], str]
     start: Callable[[Job, str], tuple[str, ...]]
@@ -37,14 +40,17 @@ class _Kind(NamedTuple):
 
 
 _KINDS: Mapping[JobKind, _Kind] = {
-    "slurm": _Kind("job.sbatch", slurm_script, lambda _, path: (f"sbatch {path}",)),
+    "slurm": _Kind("Slurm", "job.sbatch", slurm_script, lambda _, path: (f"sbatch {path}",)),
     "kubernetes": _Kind(
-        "trainjob.yaml", train_job, lambda job, path: (create_configmap(job), f"kubectl create -f {path}")
+        "Kubernetes",
+        "trainjob.yaml",
+        train_job,
+        lambda job, path: (create_configmap(job), f"kubectl create -f {path}"),
     ),
-    "skypilot": _Kind("sky.yaml", skypilot_task, lambda _, path: (f"sky launch {path}",)),
-    "ray": _Kind("ray_train.py", ray_script, lambda _, path: (f"python {path}",)),
-    "accelerate": _Kind("accelerate.yaml", accelerate_config, start_accelerate),
-    "hostfile": _Kind("hostfile", hostfile, start_hostfile),
+    "skypilot": _Kind("SkyPilot", "sky.yaml", skypilot_task, lambda _, path: (f"sky launch {path}",)),
+    "ray": _Kind("Ray", "ray_train.py", ray_script, lambda _, path: (f"python {path}",)),
+    "accelerate": _Kind("accelerate", "accelerate.yaml", accelerate_config, start_accelerate),
+    "hostfile": _Kind("The hostfile of DeepSpeed", "hostfile", hostfile, start_hostfile),
 }
 
 
@@ -56,6 +62,6 @@ def job_files(job: Job, kinds: tuple[JobKind, ...], folder: Path) -> tuple[JobFi
     specs = [_KINDS[kind] for kind in dict.fromkeys(kinds)]
     paths = [folder / spec.file for spec in specs]
     return tuple(
-        JobFile(path=path, text=spec.text(job), start=spec.start(job, shlex.quote(str(path))))
+        JobFile(title=spec.title, path=path, text=spec.text(job), start=spec.start(job, shlex.quote(str(path))))
         for spec, path in zip(specs, paths, strict=True)
     )

@@ -54,6 +54,10 @@ def find_gpu(name: str) -> Gpu:
             fix=phrase("name one of them, such as {example}", example=f"--gpus {names[-1].replace(' ', '-')}"),
         )
     near = nearest_names(name)
+    if wanted == "cpu":
+        raise ClusterError(
+            phrase("--gpus names GPUs"), fix=phrase("for training on this machine's CPU pass --device cpu")
+        )
     raise ClusterError(
         phrase("no GPU called {name!r} is known", name=name),
         why=phrase("its memory and speed cannot be guessed"),

@@ -13,9 +13,11 @@ import pytest
 from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
+from ds_advise.advisor.text.lines import wrapped
 from ds_advise.estimators.json_form import SCHEMA_VERSION
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.plan import RUNGS
+from rich.cells import cell_len
 
 from tests.helpers import TINY
 
@@ -151,6 +153,18 @@ def test_bad_input_gets_one_line_and_exit_2(here: Path, capsys: pytest.CaptureFi
     assert "error of ds-advise itself" not in err and len(err) < 500
     assert sorted(here.iterdir()) == before
     assert out == "" or "-o" in arguments
+
+
+def test_a_message_on_a_terminal_is_wrapped_without_breaking_a_command_or_a_path() -> None:
+    """To a file or a pipe it is one line, as the tests around this one show."""
+    path = "/data/" + "experiment/" * 6 + "ds_config.json"
+    message = f"ds-advise: {path}: no such file; pass --output FILE, or run ds-advise doctor --report first"
+    lines = wrapped(message, 40).splitlines()
+    assert " ".join(line.strip() for line in lines) == message
+    assert lines[1].strip() == f"{path}:" and all(len(line) < 40 for line in lines if path not in line)
+    assert any("--output FILE" in line for line in lines) and any("ds-advise doctor --report" in line for line in lines)
+    chinese = "ds-advise: 没有叫 'GTX9999' 的显卡: 猜不出它的显存和速度; 相近的有 RTX 3090, 或只写显存"
+    assert all(cell_len(line) < 40 for line in wrapped(chinese, 40).splitlines())
 
 
 def test_an_error_is_one_line_and_debug_adds_the_traceback(tmp_path: Path) -> None:

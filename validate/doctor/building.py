@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...estimators.phrase import phrase
 from ...probes.real_run.supervisor import open_files
 from .. import parse_version
 from .findings import Findings, Runner, ok, problem, unknown, warning
@@ -188,11 +189,7 @@ def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
             age_s = max(0.0, time.time() - lock.stat().st_mtime)
             if os.path.realpath(lock) not in in_use:
                 locks.append((lock.parent.name, age_s))
-    return OpsFolder(
-        path=str(folder),
-        writable=os.access(existing, os.W_OK | os.X_OK),
-        locks=tuple(locks),
-    )
+    return OpsFolder(path=str(folder), writable=os.access(existing, os.W_OK | os.X_OK), locks=tuple(locks))
 
 
 def install(what: str, toolchain: Toolchain | None, software: InstalledSoftware | None) -> str:
@@ -201,7 +198,7 @@ def install(what: str, toolchain: Toolchain | None, software: InstalledSoftware 
     manager = toolchain.package_manager if toolchain else ""
     command, *names = _INSTALL[manager or "apt-get"]
     package = names[_PACKAGES.index(what)].format(f"{python.major}.{python.minor}")
-    return f"sudo {command} {package}" if manager else f"install the package {package}"
+    return f"sudo {command} {package}" if manager else phrase("install the package {package}", package=package)
 
 
 def compiler(
@@ -211,21 +208,25 @@ def compiler(
     if not toolchain.cxx:
         named = environment.get("CXX")
         yield problem(
-            f"{named or 'c++'} cannot be run",
+            phrase("{compiler} cannot be run", compiler=named or "c++"),
             "DeepSpeed compiles CPU Adam, fused Adam and its NVMe code at their first use",
             "point CXX at a C++ compiler" if named else install("compiler", toolchain, software),
         )
     elif toolchain.cxx_trial is None:
-        yield unknown(f"{toolchain.cxx} did not compile three lines within three seconds")
+        yield unknown(phrase("{cxx} did not compile three lines within three seconds", cxx=toolchain.cxx))
     elif not toolchain.cxx_trial.compiled:
         yield problem(
-            f"{toolchain.cxx} does not compile -std={toolchain.standard} -march=native -fopenmp: "
-            f"{toolchain.cxx_trial.error[:120]}",
+            phrase(
+                "{cxx} does not compile -std={standard} -march=native -fopenmp: {error}",
+                cxx=toolchain.cxx,
+                standard=toolchain.standard,
+                error=toolchain.cxx_trial.error[:120],
+            ),
             "DeepSpeed compiles its ops with these flags",
             "install g++ 11 or newer and `export CXX=g++-11`",
         )
     else:
-        yield ok(f"{toolchain.cxx} compiles {toolchain.standard} with OpenMP")
+        yield ok(phrase("{cxx} compiles {standard} with OpenMP", cxx=toolchain.cxx, standard=toolchain.standard))
 
 
 def python_headers(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Findings:
@@ -258,7 +259,7 @@ def setuptools(software: InstalledSoftware) -> Findings:
     """Python 3.12 and newer have no distutils, with which DeepSpeed looks for libaio."""
     if parse_version(software.python).release >= (3, 12) and "setuptools" not in software.packages:
         yield problem(
-            f"setuptools is missing, and Python {software.python} has no distutils",
+            phrase("setuptools is missing, and Python {python} has no distutils", python=software.python),
             "torch and DeepSpeed compile ops with it",
             "pip install setuptools",
         )
@@ -273,29 +274,39 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
     own_version = parse_version(own)
     torch_version = parse_version(of_torch)
     if not own:
-        also = "CPU Adam, " if software.cpu_adam_needs_cuda else ""
-        where = f"in CUDA_HOME ({toolchain.cuda_home})" if toolchain.cuda_home else "and no CUDA toolkit"
+        where = (
+            phrase("in CUDA_HOME ({cuda_home})", cuda_home=toolchain.cuda_home)
+            if toolchain.cuda_home
+            else phrase("and no CUDA toolkit")
+        )
+        why = phrase("fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it")
         yield problem(
-            f"no nvcc {where}",
-            f"{also}fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it",
-            f"install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
-            '"torch_adam": true in optimizer.params replaces fused Adam',
+            phrase("no nvcc {where}", where=where),
+            phrase("CPU Adam, {words}", words=why) if software.cpu_adam_needs_cuda else why,
+            phrase(
+                "install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
+                '"torch_adam": true in optimizer.params replaces fused Adam',
+                of_torch=of_torch,
+            ),
         )
     elif own_version.major != torch_version.major:
         yield problem(
-            f"nvcc is of CUDA {own}, torch is built for {of_torch}",
+            phrase("nvcc is of CUDA {own}, torch is built for {of_torch}", own=own, of_torch=of_torch),
             "DS_BUILD_OPS refuses this pair; ops compiled at first use may not load",
-            f"point CUDA_HOME at a CUDA {torch_version.major} toolkit, or install torch built for CUDA "
-            f"{own_version.major}",
+            phrase(
+                "point CUDA_HOME at a CUDA {cuda} toolkit, or install torch built for CUDA {own}",
+                cuda=torch_version.major,
+                own=own_version.major,
+            ),
         )
     elif own_version.minor != torch_version.minor and not {own, of_torch} <= set(software.compatible_toolkits):
         yield warning(
-            f"nvcc is of CUDA {own}, torch is built for {of_torch}",
+            phrase("nvcc is of CUDA {own}, torch is built for {of_torch}", own=own, of_torch=of_torch),
             "DS_BUILD_OPS refuses this pair; at first use ops are compiled nevertheless",
-            f"install the CUDA toolkit {of_torch}, or set DS_SKIP_CUDA_CHECK=1",
+            phrase("install the CUDA toolkit {of_torch}, or set DS_SKIP_CUDA_CHECK=1", of_torch=of_torch),
         )
     else:
-        yield ok(f"nvcc {own} for torch's CUDA {of_torch}")
+        yield ok(phrase("nvcc {own} for torch's CUDA {of_torch}", own=own, of_torch=of_torch))
 
 
 def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Findings:
@@ -303,7 +314,7 @@ def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Find
     trial = toolchain.nvcc_trial
     if trial is not None and not trial.compiled and software.torch_cuda:
         yield problem(
-            f"nvcc cannot compile three lines: {trial.error[:140]}",
+            phrase("nvcc cannot compile three lines: {error}", error=trial.error[:140]),
             "no CUDA op of DeepSpeed can be compiled",
             "if the compiler is too new for it, install an older g++ and `export CC=gcc-12 CXX=g++-12`",
         )
@@ -316,7 +327,7 @@ def async_io(toolchain: Toolchain, software: InstalledSoftware | None = None, fo
         yield report(
             "libaio cannot be linked",
             'offload to NVMe (async_io) is refused: "Unable to JIT load the async_io op"',
-            install("aio", toolchain, software) + ", or name its folders in CFLAGS and LDFLAGS",
+            phrase("{command}, or name its folders in CFLAGS and LDFLAGS", command=install("aio", toolchain, software)),
         )
     elif toolchain.aio_trial is not None:
         yield ok("libaio can be linked")
@@ -326,15 +337,23 @@ def ops_folder(ops_folder: OpsFolder) -> Findings:
     """The folder of compiled ops is writable, and has no lock of a killed build."""
     if not ops_folder.writable:
         yield problem(
-            f"{ops_folder.path} is not writable",
+            phrase("{path} is not writable", path=ops_folder.path),
             "compiled ops are stored there",
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
     for name, age_s in ops_folder.locks:
         yield problem(
-            f"the op {name} has been locked for {age_s / 60:.0f} min, and no process here compiles it",
+            phrase(
+                "the op {name} has been locked for {minutes} min, and no process here compiles it",
+                name=name,
+                minutes=f"{age_s / 60:.0f}",
+            ),
             "a killed build leaves its lock, and every process that needs the op waits forever, without a message",
-            f"when no other machine compiles it: find {ops_folder.path} -path '*{name}/lock' -delete",
+            phrase(
+                "when no other machine compiles it: find {path} -path '*{name}/lock' -delete",
+                path=ops_folder.path,
+                name=name,
+            ),
         )
     if ops_folder.writable and not ops_folder.locks:
         yield ok("the folder of compiled ops is writable")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...estimators.phrase import phrase
 from .findings import DoctorFinding, Findings, FindingStatus, note, ok, problem
 from .gpus import Graphics
 from .nodes import HostfileNode
@@ -106,10 +107,17 @@ def visible_devices(environment: Mapping[str, str], graphics: Graphics) -> Findi
         return
     absent = [part for part in value.split(",") if part.strip().isdigit() and int(part) >= count]
     if not value.strip() or value.strip().startswith("-1"):
-        yield problem(f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU", "torch finds none", "unset it")
+        yield problem(
+            phrase("CUDA_VISIBLE_DEVICES={value} hides every GPU", value=f"{value!r}"), "torch finds none", "unset it"
+        )
     elif absent:
         yield problem(
-            f"CUDA_VISIBLE_DEVICES={value[:40]} names GPU {absent[0]}, which does not exist ({count} do)",
+            phrase(
+                "CUDA_VISIBLE_DEVICES={value} names GPU {absent}, which does not exist ({count} do)",
+                value=value[:40],
+                absent=absent[0],
+                count=count,
+            ),
             "CUDA ignores all GPUs from the first absent one on",
             "unset CUDA_VISIBLE_DEVICES, or use the numbers of nvidia-smi -L",
         )

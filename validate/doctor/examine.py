@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ...ds_configs.launch_commands import read_hostfile
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.phrase import phrase
 from . import building, environment, folder, gpus, host, nodes, software
 from .building import OpsFolder, Toolchain, read_ops_folder, read_toolchain
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus, Runner, run_program
@@ -67,11 +68,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores,),
     "swap folder": (folder.swap_folder, folder.direct_io),
-    "environment": (
-        environment.environment,
-        environment.visible_devices,
-        environment.allocator,
-    ),
+    "environment": (environment.environment, environment.visible_devices, environment.allocator),
     "network": (host.own_name, host.port),
     "nodes": (nodes.names, nodes.ssh, nodes.pdsh, nodes.slots, nodes.rendezvous),
 }
@@ -199,7 +196,7 @@ def judge(facts: MachineFacts) -> Checkup:
     findings += [
         DoctorFinding(
             "unknown",
-            f"could not be read: {reason}",
+            phrase("could not be read: {reason}", reason=reason),
             "its checks are missing above",
             "report it with the output of ds-advise doctor --report",
             "unread",

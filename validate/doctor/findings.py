@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from ...estimators.phrase import Phrase, named, phrase
+
 FindingStatus = Literal["ok", "note", "warning", "problem", "unknown"]
 """ok: nothing to do. note: worth knowing. warning: works, but slower or less reliably. problem: DeepSpeed fails, hangs
 or is killed. unknown: could not be examined."""
@@ -44,9 +46,9 @@ problem = partial(DoctorFinding, "problem")
 unknown = partial(DoctorFinding, "unknown")
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> Phrase:
     """`1 node`, `2 nodes`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return phrase("{number} {things}", number=number, things=named(noun if number == 1 else f"{noun}s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...estimators.phrase import phrase
 from .findings import Findings, ok, problem, warning
 
 Space = tuple[int, int]
@@ -43,12 +44,7 @@ def space_of(folder: Path) -> Space:
     return known.f_frsize * known.f_blocks, known.f_frsize * known.f_bavail
 
 
-def read_folder(
-    path: str,
-    root: Path = Path("/"),
-    *,
-    direct: Callable[[Path], str] | None = None,
-) -> Folder:
+def read_folder(path: str, root: Path = Path("/"), *, direct: Callable[[Path], str] | None = None) -> Folder:
     """Examine a folder with the mounts and drives under `root`. Only `direct` writes to it, and leaves nothing."""
     try:
         folder = Path(path).expanduser().resolve()
@@ -118,17 +114,22 @@ def swap_folder(folder: Folder) -> Findings:
         )
     elif filesystem in ("tmpfs", "ramfs", "devtmpfs"):
         yield problem(
-            f"the folder is in RAM ({filesystem})", "swapping to RAM frees no memory", "name a folder on a drive"
+            phrase("the folder is in RAM ({filesystem})", filesystem=filesystem),
+            "swapping to RAM frees no memory",
+            "name a folder on a drive",
         )
     elif filesystem in NETWORK_FILE_SYSTEMS:
         yield warning(
-            f"a network drive ({filesystem})",
+            phrase("a network drive ({filesystem})", filesystem=filesystem),
             "every step reads and writes all optimizer states, which takes minutes",
             "name a folder on a local drive",
         )
     else:
         yield ok(
-            f"a folder on {filesystem or 'an unknown file system'}; ds-advise bench --nvme PATH measures its drive"
+            phrase(
+                "a folder on {filesystem}; ds-advise bench --nvme PATH measures its drive",
+                filesystem=filesystem or phrase("an unknown file system"),
+            )
         )
 
 
@@ -136,7 +137,7 @@ def direct_io(folder: Folder) -> Findings:
     """Files open with O_DIRECT, which DeepSpeed uses (ops/csrc/aio/common/deepspeed_aio_common.cpp, 0.19.8)."""
     if folder.direct_error:
         yield problem(
-            f"files cannot be opened with O_DIRECT: {folder.direct_error}",
+            phrase("files cannot be opened with O_DIRECT: {direct_error}", direct_error=folder.direct_error),
             "DeepSpeed opens its swap files with O_DIRECT and stops",
             "name a folder on ext4 or xfs",
         )

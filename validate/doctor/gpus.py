@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...estimators.phrase import gib
+from ...estimators.phrase import gib, phrase
 from ...probes.machine import read_text
 from .findings import Findings, note, ok, warning
 
@@ -179,8 +179,13 @@ def gpu_memory(graphics: Graphics) -> Findings:
     for gpu in used:
         by = ", ".join(f"{name} ({gib(size)} GiB)" if size else name for name, size in gpu.processes[:3])
         yield warning(
-            f"GPU {gpu.index}: {gib(gpu.memory_bytes - gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB in use by "
-            f"{by or 'no visible process'}",
+            phrase(
+                "GPU {index}: {used} of {memory} GiB in use by {processes}",
+                index=gpu.index,
+                used=gib(gpu.memory_bytes - gpu.free_bytes),
+                memory=gib(gpu.memory_bytes),
+                processes=by or phrase("no visible process"),
+            ),
             "training has that much less memory and shares the GPU's time",
             "end the processes of earlier runs (nvidia-smi lists them), or exclude this GPU with CUDA_VISIBLE_DEVICES",
         )
@@ -194,7 +199,11 @@ def peer_to_peer(graphics: Graphics) -> Findings:
     barred = known.count(False)
     if barred and barred < len(known):
         yield warning(
-            f"{barred} of {len(graphics.peer_access)} pairs of GPUs have no peer-to-peer access",
+            phrase(
+                "{barred} of {pairs} pairs of GPUs have no peer-to-peer access",
+                barred=barred,
+                pairs=len(graphics.peer_access),
+            ),
             "these pairs communicate through host memory, and the slowest pair determines every collective",
             "train on GPUs with peer-to-peer access: nvidia-smi topo -p2p w",
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...estimators.phrase import gib
+from ...estimators.phrase import gib, phrase
 from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
 from .findings import Findings, Runner, counted, note, ok, problem, run_program, warning
 from .folder import Folder, Space, space_of
@@ -199,7 +199,9 @@ def _entries(folder: Path) -> tuple[str, ...]:
 
 def ram(memory: Memory) -> Findings:
     """RAM is available."""
-    seen = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} GiB available"
+    seen = phrase(
+        "{available} of {total} GiB available", available=gib(memory.available_bytes), total=gib(memory.total_bytes)
+    )
     if memory.available_bytes < _LOW_SHARE * memory.total_bytes:
         yield warning(
             seen,
@@ -214,17 +216,26 @@ def memory_limit(memory: Memory) -> Findings:
     """The memory limit of the container, and the processes that the kernel killed in it."""
     if memory.killed:
         yield warning(
-            f"the kernel has killed {memory.killed} process{'es' * (memory.killed > 1)} in this container or session "
-            "for memory",
+            phrase(
+                "the kernel has killed {count} processes in this container or session for memory", count=memory.killed
+            )
+            if memory.killed > 1
+            else phrase("the kernel has killed a process in this container or session for memory"),
             "a killed rank ends without a message, and the other ranks hang",
             "give the container more memory, or pass --ram to ds-advise for a plan that needs less",
         )
     if memory.limit_bytes is not None:
-        used = f", {gib(memory.limit_used_bytes)} in use" if memory.limit_used_bytes is not None else ""
+        seen = phrase(
+            "{limit} of the machine's {total} GiB may be used",
+            limit=gib(memory.limit_bytes),
+            total=gib(memory.total_bytes),
+        )
+        if memory.limit_used_bytes is not None:
+            seen = phrase("{words}, {used} in use", words=seen, used=gib(memory.limit_used_bytes))
         yield note(
-            f"{gib(memory.limit_bytes)} of the machine's {gib(memory.total_bytes)} GiB may be used{used}",
+            seen,
             "a job beyond the container's limit is killed without a message, however much RAM is free",
-            f"pass --ram {memory.limit_bytes // 2**30}GiB to ds-advise",
+            phrase("pass --ram {limit}GiB to ds-advise", limit=memory.limit_bytes // 2**30),
         )
     elif not memory.killed:
         yield ok("no limit below the machine's RAM")
@@ -239,9 +250,9 @@ def locked_memory(memory: Memory, host: Host | None = None, folder: Folder | Non
     limit = memory.lockable_bytes
     fix = "ulimit -l unlimited (limits.conf: memlock; docker run --ulimit memlock=-1; Slurm: PropagateResourceLimits)"
     if limit is None or limit >= _MIN_LOCKED_BYTES:
-        yield ok("no limit" if limit is None else f"{gib(limit)} GiB may be locked")
+        yield ok("no limit" if limit is None else phrase("{limit} GiB may be locked", limit=gib(limit)))
         return
-    seen = f"a process may lock {limit / 2**20:,.0f} MiB"
+    seen = phrase("a process may lock {limit} MiB", limit=f"{limit / 2**20:,.0f}")
     if folder is not None:
         yield problem(seen, "DeepSpeed locks its NVMe buffers, which then fails", fix)
     elif host is not None and host.rdma:
@@ -260,18 +271,18 @@ def shared_memory(memory: Memory, graphics: Graphics | None = None) -> Findings:
         several = graphics is not None and len(graphics.gpus) > 1
         report = problem if several and memory.shared_bytes <= _DOCKER_SHARED_BYTES else warning
         yield report(
-            f"/dev/shm has {memory.shared_bytes // 2**20} MiB",
+            phrase("/dev/shm has {shared} MiB", shared=memory.shared_bytes // 2**20),
             'NCCL between GPUs stops with "No space left on device", data loaders with "bus error"',
             fix,
         )
     elif free_bytes < _MIN_SHARED_BYTES:
         yield warning(
-            f"/dev/shm is full: {free_bytes // 2**20} MiB free",
+            phrase("/dev/shm is full: {free} MiB free", free=free_bytes // 2**20),
             "NCCL and data loaders put their buffers there",
             "remove the files of earlier runs: ls -la /dev/shm",
         )
     else:
-        yield ok(f"/dev/shm has {gib(free_bytes)} GiB free")
+        yield ok(phrase("/dev/shm has {free} GiB free", free=gib(free_bytes)))
 
 
 def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
@@ -280,18 +291,20 @@ def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
     ranks = max(1, len(graphics.gpus) if graphics else 1)
     if processor.quota is not None and processor.quota < 0.9 * usable:
         yield warning(
-            f"{counted(usable, 'core')} visible, a quota of {processor.quota:g}",
+            phrase(
+                "{usable} visible, a quota of {quota}", usable=counted(usable, "core"), quota=f"{processor.quota:g}"
+            ),
             "a thread is started for each visible core, and all are paused when the quota is used up",
             f"export OMP_NUM_THREADS={max(1, int(processor.quota / ranks))}",
         )
     elif usable < 2 * ranks:
         yield warning(
-            f"{counted(usable, 'core')} for {counted(ranks, 'rank')}",
+            phrase("{usable} for {ranks}", usable=counted(usable, "core"), ranks=counted(ranks, "rank")),
             "kernel launches, data loading and CPU Adam share them",
             "use a machine with more cores per GPU",
         )
     else:
-        yield ok(f"{usable} cores")
+        yield ok(phrase("{usable} cores", usable=usable))
 
 
 def own_name(host: Host) -> Findings:
@@ -308,9 +321,9 @@ def port(host: Host) -> Findings:
     """The rendezvous port is free."""
     if host.port_in_use:
         yield warning(
-            f"port {host.port} is in use",
+            phrase("port {port} is in use", port=host.port),
             'it is the rendezvous port; a second job on one machine ends with "address already in use"',
             f"deepspeed --master_port {host.port + 1} ...",
         )
     elif host.port_in_use is False:
-        yield ok(f"port {host.port} is free")
+        yield ok(phrase("port {port} is free", port=host.port))

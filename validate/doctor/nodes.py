@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from ...estimators.phrase import phrase
 from .findings import Findings, Runner, counted, ok, problem, unknown
 from .host import Host
 
@@ -85,8 +86,8 @@ def port_state(address: str, port: int) -> PortAnswer:
 
 
 def _listed(nodes: Sequence[HostfileNode]) -> str:
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-    return ", ".join(node.name for node in nodes[:3]) + more
+    listed = ", ".join(node.name for node in nodes[:3])
+    return phrase("{listed} and {number} more", listed=listed, number=len(nodes) - 3) if len(nodes) > 3 else listed
 
 
 def names(nodes: Sequence[HostfileNode]) -> Findings:
@@ -107,12 +108,16 @@ def names(nodes: Sequence[HostfileNode]) -> Findings:
         )
     if looped:
         yield problem(
-            f"{_listed(looped)} resolves to this machine itself ({looped[0].addresses[0]})",
+            phrase(
+                "{looped} resolves to this machine itself ({addresses})",
+                looped=_listed(looped),
+                addresses=looped[0].addresses[0],
+            ),
             "the other nodes connect to themselves instead and wait forever",
             "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
         )
     if nodes and not unresolved and not looped:
-        yield ok(f"{counted(len(nodes), 'name')} resolved")
+        yield ok(phrase("{nodes} resolved", nodes=counted(len(nodes), "name")))
 
 
 def ssh(nodes: Sequence[HostfileNode]) -> Findings:
@@ -150,7 +155,12 @@ def slots(nodes: Sequence[HostfileNode]) -> Findings:
     short = [node for node in nodes if node.gpus is not None and node.gpus < node.slots]
     if short:
         yield problem(
-            f"{short[0].name} has {counted(short[0].gpus or 0, 'GPU')} for {short[0].slots} slots",
+            phrase(
+                "{name} has {gpus} for {slots} slots",
+                name=short[0].name,
+                gpus=counted(short[0].gpus or 0, "GPU"),
+                slots=short[0].slots,
+            ),
             "a rank without a GPU stops, and the others wait for it",
             "correct slots= in the hostfile",
         )
@@ -163,16 +173,20 @@ def rendezvous(nodes: Sequence[HostfileNode], host: Host) -> Findings:
     if not nodes or not nodes[0].port_answer:
         return
     first = nodes[0]
-    where = f"port {host.port} of {first.name}"
+    where = phrase("port {port} of {name}", port=host.port, name=first.name)
     if first.port_answer == "free":
-        yield ok(f"{where} is reachable and free")
+        yield ok(phrase("{where} is reachable and free", where=where))
     elif first.port_answer == "in use":
-        yield problem(f"{where} is in use", "the ranks meet there", f"deepspeed --master_port {host.port + 1} ...")
+        yield problem(
+            phrase("{where} is in use", where=where),
+            "the ranks meet there",
+            f"deepspeed --master_port {host.port + 1} ...",
+        )
     elif first.ssh_error:
-        yield unknown(f"{where}: the machine does not answer")
+        yield unknown(phrase("{where}: the machine does not answer", where=where))
     else:
         yield problem(
-            f"{where}: no answer, though ssh works",
+            phrase("{where}: no answer, though ssh works", where=where),
             "a firewall drops the messages of the ranks, and the job hangs at its start",
             "open the port, and those of NCCL, between the nodes",
         )

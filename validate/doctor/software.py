@@ -11,6 +11,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from ...estimators.phrase import named, phrase
 from .. import parse_version
 from .findings import Findings, counted, note, ok, problem, unknown
 from .gpus import NO_PYNVML, Graphics
@@ -125,10 +126,11 @@ def _text(package: Distribution | None, file: str) -> str:
 def driver(graphics: Graphics) -> Findings:
     """The NVIDIA driver answers, or the part of it that is missing is named."""
     if graphics.gpus:
-        runs = f", runs CUDA up to {graphics.driver_cuda}" if graphics.driver_cuda else ""
-        yield ok(f"NVIDIA driver {graphics.driver}{runs}")
+        seen = phrase("NVIDIA driver {version}", version=graphics.driver)
+        runs = phrase("{driver}, runs CUDA up to {cuda}", driver=seen, cuda=graphics.driver_cuda)
+        yield ok(runs if graphics.driver_cuda else seen)
         return
-    seen = f"{counted(graphics.on_the_bus, 'NVIDIA GPU')} on the PCI bus"
+    seen = phrase("{cards} on the PCI bus", cards=counted(graphics.on_the_bus, "NVIDIA GPU"))
     if "mismatch" in graphics.error.lower():
         yield problem(
             "the kernel module of the driver and its library have different versions",
@@ -137,28 +139,32 @@ def driver(graphics: Graphics) -> Findings:
         )
     elif not graphics.on_the_bus and not graphics.module_loaded and graphics.other_vendor:
         yield note(
-            f"{graphics.other_vendor} accelerators",
+            phrase("{other_vendor} accelerators", other_vendor=graphics.other_vendor),
             "only NVIDIA GPUs are examined; the checks of memory, processor and storage are valid",
         )
     elif not graphics.on_the_bus and not graphics.module_loaded:
         yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
     elif graphics.error == NO_PYNVML:
-        yield unknown(f"{seen}, but {NO_PYNVML}", "the GPUs cannot be examined", "pip install nvidia-ml-py")
+        yield unknown(
+            phrase("{seen}, but {problem}", seen=seen, problem=named(NO_PYNVML)),
+            "the GPUs cannot be examined",
+            "pip install nvidia-ml-py",
+        )
     elif not graphics.module_loaded:
         yield problem(
-            f"{seen}, but no NVIDIA driver is loaded",
+            phrase("{seen}, but no NVIDIA driver is loaded", seen=seen),
             "CUDA cannot be used",
             "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed",
         )
     elif not graphics.device_files:
         yield problem(
-            f"{seen} and the driver is loaded, but the device files are missing",
+            phrase("{seen} and the driver is loaded, but the device files are missing", seen=seen),
             "the container or the job was started without GPUs",
             "docker run --gpus all ..., or request GPUs from the scheduler (--gres=gpu:2, nvidia.com/gpu)",
         )
     else:
         yield problem(
-            f"the driver does not answer: {graphics.error or 'it lists no GPU'}",
+            phrase("the driver does not answer: {error}", error=graphics.error or phrase("it lists no GPU")),
             "CUDA cannot be used",
             "in a container mount the driver's libraries (NVIDIA Container Toolkit); otherwise reinstall the driver",
         )
@@ -169,19 +175,20 @@ def torch(software: InstalledSoftware, graphics: Graphics | None = None) -> Find
     version = software.packages.get("torch")
     if version is None:
         yield problem(
-            f"torch is not installed in this Python ({software.python})",
+            phrase("torch is not installed in this Python ({python})", python=software.python),
             "DeepSpeed needs it",
             "pip install torch, or run ds-advise with the Python of the training",
         )
     elif graphics is not None and graphics.on_the_bus and not software.torch_cuda:
         yield problem(
-            f"torch {version} is built without CUDA",
+            phrase("torch {version} is built without CUDA", version=version),
             "torch.cuda.is_available() is False",
             "install the CUDA build of torch",
         )
     else:
-        rocm = f"ROCm {software.torch_hip}" if software.torch_hip else "CPU only"
-        yield ok(f"torch {version}, {f'CUDA {software.torch_cuda}' if software.torch_cuda else rocm}")
+        rocm = f"ROCm {software.torch_hip}" if software.torch_hip else phrase("CPU only")
+        build = f"CUDA {software.torch_cuda}" if software.torch_cuda else rocm
+        yield ok(phrase("torch {version}, {build}", version=version, build=build))
 
 
 def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Findings:
@@ -195,13 +202,18 @@ def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Finding
     if of_torch.major > of_driver.major:
         least = _FIRST_DRIVER.get(of_torch.major, "")
         yield problem(
-            f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
+            phrase("torch is built for CUDA {built}, the driver runs CUDA up to {runs}", built=built, runs=runs),
             "torch reports that the driver is too old and finds no GPU",
-            f"update the driver{f' to {least} or newer' if least else ''}, or install torch built for CUDA "
-            f"{of_driver.major}",
+            phrase(
+                "{update}, or install torch built for CUDA {major}",
+                update=phrase("update the driver to {least} or newer", least=least)
+                if least
+                else phrase("update the driver"),
+                major=of_driver.major,
+            ),
         )
     else:
-        yield ok(f"the driver (CUDA {runs}) runs torch's CUDA {built}")
+        yield ok(phrase("the driver (CUDA {runs}) runs torch's CUDA {built}", runs=runs, built=built))
 
 
 def gpu_architecture(software: InstalledSoftware, graphics: Graphics) -> Findings:
@@ -210,9 +222,15 @@ def gpu_architecture(software: InstalledSoftware, graphics: Graphics) -> Finding
         if gpu.capability is not None and (needed := needed_cuda(software.torch_cuda, gpu.capability)):
             major, minor = gpu.capability
             yield problem(
-                f"{gpu.name} (sm_{major}{minor}) and torch for CUDA {software.torch_cuda}",
+                phrase(
+                    "{name} (sm_{major}{minor}) and torch for CUDA {torch_cuda}",
+                    name=gpu.name,
+                    major=major,
+                    minor=minor,
+                    torch_cuda=software.torch_cuda,
+                ),
                 'the first kernel ends with "no kernel image is available for execution on the device"',
-                f"install torch built for {needed}",
+                phrase("install torch built for {needed}", needed=needed),
             )
             return
 
@@ -222,7 +240,7 @@ def needed_cuda(cuda: str, capability: tuple[int, int]) -> str:
     version = parse_version(cuda)
     first = _FIRST_CUDA.get(capability)
     if first is not None and version < parse_version(first):
-        return f"CUDA {first} or newer"
+        return phrase("CUDA {first} or newer", first=first)
     return "CUDA 12" if version.major >= 13 and capability < _OLDEST_OF_CUDA_13 else ""
 
 
@@ -231,7 +249,7 @@ def deepspeed(software: InstalledSoftware) -> Findings:
     found = software.packages.get("deepspeed")
     if found is None:
         yield problem(
-            f"DeepSpeed is not installed in this Python ({software.python})",
+            phrase("DeepSpeed is not installed in this Python ({python})", python=software.python),
             "it runs the training",
             "pip install deepspeed, or run ds-advise with the Python of the training",
         )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 from ...ds_configs.read import plan_from_ds_config
@@ -21,6 +21,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OptimizerSpec, optimizer_of_type
+from ...estimators.phrase import Phrase, named, phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Framework, Workload
 from .document import Document
@@ -40,18 +41,19 @@ _WORDS: Mapping[str, str] = {
 """Name of a type -> words."""
 
 
-def problem(field: ConfigField, value: Any) -> str:
-    """What is wrong with a value, "" where DeepSpeed takes it. `value` is not "auto", which DeepSpeed drops before."""
+def problem(field: ConfigField, value: Any) -> Phrase | None:
+    """What is wrong with a value, None where DeepSpeed takes it. value: not "auto", which DeepSpeed drops before."""
     try:
         taken = _taken(field.type, value)
     except ValueError:
-        return f"is {shown(value)}, which is not {wanted(field.type)}"
+        return phrase("is {value}, which is not {wanted}", value=shown(value), wanted=wanted(field.type))
     if field.bounds and isinstance(taken, int | float):
         for sign, bound in field.bounds:
             holds = {"gt": taken > bound, "ge": taken >= bound, "lt": taken < bound, "le": taken <= bound}
             if not holds[sign]:
-                return f"is {shown(value)}, but must be {_SIGNS[sign]} {bound:g}"
-    return ""
+                fields = {"value": shown(value), "sign": named(_SIGNS[sign]), "bound": f"{bound:g}"}
+                return phrase("is {value}, but must be {sign} {bound}", **fields)
+    return None
 
 
 def is_converted_text(field: ConfigField, value: Any) -> bool:
@@ -89,14 +91,14 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return next(iter(get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)), "")
 
 
-def wanted(kind: FieldType) -> str:
+def wanted(kind: FieldType) -> Phrase:
     """`a whole number`, `one of "none", "cpu", "nvme"`."""
     if kind.choices:
-        return f"one of {', '.join(map(shown, kind.choices))}"
+        return phrase("one of {values}", values=", ".join(map(shown, kind.choices)))
     if kind.name == "union":
-        return " or ".join(map(wanted, kind.parts))
-    words = _WORDS.get(kind.name, "a value that a file can hold")
-    return f"{words} or null" if kind.optional and kind.name == "dict" else words
+        return reduce(lambda one, other: phrase("{one} or {other}", one=one, other=other), map(wanted, kind.parts))
+    words = named(_WORDS.get(kind.name, "a value that a file can hold"))
+    return phrase("{one} or {other}", one=words, other="null") if kind.optional and kind.name == "dict" else words
 
 
 def _plainly_right(kind: FieldType, value: Any) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...estimators.phrase import phrase
+from ...estimators.phrase import phrase as filled
 from .config_file import Edit, Remove, Replace
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, nearest, number_in, shown
@@ -37,9 +39,17 @@ REMOVAL = ("remove it", "remove the key", "remove the block")
 
 
 def violation(
-    path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
+    path: str,
+    what: str,
+    /,
+    *,
+    fix: str = "",
+    severity: Severity | None = None,
+    edits: tuple[Edit, ...] = (),
+    **fields: object,
 ) -> Violation:
-    """A violation at a path written with dots."""
+    """A violation at a path written with dots. fields: of the template `what`."""
+    what = filled(what, **fields) if fields else what
     return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
 
@@ -47,7 +57,7 @@ def bad_value(
     config: LintedConfig, path: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()
 ) -> Violation:
     """A violation by the value at a path."""
-    what = f"{path.rpartition('.')[2]} is {shown(config.get(path))}"
+    what = phrase("{name} is {value}", name=path.rpartition(".")[2], value=shown(config.get(path)))
     return violation(path, what, fix=fix, severity=severity, edits=edits)
 
 
@@ -59,7 +69,7 @@ def removed(path: str) -> tuple[Edit, ...]:
 def unknown_name(path: Path, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
     """A violation by a name that is not known. The fix is the nearest known name, and `fix` where none is near."""
     near = nearest(path[-1], known, cutoff=cutoff)
-    return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix)
+    return Violation(path=path, what=what, fix=phrase("rename it to {near}", near=near) if near else fix)
 
 
 def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
@@ -99,7 +109,9 @@ class Rule:
 
     @property
     def versions(self) -> str:
-        return f"{self.since} to {self.until}" if self.until else f"{self.since} and later"
+        if self.until:
+            return phrase("{since} to {until}", since=self.since, until=self.until)
+        return phrase("{since} and later", since=self.since)
 
     def holds_for(self, facts: DeepSpeedFacts) -> bool:
         """Whether it is a rule of this version."""

@@ -126,7 +126,7 @@ def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {valu
         for path in (paths,) if isinstance(paths, str) else paths:
             if when.holds(config, path):
                 number = config.number(path)
-                words = {
+                words: dict[str, Any] = {
                     "name": path.rpartition(".")[2],
                     "block": path.rpartition(".")[0].rpartition(".")[2],
                     "value": shown(config.get(path)),
@@ -135,6 +135,6 @@ def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {valu
                     "optimizer": config.optimizer,
                     "ranks": config.world_size,
                 }
-                yield violation(path, what.format(**words))
+                yield violation(path, what, **words)
 
     return check

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
+from ...estimators.phrase import Phrase, phrase
 from . import rule_conditions as when
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, number_in, shown
@@ -31,24 +32,46 @@ def contradiction(config: LintedConfig) -> Iterator[Violation]:
     ranks = _data_parallel_ranks(config)
     if not total or not micro:
         return
-    default = "" if config.has(STEPS) else f"; accelerate sets an absent {STEPS} to 1"
+    default = not config.has(STEPS)
     if steps and ranks is None and total % (micro * steps):
-        product = f"{micro} samples x {steps} accumulation steps on any number of GPUs"
-        yield violation(TOTAL, f"{total} is not a multiple of {product}{default}")
+        what = phrase(
+            "{total} is not a multiple of {micro} samples x {steps} accumulation steps on any number of GPUs",
+            total=total,
+            micro=micro,
+            steps=steps,
+        )
+        yield violation(TOTAL, _of_accelerate(what) if default else what)
     elif steps and ranks and total != micro * steps * ranks:
-        product = f"{micro} samples x {steps} steps x {ranks} GPUs, which is {micro * steps * ranks}"
-        yield violation(TOTAL, f"{total} is not {product}{default}")
+        what = phrase(
+            "{total} is not {micro} samples x {steps} steps x {ranks} GPUs, which is {product}",
+            total=total,
+            micro=micro,
+            steps=steps,
+            ranks=ranks,
+            product=micro * steps * ranks,
+        )
+        yield violation(TOTAL, _of_accelerate(what) if default else what)
     elif not steps and total % micro:
-        yield violation(TOTAL, f"{total} is not a multiple of the micro batch {micro}")
+        yield violation(TOTAL, "{total} is not a multiple of the micro batch {micro}", total=total, micro=micro)
     elif not steps and ranks and total % (micro * ranks):
-        yield violation(TOTAL, f"{total} is not a multiple of {micro} samples x {ranks} GPUs")
+        yield violation(
+            TOTAL, "{total} is not a multiple of {micro} samples x {ranks} GPUs", total=total, micro=micro, ranks=ranks
+        )
+
+
+def _of_accelerate(what: Phrase) -> Phrase:
+    return phrase("{what}; accelerate sets an absent {key} to 1", what=what, key=STEPS)
 
 
 BATCH_RULES.error(
     "DS102 no batch size",
-    at(MICRO, when.equals(None) & when.is_missing(TOTAL), f"neither {TOTAL} nor {MICRO} is set"),
+    at(
+        MICRO,
+        when.equals(None) & when.is_missing(TOTAL),
+        "neither train_batch_size nor train_micro_batch_size_per_gpu is set",
+    ),
     why="DeepSpeed derives one of the batch sizes from the others, and stops where both are missing",
-    fix=f'set {MICRO} to a number, or to "auto" for the Trainer',
+    fix='set train_micro_batch_size_per_gpu to a number, or to "auto" for the Trainer',
     source=_SOURCE,
     bad={STEPS: 2},
     good={MICRO: 1, STEPS: 2},
@@ -73,7 +96,7 @@ def not_positive(config: LintedConfig) -> Iterator[Violation]:
             edits = unquoted(name, value) if isinstance(number, int) and number > 0 else ()
             yield bad_value(config, name, severity="warning" if value is True else None, edits=edits)
         elif value % 1:
-            yield violation(name, f"{name} is {shown(value)}, not a whole number")
+            yield violation(name, "{name} is {value}, not a whole number", name=name, value=shown(value))
 
 
 @BATCH_RULES.error(
@@ -90,8 +113,15 @@ def indivisible(config: LintedConfig) -> Iterator[Violation]:
     total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS) or 1, _data_parallel_ranks(config) or 1
     open_micro = config.get(MICRO) is None or (config.is_auto(MICRO) and config.framework == "hf")
     if total and open_micro and total % (ranks * steps):
-        factors = [f"{n} {what}" for n, what in ((ranks, "GPUs"), (steps, "accumulation steps")) if n > 1]
-        yield violation(TOTAL, f"{total} is not a multiple of {' x '.join(factors)}")
+        words = phrase("{total} is not a multiple of {factors}", total=total, factors=_factors(ranks, steps))
+        yield violation(TOTAL, words)
+
+
+def _factors(ranks: int, steps: int) -> Phrase:
+    by_ranks, by_steps = phrase("{ranks} GPUs", ranks=ranks), phrase("{steps} accumulation steps", steps=steps)
+    if min(ranks, steps) > 1:
+        return phrase("{ranks} x {steps}", ranks=by_ranks, steps=by_steps)
+    return by_ranks if ranks > 1 else by_steps
 
 
 BATCH_RULES.warning(
@@ -243,7 +273,9 @@ TRAINER_RULES.error(
 def in_both(config: LintedConfig) -> Iterator[Violation]:
     for path, known in CONFIG_KEYS.items():
         if config.framework == "hf" and known.argument and config.number(path) is not None:
-            yield violation(path, f"{path} must be equal to TrainingArguments' {known.argument}")
+            yield violation(
+                path, "{path} must be equal to TrainingArguments' {argument}", path=path, argument=known.argument
+            )
 
 
 TRAINER_RULES.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...estimators.phrase import named, phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, bad_value, violation
@@ -39,7 +40,7 @@ def unknown_word(config: LintedConfig) -> Iterator[Violation]:
         if not config.has(path) or not is_read or (value is None and may_be_null):
             continue
         if (value.lower() if isinstance(value, str) else value) not in words:
-            yield bad_value(config, path, fix=f"write one of {', '.join(map(shown, words))}")
+            yield bad_value(config, path, fix=phrase("write one of {values}", values=", ".join(map(shown, words))))
 
 
 @COMMUNICATION_RULES.error(
@@ -60,7 +61,7 @@ def sums(config: LintedConfig) -> Iterator[Violation]:
         (config.flag("compile.deepcompile"), "DeepCompile"),
     ):
         if holds:
-            yield violation("gradient_allreduce_op", f"gradients are summed under {what}")
+            yield violation("gradient_allreduce_op", "gradients are summed under {what}", what=named(what))
             return
 
 
@@ -78,7 +79,7 @@ def unmanaged(config: LintedConfig) -> Iterator[Violation]:
     if not config.has(path) or config.get(path) or not config.knows(path):
         return
     if config.flag("zero_optimization.overlap_comm") and config.stage < 2:
-        yield violation(path, f"overlap_comm is on at stage {config.stage}")
+        yield violation(path, "overlap_comm is on at stage {stage}", stage=config.stage)
     elif config.flag("compile.deepcompile"):
         yield violation(path, "DeepCompile is on")
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ...estimators.models.families import leaf_classes_to_write
+from ...estimators.phrase import named, phrase
 from .. import parse_version
 from . import rule_conditions as when
 from .installed_facts import installed_version, source_folder
-from .linted_config import LintedConfig, number_in, shown
-from .rule import Rules, Violation, unquoted, violation
+from .linted_config import LintedConfig, number_in
+from .rule import Rules, Violation, bad_value, unquoted, violation
 from .rule_conditions import at
 from .rule_examples import ON, plain, trainer, zero
 
@@ -42,10 +43,10 @@ def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
     release = parse_version(installed).release
     if _size(config) and not (5, 0) <= release < FIRST_WITHOUT_AUTOEP:
         worse = release >= FIRST_WITHOUT_AUTOEP
-        how = "cannot be initialized" if worse else "has not been seen to train"
-        yield violation(
-            "expert_parallel", f"AutoEP {how} with transformers {installed}", severity="error" if worse else None
-        )
+        what = phrase("AutoEP has not been seen to train with transformers {version}", version=installed)
+        if worse:
+            what = phrase("AutoEP cannot be initialized with transformers {version}", version=installed)
+        yield violation("expert_parallel", what, severity="error" if worse else None)
 
 
 @EXPERT_RULES.error(
@@ -60,10 +61,14 @@ def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
 def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
     size, ranks = _size(config), config.world_size
     counts = {block.feed_forward.experts for block in config.model.blocks} - {0} if config.model else set()
-    for number, what in [*((count, "experts") for count in sorted(counts)), (ranks or 0, "ranks")]:
+    for number, things in [*((count, "experts") for count in sorted(counts)), (ranks or 0, "ranks")]:
         if size > 0 and number % size:
-            problem = f"{number} {what} do not divide into groups of {size}"
-            yield violation("expert_parallel.autoep_size", problem, fix=f"write a divisor of the number of {what}")
+            what = named(things)
+            problem = phrase(
+                "{number} {things} do not divide into groups of {size}", number=number, things=what, size=size
+            )
+            fix = phrase("write a divisor of the number of {things}", things=what)
+            yield violation("expert_parallel.autoep_size", problem, fix=fix)
 
 
 @EXPERT_RULES.error(
@@ -84,7 +89,7 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
     if config.flag("zero_optimization.zero_quantized_gradients"):
         refused.append("zero_optimization.zero_quantized_gradients")
     for path in refused:
-        yield violation(path, f"AutoEP at stage 3 does not go with {path.rpartition('.')[2]}")
+        yield violation(path, "AutoEP at stage 3 does not go with {name}", name=path.rpartition(".")[2])
 
 
 @EXPERT_RULES.warning(
@@ -106,8 +111,12 @@ def no_leaf(config: LintedConfig) -> Iterator[Violation]:
         classes = ", ".join(f'"{name}"' for name in needed)
         yield violation(
             "zero_optimization.leaf_module",
-            f"each expert of {config.model.name} is a module",
-            fix=f'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script',
+            "each expert of {name} is a module",
+            name=config.model.name,
+            fix=phrase(
+                'write "leaf_module": {{"classes": [{classes}]}}, or call set_z3_leaf_modules in the script',
+                classes=classes,
+            ),
         )
 
 
@@ -174,7 +183,7 @@ def steps_per_print(config: LintedConfig) -> Iterator[Violation]:
     value = config.get("steps_per_print")
     if value is not None and value != "auto" and (not isinstance(value, int | float) or value == 0):
         edits = unquoted("steps_per_print", value) if number_in(value) else ()
-        yield violation("steps_per_print", f"steps_per_print is {shown(value)}", edits=edits)
+        yield bad_value(config, "steps_per_print", edits=edits)
 
 
 LOGGING_RULES.advice(
@@ -235,6 +244,8 @@ def missing_package(config: LintedConfig) -> Iterator[Violation]:
         if config.flag(f"{block}.enabled") and source_folder(package) is None:
             yield violation(
                 f"{block}.enabled",
-                f"{block} is enabled, and the package {package} is not installed here",
+                "{block} is enabled, and the package {package} is not installed here",
+                block=block,
+                package=package,
                 severity=None if config.facts.origin == "installed" else "advice",  # elsewhere than the training
             )

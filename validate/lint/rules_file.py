@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...estimators.phrase import Phrase, phrase
 from .config_file import Edit, Replace
 from .document import Departure, DocumentNode
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, is_converted_text, number_in, problem, shown
-from .rule import Path, Rules, Violation, unquoted, violation
+from .rule import Path, Rules, Violation, bad_value, unquoted, violation
 from .rule_examples import ON, plain, zero
 
 FILE_RULES = Rules("The file")
@@ -31,7 +32,7 @@ def more_than_json(config: LintedConfig) -> Iterator[Violation]:
         first = departures[0]
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
         path = _path_at(config.document.root, first)
-        yield Violation(path=path, what=f"the file has: {kinds}", span=(first.start, first.end))
+        yield Violation(path=path, what=phrase("the file has: {kinds}", kinds=kinds), span=(first.start, first.end))
 
 
 @FILE_RULES.error(
@@ -48,7 +49,7 @@ def infinite_number(config: LintedConfig) -> Iterator[Violation]:
         if isinstance(node.value, float) and math.isinf(node.value) and node.start not in literal:
             yield Violation(
                 path=path,
-                what=f"{config.document.text[node.start : node.end][:20]} is infinite",
+                what=phrase("{text} is infinite", text=config.document.text[node.start : node.end][:20]),
                 severity="warning" if config.framework == "hf" else None,
             )
 
@@ -78,7 +79,7 @@ def duplicate(config: LintedConfig) -> Iterator[Violation]:
     for path, member in config.document.duplicates():
         yield Violation(
             path=path,
-            what=f"{path[-1]!r} is repeated here",
+            what=phrase("{name} is repeated here", name=f"{path[-1]!r}"),
             severity="warning" if config.framework == "hf" else None,
             span=(member.start, member.end),
         )
@@ -96,7 +97,9 @@ def not_a_number(config: LintedConfig) -> Iterator[Violation]:
     for found in config.document.departures:
         if found.kind in _NOT_NUMBERS:
             path = _path_at(config.document.root, found)
-            yield Violation(path=path, what=f"{found.kind} is not JSON", span=(found.start, found.end))
+            yield Violation(
+                path=path, what=phrase("{kind} is not JSON", kind=found.kind), span=(found.start, found.end)
+            )
 
 
 def _walk(node: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]:
@@ -146,7 +149,14 @@ def wrong_value(config: LintedConfig) -> Iterator[Violation]:
             if wrong:
                 number = number_in(value)
                 mended = number is not None and not problem(field, number)
-                yield violation(path, f"{key} {wrong}", fix=_fix(wrong), edits=unquoted(path, value) if mended else ())
+                yield violation(
+                    path,
+                    "{key} {problem}",
+                    key=key,
+                    problem=wrong,
+                    fix=_fix(wrong),
+                    edits=unquoted(path, value) if mended else (),
+                )
 
 
 @TYPE_RULES.error(
@@ -166,9 +176,11 @@ def no_object(config: LintedConfig) -> Iterator[Violation]:
         if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(config, path):
             continue
         switch = (
-            f'write {{"enabled": {shown(value)}}}' if isinstance(value, bool) else "write an object, or remove the key"
+            phrase('write {{"enabled": {value}}}', value=shown(value))
+            if isinstance(value, bool)
+            else "write an object, or remove the key"
         )
-        yield violation(path, f"{path} is {shown(value)}", fix=switch)
+        yield violation(path, "{path} is {value}", path=path, value=shown(value), fix=switch)
 
 
 @TYPE_RULES.warning(
@@ -189,8 +201,10 @@ def text(config: LintedConfig) -> Iterator[Violation]:
             plain = _plain(field.type.name, value)
             yield violation(
                 path,
-                f"{key} is the text {shown(value)}",
-                fix=f"write {shown(plain)}",
+                "{key} is the text {value}",
+                key=key,
+                value=shown(value),
+                fix=phrase("write {value}", value=shown(plain)),
                 edits=(Replace(tuple(path.split(".")), plain),),
             )
 
@@ -206,17 +220,24 @@ def unchecked(config: LintedConfig) -> Iterator[Violation]:
     for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
         value = config.get(name)
         if not isinstance(value, bool | int) and config.has(name):
-            yield violation(name, f"{name} is {shown(value)}", fix="write true or false", edits=_truth(name, value))
+            yield violation(
+                name,
+                "{name} is {value}",
+                name=name,
+                value=shown(value),
+                fix="write true or false",
+                edits=_truth(name, value),
+            )
     size = config.get("vocabulary_size")
     if size and not isinstance(size, int | float):  # its remainder by 8 is looked at
         edits = unquoted("vocabulary_size", size)
-        yield violation("vocabulary_size", f"vocabulary_size is {shown(size)}", fix="write a whole number", edits=edits)
+        yield bad_value(config, "vocabulary_size", fix="write a whole number", edits=edits)
     for name in ("gradient_clipping", "gradient_predivide_factor"):
         value = config.get(name)
         if isinstance(value, str | list | dict) and not (value == "auto" and name == "gradient_clipping"):
-            yield violation(name, f"{name} is {shown(value)}", fix="write a number", edits=unquoted(name, value))
+            yield bad_value(config, name, fix="write a number", edits=unquoted(name, value))
         elif value is None and config.has(name):
-            yield violation(name, f"{name} is null", fix="remove it, or write a value")
+            yield violation(name, "{name} is null", name=name, fix="remove it, or write a value")
 
 
 def _truth(path: str, value: object) -> tuple[Edit, ...]:
@@ -254,9 +275,10 @@ def _objects(facts: DeepSpeedFacts) -> list[str]:
     return found + [name for name in others if top is not None and name in top.keys]
 
 
-def _fix(wrong: str) -> str:
-    wanted = wrong.partition("which is not ")[2] or wrong.partition("but must be ")[2]
-    return f"write {wanted}" if "which is not" in wrong else f"write a value that is {wanted}"
+def _fix(wrong: Phrase) -> Phrase:
+    if "wanted" in wrong.fields:
+        return phrase("write {value}", value=wrong.fields["wanted"])
+    return phrase("write a value that is {sign} {bound}", **wrong.fields)
 
 
 def _plain(kind: str, text: str) -> bool | int | float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .config_file import Edit, Remove, Rename, Replace
 from .facts import ConfigBlock, ConfigField
@@ -69,8 +70,8 @@ def misplaced(config: LintedConfig) -> Iterator[Violation]:
         if place:
             yield Violation(
                 path=path,
-                what=f"{path[-1]} belongs in {place}",
-                fix=f"move it into {place}",
+                what=phrase("{name} belongs in {place}", name=path[-1], place=place),
+                fix=phrase("move it into {place}", place=place),
                 severity="error" if block.strict and config.get(".".join(path)) != "auto" else None,
             )
 
@@ -105,15 +106,23 @@ def deprecated(config: LintedConfig) -> Iterator[Violation]:
             successor = _usual_name(block, field.successor)
             edits = _succession(config, tuple(path.split(".")), successor)
             says_nothing = any(isinstance(edit, Remove) for edit in edits)
-            what = f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else "")
+            what = phrase("{name} is deprecated", name=field.name)
+            if successor:
+                what = phrase("{what}; its successor is {successor}", what=what, successor=successor)
             unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
             unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
             if unseen:
-                what += ", and accelerate, which does not know it, passes torch's AdamW, which DeepSpeed refuses here"
+                what = phrase(
+                    "{what}, and accelerate, which does not know it, passes torch's AdamW, which DeepSpeed refuses "
+                    "here",
+                    what=what,
+                )
             yield violation(
                 path,
                 what,
-                fix=f"write {successor} instead" if successor and not says_nothing else "remove it",
+                fix=phrase("write {successor} instead", successor=successor)
+                if successor and not says_nothing
+                else "remove it",
                 severity="error" if unseen else None,
                 edits=edits,
             )
@@ -134,7 +143,7 @@ def both_names(config: LintedConfig) -> Iterator[Violation]:
             successor = _usual_name(block, field.successor)
             same = config.get(path) is True and config.get(f"{block.path_of(successor)}.device") == "cpu"
             fix = "remove it" if same else ""
-            yield violation(path, f"{field.name} and {successor} are both set", fix=fix)
+            yield violation(path, "{name} and {successor} are both set", name=field.name, successor=successor, fix=fix)
 
 
 @KEY_RULES.warning(
@@ -179,7 +188,7 @@ def two_names(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _given_fields(config):
         paths = [block.path_of(name) for name in field.names]
         if field.alias and all(config.has(path) and not config.is_auto(path) for path in paths):
-            yield violation(path, f"{field.name} and {field.alias} are the same setting")
+            yield violation(path, "{name} and {alias} are the same setting", name=field.name, alias=field.alias)
 
 
 def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
@@ -205,7 +214,8 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
 
 
 def _no_such_key(path: Path, block: ConfigBlock, *, fix: str) -> Violation:
-    what = f"{block.path or 'DeepSpeed'} has no key {path[-1][:_LONGEST_NAME]!r}"
+    key = repr(path[-1][:_LONGEST_NAME])
+    what = phrase("{block} has no key {key}", block=block.path or "DeepSpeed", key=key)
     return unknown_name(path, what, block.names(), cutoff=0.75, fix=fix)
 
 
@@ -227,7 +237,7 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
         return "zero_optimization"
     if len(places) != 1 or len(config.facts.owners(key)) != 1:
         return ""
-    return (places[0] or "the top level") if _around(places[0], block.path) or "_" in key else ""
+    return (places[0] or phrase("the top level")) if _around(places[0], block.path) or "_" in key else ""
 
 
 def _around(one: str, other: str) -> bool:

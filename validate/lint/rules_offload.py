@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, bad_value, violation
@@ -82,8 +83,10 @@ def small_buffers(config: LintedConfig) -> Iterator[Violation]:
     if size < largest:
         yield violation(
             f"{block}.buffer_size",
-            f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}",
-            fix=f'write "buffer_size": {largest} or more',
+            "a buffer holds {size} elements, the largest parameter's shard has {largest}",
+            size=f"{size:,.0f}",
+            largest=f"{largest:,}",
+            fix=phrase('write "buffer_size": {largest} or more', largest=largest),
         )
 
 
@@ -118,9 +121,9 @@ def partly_offloaded(config: LintedConfig) -> Iterator[Violation]:
         return
     cpu_adam = config.may_have_adam and not config.flag("optimizer.params.torch_adam")
     if config.stage < 3:
-        yield violation(_RATIO, f"ratio is {shown(ratio)} at stage {config.stage}")
+        yield violation(_RATIO, "ratio is {value} at stage {stage}", value=shown(ratio), stage=config.stage)
     elif config.offload("optimizer") != "none" and not cpu_adam and not isinstance(ratio, bool):
-        yield violation(_RATIO, f"the optimizer is {config.optimizer}")
+        yield violation(_RATIO, "the optimizer is {optimizer}", optimizer=config.optimizer)
 
 
 OFFLOAD_RULES.warning(
@@ -162,7 +165,7 @@ def zenflow(config: LintedConfig) -> Iterator[Violation]:
     if automatic and numbered:
         yield bad_value(config, f"{block}.select_interval", fix="remove it, or set select_strategy")
     elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
-        what = f"the strategy is {strategy}, but select_interval is missing"
+        what = phrase("the strategy is {strategy}, but select_interval is missing", strategy=strategy)
         yield violation(f"{block}.select_interval", what, fix="write a number")
     for name in ("select_interval", "update_interval"):
         text = config.get(f"{block}.{name}")
@@ -173,7 +176,9 @@ def zenflow(config: LintedConfig) -> Iterator[Violation]:
     elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
         yield violation(
             f"{block}.select_interval",
-            f"select_interval {interval} is below update_interval {update}",
+            "select_interval {interval} is below update_interval {update}",
+            interval=interval,
+            update=update,
             fix="write select_interval at least as large as update_interval",
         )
 
@@ -192,7 +197,9 @@ def no_cpu_form(config: LintedConfig) -> Iterator[Violation]:
     if not config.stage or config.offload("optimizer") == "none" or not name:
         return
     if spec is None or not spec.cpu_class:
-        yield violation("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
+        yield violation(
+            "optimizer.type", "{name} has no CPU form", name=name, severity="warning" if name == "lamb" else None
+        )
     elif config.flag("optimizer.params.torch_adam"):
         yield violation("optimizer.params.torch_adam", "torch's Adam steps on the CPU", severity="warning")
 

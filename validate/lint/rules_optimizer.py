@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...estimators.phrase import named, phrase
 from . import rule_conditions as when
 from .config_file import Replace
 from .facts import Parameter
@@ -39,16 +40,20 @@ def unknown(config: LintedConfig) -> Iterator[Violation]:
     ):
         path, kind, names = f"{block}.type", config.get(f"{block}.type"), (*own, *of_torch)
         if kind is not None and not isinstance(kind, str):
-            yield violation(path, f"type is {shown(kind)}", fix=f"write the {block}'s name")
+            yield bad_value(config, path, fix=phrase("write the name of the {block}", block=named(block)))
         elif kind is None or not of_torch or name in names:
             continue
         elif kind.lower() in _ONE_BIT:
-            what = f"the 1-bit optimizers are gone from DeepSpeed, and {facts.version} has no {shown(kind)}"
+            what = phrase(
+                "the 1-bit optimizers are gone from DeepSpeed, and {version} has no {value}",
+                version=facts.version,
+                value=shown(kind),
+            )
             yield violation(path, what, fix='write "AdamW", without the arguments for compression in params')
         else:
             near = nearest(kind, names) or nearest(kind.lower(), names)
-            what = f"neither DeepSpeed nor torch has the {block} {shown(kind)}"
-            yield violation(path, what, fix=f"write {shown(near)}" if near else "")
+            what = phrase("neither DeepSpeed nor torch has the {block} {value}", block=named(block), value=shown(kind))
+            yield violation(path, what, fix=phrase("write {value}", value=shown(near)) if near else "")
 
 
 OPTIMIZER_RULES.warning(
@@ -84,7 +89,7 @@ def untested(config: LintedConfig) -> Iterator[Violation]:
     spec = config.optimizer_spec
     tested = spec is not None and spec.tested_with_zero
     if config.stage and known and not tested and not config.get("zero_allow_untested_optimizer"):
-        yield violation("optimizer.type", f"{config.optimizer} is untested with ZeRO")
+        yield violation("optimizer.type", "{optimizer} is untested with ZeRO", optimizer=config.optimizer)
 
 
 @OPTIMIZER_RULES.error(
@@ -98,7 +103,7 @@ def untested(config: LintedConfig) -> Iterator[Violation]:
 def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
     given = config.get("optimizer.params")
     if config.optimizer and given is not None and not isinstance(given, dict):
-        yield violation("optimizer.params", f"params is {shown(given)}", fix="write an object")
+        yield bad_value(config, "optimizer.params", fix="write an object")
     for block, kind, taken in (
         ("optimizer", config.optimizer, _arguments(config)),
         ("scheduler", config.text("scheduler.type"), _names(_parameters(config))),
@@ -107,7 +112,12 @@ def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
             continue
         for name in config.block(f"{block}.params"):
             if name not in taken and (block, name) != ("optimizer", "max_grad_norm"):  # which DS503 finds
-                yield unknown_name((block, "params", name), f"{kind} takes no {name[:40]!r}", taken, cutoff=0.5)
+                yield unknown_name(
+                    (block, "params", name),
+                    phrase("{kind} takes no {name}", kind=kind, name=f"{name[:40]!r}"),
+                    taken,
+                    cutoff=0.5,
+                )
 
 
 @OPTIMIZER_RULES.error(
@@ -124,7 +134,9 @@ def amsgrad(config: LintedConfig) -> Iterator[Violation]:
     refuses = adam or (config.optimizer == "lamb" and config.offload("optimizer") == "none")
     if refuses and config.get(path):
         severity: Severity | None = "warning" if config.is_auto(path) else None
-        yield violation(path, f"DeepSpeed has no {config.optimizer} with AMSGrad", severity=severity)
+        yield violation(
+            path, "DeepSpeed has no {optimizer} with AMSGrad", optimizer=config.optimizer, severity=severity
+        )
 
 
 OPTIMIZER_RULES.error(
@@ -169,7 +181,9 @@ def old_muon(config: LintedConfig) -> Iterator[Violation]:
     elif is_older and config.stage == 0:
         yield violation("optimizer.type", "matrices are updated by their gradient alone")
     if config.stage == 3 and steps > 1:
-        yield violation("gradient_accumulation_steps", f"Muon's momentum advances {steps:g} times a step")
+        yield violation(
+            "gradient_accumulation_steps", "Muon's momentum advances {steps} times a step", steps=f"{steps:g}"
+        )
 
 
 @OPTIMIZER_RULES.error(
@@ -190,7 +204,7 @@ def text(config: LintedConfig) -> Iterator[Violation]:
         value, number = config.get(path), number_in(config.get(path))
         if value != "auto" and isinstance(value, str | list | dict):
             set_later = path == "optimizer.params.lr" and config.has("scheduler")  # before the first step
-            fix = "" if number is None else f"write {number:g} without quotes"
+            fix = "" if number is None else phrase("write {number} without quotes", number=f"{number:g}")
             severity: Severity | None = "warning" if set_later else None
             yield bad_value(config, path, severity=severity, fix=fix, edits=unquoted(path, value))
     betas = config.get("optimizer.params.betas")
@@ -247,8 +261,12 @@ def incomplete(config: LintedConfig) -> Iterator[Violation]:
         return
     missing = ", ".join(known.name for known in taken if known.required and known.name not in given)
     if missing:
-        fix = f"add {missing}" + (' (the Trainer fills "auto")' if config.framework == "hf" else "")
-        yield violation("scheduler.params", f"{config.text('scheduler.type')} needs {missing}", fix=fix)
+        fix = phrase("add {missing}", missing=missing)
+        if config.framework == "hf":
+            fix = phrase('{fix} (the Trainer fills "auto")', fix=fix)
+        yield violation(
+            "scheduler.params", "{name} needs {missing}", name=config.text("scheduler.type"), missing=missing, fix=fix
+        )
 
 
 @SCHEDULER_RULES.error(
@@ -266,7 +284,7 @@ def no_warmup(config: LintedConfig) -> Iterator[Violation]:
     warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
     if warms and config.has(path) and value != "auto" and (not isinstance(value, int) or value <= 0):
         mended = isinstance(number, int) and number > 0
-        fix = f"write {number} without quotes" if mended else ""
+        fix = phrase("write {number} without quotes", number=number) if mended else ""
         yield bad_value(config, path, fix=fix, edits=unquoted(path, value) if mended else ())
 
 
@@ -282,7 +300,12 @@ def two_rates(config: LintedConfig) -> Iterator[Violation]:
     rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
     warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
     if warms and rate and highest is not None and highest != rate:
-        yield violation("scheduler.params.warmup_max_lr", f"lr is {rate:g}, but warmup_max_lr is {highest:g}")
+        yield violation(
+            "scheduler.params.warmup_max_lr",
+            "lr is {rate}, but warmup_max_lr is {highest}",
+            rate=f"{rate:g}",
+            highest=f"{highest:g}",
+        )
 
 
 @SCHEDULER_RULES.error(
@@ -298,7 +321,7 @@ def torchs(config: LintedConfig) -> Iterator[Violation]:
     kind = config.text("scheduler.type")
     wrapped = config.stage or config.fp16 or config.bf16
     if wrapped and kind in config.facts.torch_schedulers and kind not in config.facts.schedulers:
-        yield violation("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
+        yield violation("scheduler.type", "{kind} is torch's, and the optimizer is wrapped", kind=kind)
 
 
 def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:

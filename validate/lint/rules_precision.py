@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
@@ -59,7 +60,10 @@ def old_gpu(config: LintedConfig) -> Iterator[Violation]:
     gpu = config.cluster.gpu if config.cluster is not None else None
     if config.bf16 and gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < 8:
         yield violation(
-            f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:.1f}"
+            f"{config.bf16_block}.enabled",
+            "the {name} has compute capability {capability}",
+            name=gpu.name,
+            capability=f"{gpu.compute_capability:.1f}",
         )
 
 
@@ -117,11 +121,11 @@ def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
     masters, states = f"{block}.bf16_master_weights_and_grads", f"{block}.bf16_optimizer_states"
     given = [path for path in (_FP16_MASTERS, masters, states) if config.flag(path)]
     if config.stage == 0:
-        yield from (violation(path, f"{path.rpartition('.')[2]} is on at stage 0") for path in given)
+        yield from (violation(path, "{name} is on at stage 0", name=path.rpartition(".")[2]) for path in given)
         return
     place = config.offload("optimizer")
     cpu_adam = place != "none" and config.may_have_adam and not config.flag("optimizer.params.torch_adam")
-    other = f"the optimizer {config.optimizer} does not become DeepSpeed's CPU Adam"
+    other = phrase("the optimizer {optimizer} does not become DeepSpeed's CPU Adam", optimizer=config.optimizer)
     for path in (_FP16_MASTERS, masters):
         may_stay = path == masters and states in given and place == "none"
         if path in given and not cpu_adam and not may_stay:
@@ -147,7 +151,12 @@ def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
 def other_type(config: LintedConfig) -> Iterator[Violation]:
     wanted = _DTYPES.get(config.text("data_types.param_dtype"))
     if wanted is not None and wanted != _model_type(config) and not _may_change(config):
-        yield violation("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(config)}")
+        yield violation(
+            "data_types.param_dtype",
+            "param_dtype is {wanted}, the model's type is {own}",
+            wanted=wanted,
+            own=_model_type(config),
+        )
 
 
 @PRECISION_RULES.error(
@@ -194,7 +203,9 @@ def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
     if config.stage == 0 and wanted is not None and wanted != _model_type(config) and not _may_change(config):
         yield violation(
             "data_types.grad_accum_dtype",
-            f"gradients are accumulated in {wanted}, but the weights are {_model_type(config)}, at stage 0",
+            "gradients are accumulated in {wanted}, but the weights are {own}, at stage 0",
+            wanted=wanted,
+            own=_model_type(config),
         )
 
 
@@ -250,7 +261,7 @@ def huge_scale(config: LintedConfig) -> Iterator[Violation]:
     power = config.number("fp16.initial_scale_power")
     dynamic = config.fp16 and not (config.number("fp16.loss_scale") or 0) > 0
     if power is not None and power >= (1024 if dynamic else 14_300) and config.fp16:
-        yield violation("fp16.initial_scale_power", f"2 to the power of {power:g}")
+        yield violation("fp16.initial_scale_power", "2 to the power of {power}", power=f"{power:g}")
 
 
 def _model_type(config: LintedConfig) -> str:

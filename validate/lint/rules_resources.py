@@ -12,6 +12,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.fit_probability import fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import named, phrase
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
@@ -60,11 +61,13 @@ def too_large(config: LintedConfig) -> Iterator[Violation]:
     if situation and not situation.fits():
         need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
         probability = situation.fit_probability()
-        likely = f": it fits with a probability of {probability:.0%}" if probability >= 1 - SURE else ""
-        when = " at the first evaluation" if situation.memory().peak.name == "evaluation" else ""
-        yield violation(
-            "zero_optimization", f"it needs about {_gb(need)} per GPU{when}, which has {_gb(there)}{likely}"
-        )
+        sizes = {"need": _gb(need), "memory": _gb(there)}
+        what = phrase("it needs about {need} per GPU, which has {memory}", **sizes)
+        if situation.memory().peak.name == "evaluation":
+            what = phrase("it needs about {need} per GPU at the first evaluation, which has {memory}", **sizes)
+        if probability >= 1 - SURE:
+            what = phrase("{what}: it fits with a probability of {chance}", what=what, chance=f"{probability:.0%}")
+        yield violation("zero_optimization", what)
 
 
 @RESOURCE_RULES.warning(
@@ -80,7 +83,9 @@ def too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
     if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
-        yield violation("zero_optimization", f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}")
+        yield violation(
+            "zero_optimization", "it needs about {need} of RAM per node, which has {ram}", need=_gb(need), ram=_gb(ram)
+        )
 
 
 @RESOURCE_RULES.advice(
@@ -103,7 +108,9 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
     ):
         if getattr(plan, name) != "none" and (gain := situation.gain(other)):
             yield violation(
-                f"zero_optimization.{name}", f"without it the model fits, and is predicted {gain:.1f} x as fast"
+                f"zero_optimization.{name}",
+                "without it the model fits, and is predicted {gain} x as fast",
+                gain=f"{gain:.1f}",
             )
             return
 
@@ -125,7 +132,10 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
         return
     if plan.offload_optimizer != "nvme" and (gain := situation.gain(replace(plan, zero_stage=2))):
         yield violation(
-            "zero_optimization.stage", f"stage 2 fits, and is predicted {gain:.1f} x as fast", fix="use stage 2"
+            "zero_optimization.stage",
+            "stage 2 fits, and is predicted {gain} x as fast",
+            gain=f"{gain:.1f}",
+            fix="use stage 2",
         )
 
 
@@ -141,7 +151,7 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
 def left_out(config: LintedConfig) -> Iterator[Violation]:
     if _Situation.of(config):
         for feature in unmodeled_features(config.values):
-            yield violation(feature.key, f"{feature.name}: {feature.predicted}")
+            yield violation(feature.key, "{name}: {predicted}", name=feature.name, predicted=named(feature.predicted))
 
 
 @RESOURCE_RULES.advice(
@@ -162,8 +172,13 @@ def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
     without = replace(situation, workload=replace(situation.workload, software=fused))
     more = situation.memory().allocated_bytes_per_gpu - without.memory().allocated_bytes_per_gpu
     if more > 0.01 * situation.cluster.gpu.memory_bytes:
-        smaller = "; at stage 3 a smaller sub_group_size helps, too" if situation.plan.zero_stage == 3 else ""
-        what = f"the {situation.workload.software.optimizer_step} step needs {_gb(more)} more than a fused one{smaller}"
+        what = phrase(
+            "the {kind} step needs {more} more than a fused one",
+            kind=situation.workload.software.optimizer_step,
+            more=_gb(more),
+        )
+        if situation.plan.zero_stage == 3:
+            what = phrase("{what}; at stage 3 a smaller sub_group_size helps, too", what=what)
         yield violation("zero_optimization", what)
 
 

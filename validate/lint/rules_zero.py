@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.partition import shard_numel
+from ...estimators.phrase import named, phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, removed, violation
@@ -41,8 +42,13 @@ def other_stage(config: LintedConfig) -> Iterator[Violation]:
     if config.stage < 3 and config.flag("zero_optimization.offload_optimizer.super_offload"):
         unused.append(("zero_optimization.offload_optimizer.super_offload", (3,)))
     for path, stages in unused:
-        where = "stage 3" if stages == (3,) else "stages 1 and 2"
-        what = f"{path.rpartition('.')[2]} is for {where}, and this is stage {config.stage}"
+        where = phrase("stage 3") if stages == (3,) else phrase("stages 1 and 2")
+        what = phrase(
+            "{name} is for {stages}, and this is stage {stage}",
+            name=path.rpartition(".")[2],
+            stages=where,
+            stage=config.stage,
+        )
         yield violation(path, what, edits=removed(path))
 
 
@@ -106,7 +112,7 @@ def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
         return
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
-        what = f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step"
+        what = phrase("a sub-group takes {size} GB per GPU during the step", size=f"{elements * 6 / 1e9:.1f}")
         yield violation(config.zero_place("sub_group_size"), what)
 
 
@@ -126,7 +132,10 @@ def all_live(config: LintedConfig) -> Iterator[Violation]:
         return
     live, distance = config.zero_number("max_live_parameters"), config.zero_number("max_reuse_distance")
     if min(live, distance) >= model.parameters:
-        what = f"max_live_parameters and max_reuse_distance are at least the model's {model.parameters:,} parameters"
+        what = phrase(
+            "max_live_parameters and max_reuse_distance are at least the model's {parameters} parameters",
+            parameters=f"{model.parameters:,}",
+        )
         yield violation(config.zero_place("max_live_parameters"), what)
 
 
@@ -159,14 +168,17 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
     clips = clipping is None or (isinstance(clipping, int | float) and clipping > 0)
     fp32_sums = config.text("data_types.grad_accum_dtype") in ("fp32", "float32", "float", "torch.float32")
     for holds, what in (
-        (config.stage in (0, 3), f"this is stage {config.stage}"),
-        (clips, f"gradient_clipping is {shown(clipping) if clipping is not None else '1.0, its default'}"),
+        (config.stage in (0, 3), phrase("this is stage {stage}", stage=config.stage)),
+        (
+            clips,
+            phrase("{name} is {value}", name="gradient_clipping", value="1.0" if clipping is None else shown(clipping)),
+        ),
         (config.block("zero_optimization").get("zenflow") is not None, "ZenFlow is on"),
         (config.offload("optimizer") != "none", "the optimizer is offloaded"),
         (config.stage == 1 and config.bf16 and fp32_sums, "bf16 with fp32 accumulation at stage 1"),
     ):
         if holds:
-            yield violation(path, f"compute_grad_norm is off, but {what}")
+            yield violation(path, "compute_grad_norm is off, but {what}", what=named(what))
             return
 
 
@@ -184,10 +196,15 @@ def scaled(config: LintedConfig) -> Iterator[Violation]:
     if config.stage < 2 or config.off("zero_optimization.reduce_scatter") or not averages:
         return
     if config.get("prescale_gradients"):
-        yield violation("prescale_gradients", f"gradients are pre-scaled at stage {config.stage}")
+        yield violation("prescale_gradients", "gradients are pre-scaled at stage {stage}", stage=config.stage)
     factor = config.number("gradient_predivide_factor")
     if factor is not None and factor != 1:
-        yield violation("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {config.stage}")
+        yield violation(
+            "gradient_predivide_factor",
+            "gradients are pre-divided by {factor} at stage {stage}",
+            factor=f"{factor:g}",
+            stage=config.stage,
+        )
 
 
 @ZERO_RULES.advice(
@@ -207,7 +224,13 @@ def two_buckets(config: LintedConfig) -> Iterator[Violation]:
             by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
             width = 2 if config.fp16 or config.bf16 or by_trainer else 4
             needed = 2 * width * elements / 1e9
-            yield violation(path, f"2 x {elements:,} elements x {width} bytes are {needed:.1f} GB per GPU")
+            yield violation(
+                path,
+                "2 x {elements} elements x {width} bytes are {needed} GB per GPU",
+                elements=f"{elements:,}",
+                width=width,
+                needed=f"{needed:.1f}",
+            )
 
 
 @ZERO_RULES.advice(
@@ -241,7 +264,12 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
     if config.stage == 3 and ram and config.model is not None and path and config.flag(path):
         need = 2 * config.model.parameters
         if need > ram:
-            yield violation(path, f"the weights have {need / 1e9:.0f} GB, the RAM has {ram / 1e9:.0f} GB")
+            yield violation(
+                path,
+                "the weights have {need} GB, the RAM has {ram} GB",
+                need=f"{need / 1e9:.0f}",
+                ram=f"{ram / 1e9:.0f}",
+            )
 
 
 ZEROPP_RULES = Rules("ZeRO++")
@@ -267,11 +295,7 @@ ZEROPP_RULES.error(
 
 ZEROPP_RULES.error(
     "DS355 hpZ with parameters on NVMe",
-    at(
-        _HPZ,
-        when.number(lambda size: size > 1) & when.stages(3) & when.param_on_nvme,
-        "the parameters are on NVMe",
-    ),
+    at(_HPZ, when.number(lambda size: size > 1) & when.stages(3) & when.param_on_nvme, "the parameters are on NVMe"),
     why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
     fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
     source="runtime/zero/partition_parameters.py _partition_param_sec",
@@ -331,5 +355,8 @@ def odd_shards(config: LintedConfig) -> Iterator[Violation]:
     if odd is not None:
         yield violation(
             "zero_optimization.zero_quantized_weights",
-            f"{odd.name} has shards of {shard_numel(odd.numel, ranks)} elements on {ranks} GPUs",
+            "{name} has shards of {shard_numel} elements on {ranks} GPUs",
+            name=odd.name,
+            shard_numel=shard_numel(odd.numel, ranks),
+            ranks=ranks,
         )

@@ -207,7 +207,8 @@ function askScaling() {
 function showWhole({ changes, jobs, json }) {
   byId("answer").setAttribute("aria-busy", "false");
   keepFiles();
-  Object.assign(texts, { json, "sky.yaml": "", ...jobs });
+  byId("jobs").replaceChildren(...jobs.map(({ file, title }) => copyBox(make("div", { className: "copy" }), file, title, file)));
+  Object.assign(texts, { json }, Object.fromEntries(jobs.map(({ file, text }) => [file, text])));
   showTexts();
   const items = changes.map(({ flags, outcome, options }) => make("li", {},
     make("button", { type: "button", textContent: flags, title: "Ask this", onclick: () => { Object.assign(state, options); changed(); } }),
@@ -226,18 +227,17 @@ async function copied(text, button) {
   button.textContent = said;
   setTimeout(() => { button.textContent = before; }, 1500);
 }
-function makeCopyBoxes() {
-  for (const box of document.querySelectorAll("[data-copy]")) {
-    const { copy: name, title, file } = box.dataset, button = make("button", { type: "button", textContent: "Copy", ariaLabel: `Copy: ${title}` });
-    button.onclick = () => copied(texts[name], button);
-    const buttons = make("span", {}, button);
-    if (file) buttons.append(make("button", { type: "button", textContent: "Save", ariaLabel: `Save ${file}`, onclick: () => {
-      const link = make("a", { href: URL.createObjectURL(new Blob([texts[name]])), download: file });
-      link.click();
-      URL.revokeObjectURL(link.href);
-    } }));
-    box.append(make("h4", {}, title, buttons), make("pre", { tabIndex: 0, id: `text-${name}` }));
-  }
+function copyBox(box, name, title, file) {
+  const button = make("button", { type: "button", textContent: "Copy", ariaLabel: `Copy: ${title}` }), buttons = make("span", {}, button);
+  box.dataset.copy = name;
+  button.onclick = () => copied(texts[name], button);
+  if (file) buttons.append(make("button", { type: "button", textContent: "Save", ariaLabel: `Save ${file}`, onclick: () => {
+    const link = make("a", { href: URL.createObjectURL(new Blob([texts[name]])), download: file });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  } }));
+  box.append(make("h4", {}, title, buttons), make("pre", { tabIndex: 0, id: `text-${name}` }));
+  return box;
 }
 function showTexts() {
   for (const box of document.querySelectorAll("[data-copy]")) {
@@ -339,7 +339,7 @@ function obstacle() {
 async function begin() {
   const problem = obstacle();
   if (problem) { byId("status").textContent = "Cannot calculate here."; showError(problem); return; }
-  makeCopyBoxes();
+  document.querySelectorAll("[data-copy]").forEach((box) => copyBox(box, box.dataset.copy, box.dataset.title, box.dataset.file));
   document.querySelectorAll("[data-slider]").forEach(slider);
   state = fromAddress();
   request = mode === "worker" ? workerAnswers() : serverAnswers();

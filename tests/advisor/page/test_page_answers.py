@@ -62,11 +62,17 @@ def test_scaling_is_asked_alone_and_draws_every_series() -> None:
 def test_job_files_on_the_page_are_those_that_emit_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them; without SkyPilot's where its catalogue has no name for the GPU."""
     monkeypatch.chdir(tmp_path)
-    shown = parts({"model": "Qwen2.5-14B", "gpus": "2x8xH100-SXM5"})["whole"]["jobs"]
+
+    def jobs(gpus: str) -> dict[str, str]:
+        listed = parts({"model": "Qwen2.5-14B", "gpus": gpus})["whole"]["jobs"]
+        assert all(job["title"] for job in listed)
+        return {job["file"]: job["text"] for job in listed}
+
+    shown = jobs("2x8xH100-SXM5")
     assert run(["Qwen2.5-14B", "--gpus", "2x8xH100-SXM5", "--offline", "--emit", ",".join(JOB_KINDS)]) == 0
     assert shown == {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "ds_config.json"}
     assert len(shown) == len(JOB_KINDS)
-    assert "sky.yaml" not in parts({"model": "Qwen2.5-14B", "gpus": "2x32GB"})["whole"]["jobs"]
+    assert "sky.yaml" not in jobs("2x32GB")
 
 
 def test_a_switch_stands_without_a_value() -> None:

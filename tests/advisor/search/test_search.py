@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pytest
-from ds_advise.advisor.advise import ask
+from ds_advise.advisor.advise import ask, predicted
 from ds_advise.advisor.search.batch_sweep import RESOLVED
 from ds_advise.advisor.search.candidate import predict
 from ds_advise.advisor.search.choice import SAME_SPEED, drop_dominated, fastest_that_fits
@@ -61,7 +62,7 @@ def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
     larger = replace(
         question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=52 * gib))
     )
-    sweep = stages_of("zero1", larger)[0].sweeps()[0]
+    sweep = stages_of("zero1", larger)[0].sweeps[0]
     by_shape = {shape: sweep.candidate(shape).fit.probability for shape in sweep.shapes}
     assert by_shape[1, 2] < by_shape[2, 1]
     assert sweep.rising()[-1].plan.gradient_accumulation_steps == 1
@@ -111,3 +112,12 @@ def test_a_search_leaves_the_collector_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_would_change_the_answer_is_searched_for_as_it_is_read() -> None:
+    """A short answer reads four changes; the rest would take most of its time."""
+    found = predicted(ask("Qwen2.5-14B", gpus="2x32GB", offline=True))
+    few = list(islice(found.changes, 4))
+    assert not found.changes.are_all_tried
+    every = list(found.changes)
+    assert every[:4] == few and len(every) > 4 and found.changes.are_all_tried and list(found.changes) == every

@@ -19,6 +19,7 @@ from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from ds_advise.advisor.text.lines import ended
+from ds_advise.validate.lint.rules import RULES
 from rich.cells import cell_len
 
 from tests.helpers import printed
@@ -42,6 +43,9 @@ NAMES = re.compile(
 )
 """What stays as it is in every language: names, options, keys, commands and units."""
 
+_ENGLISH = re.compile(r"(?:\b[a-z']{2,},? ){3}")
+"""Three words in a row, of which no name or option consists."""
+
 _FIGURES = re.compile(r"..\S+ +\S+ +\S+ +\S+ +[\d.,]+")
 
 
@@ -56,16 +60,34 @@ def _printed(number: int, language: Language, columns: int = 80, *, details: boo
         return printed(_answer(number), width=columns, details=details)
 
 
+def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a function with one of these names in the source, and its place."""
+    for path in PACKAGE.rglob("*.py"):
+        if not path.is_relative_to(PACKAGE / "tests"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                    yield f"{path}:{node.lineno}", node
+
+
 def _marked() -> Iterator[str]:
     """Every template in the source."""
-    for path in PACKAGE.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if "phrase(" not in text or path.is_relative_to(PACKAGE / "tests"):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "phrase":
-                assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno} hides its template"
-                yield node.args[0].value
+    for place, call in _calls("phrase"):
+        assert isinstance(call.args[0], ast.Constant), f"{place} hides its template"
+        yield call.args[0].value
+    for name, position in (("violation", 1), ("at", 2)):
+        for _, call in _calls(name):
+            yield from (each.value for each in call.args[position : position + 1] if isinstance(each, ast.Constant))
+
+
+def _findings() -> Iterator[str]:
+    """The rules' words, and the sentences without fields in findings of lint and of the doctor."""
+    for rule in RULES:
+        yield from filter(None, (rule.title, rule.why, rule.fix))
+    for place, call in _calls("ok", "note", "warning", "problem", "unknown", "violation", "bad_value"):
+        for words in (*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "fix")):
+            sentence = words.value if isinstance(words, ast.Constant) else ""
+            if "/validate/" in place and _ENGLISH.search(str(sentence)):
+                yield str(sentence)
 
 
 def _parts() -> Iterator[str]:
@@ -77,10 +99,10 @@ def _parts() -> Iterator[str]:
 
 def test_the_catalogue_has_every_phrase_of_the_source_and_no_other() -> None:
     """Each translation has the same fields. Rare parts of memory and time are not met here."""
-    marked, parts = set(_marked()), set(_parts())
+    marked, parts = {*_marked(), *_findings()}, set(_parts())
     assert (marked | parts) - set(ZH) == set()
     text = (PACKAGE / "advisor/text/zh.po").read_text(encoding="utf-8")
-    sentences = text.partition("# Parts of memory and of a step\n")[0]
+    sentences = text.partition("# Lint and the doctor\n")[0]
     assert [template for template in ZH if f'msgid "{template}"' in sentences and template not in marked] == []
     assert text.count("msgid ") == len(ZH) + 1
     for template, translation in ZH.items():
@@ -94,7 +116,8 @@ def test_an_answer_in_chinese_has_its_figures_and_names_and_no_english(number: i
     """At 80 and 40 columns nothing overflows, and the columns of the table end where they do in English."""
     english, chinese = _printed(number, "en"), _printed(number, "zh")
     assert re.findall("[A-Za-z]{2,}.*", NAMES.sub("", chinese)) == []
-    figures = [sorted(re.findall(r"\d[\d.,]*\d|\d", text)) for text in (english, chinese)]
+    whole = (_printed(number, language, details=True) for language in ("en", "zh"))  # a short answer may leave some out
+    figures = [sorted(re.findall(r"\d[\d.,]*\d|\d", text)) for text in whole]
     assert figures[0] == figures[1]
     for columns in (80, 40):
         lines = _printed(number, "zh", columns).splitlines()
@@ -104,10 +127,6 @@ def test_an_answer_in_chinese_has_its_figures_and_names_and_no_english(number: i
     rows = [[line for line in text.splitlines() if re.match("[ >] (ddp|zero)", line)] for text in (english, chinese)]
     ends = [[cell_len(found[0]) for line in lines if (found := _FIGURES.match(line))] for lines in rows]
     assert ends[0] == ends[1]
-
-
-_ENGLISH = re.compile(r"(?:\b[a-z']{2,},? ){3}")
-"""Three words in a row, of which no name or option consists."""
 
 
 @pytest.mark.parametrize("number", range(len(QUESTIONS)))

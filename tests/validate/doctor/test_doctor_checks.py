@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.render.doctor import render_doctor, report_block
-from ds_advise.advisor.text.language import translate_finding, use_language
+from ds_advise.advisor.text.language import translate, use_language
+from ds_advise.estimators.phrase import named
 from ds_advise.validate.doctor import STATUSES, MachineFacts, judge
 from ds_advise.validate.doctor.building import CompilerTrial, OpsFolder, Toolchain
 from ds_advise.validate.doctor.examine import AREAS
@@ -282,7 +283,7 @@ def test_a_fault_in_chinese_has_no_english_reason_and_fix() -> None:
         for *_, broken in (case.values if isinstance(case, type(pytest.param())) else case for case in CASES):
             for finding in judge(broken).findings:
                 for text in (finding.why, finding.fix):
-                    chinese = re.sub('`.*?`|".*?"|: .*', "", translate_finding(text))
+                    chinese = re.sub('`.*?`|".*?"|: .*', "", translate(named(text)))
                     assert not english.search(chinese), text
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.search.candidate import SURE
-from ds_advise.advisor.text.language import translate_finding, use_language
+from ds_advise.advisor.text.language import translate, use_language
+from ds_advise.estimators.phrase import named
 from ds_advise.validate.lint import RULES, apply, lint, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
@@ -38,15 +39,15 @@ def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
 
 
 def test_a_finding_in_chinese_has_no_english_sentence() -> None:
-    """Reason and fix of every rule, and what is wrong with its bad example; names and messages of Python stay."""
+    """Title, reason and fix of every rule, and what is wrong in its bad example; names and Python's messages stay."""
     english = re.compile(r"(?:\b[a-z']{2,},? ){4}")
     with use_language("zh"):
         for rule in RULES:
             found = [
                 each for each in judged(rule.bad, facts_for(rule), **rule.options).findings if each.code == rule.code
             ]
-            texts = {rule.why, rule.fix, *(text for each in found for text in (each.what, each.fix))}
-            shown = {text: re.sub("`.*?`", "", translate_finding(text)) for text in texts}
+            texts = {rule.title, rule.why, rule.fix, *(text for each in found for text in (each.what, each.fix))}
+            shown = {text: re.sub("`.*?`", "", translate(named(text))) for text in texts}
             assert [text for text, chinese in shown.items() if english.search(chinese)] == [], rule.code
 
 
