@@ -13,7 +13,7 @@ from ...estimators.hardware.gpus import find_gpu
 from ...estimators.losses import LOSSES, offered_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.models.families import module_experts
-from ...estimators.models.lora import nameable_targets
+from ...estimators.models.lora import adapters, nameable_targets
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import ring
@@ -155,7 +155,10 @@ def _fused_experts(question: Question) -> Iterator[Asked]:
     """Experts as transformers 5 fuses them, where each is a module of its own."""
     software = question.workload.software
     if module_experts(question.model, software):
-        yield "--software transformers=5.0", _altered(question, software=replace(software, transformers=(5, 0)))
+        fused = _altered(question, software=replace(software, transformers=(5, 0)))
+        with suppress(WorkloadError):  # peft refuses dropout where experts are fused
+            adapters(fused.model, fused.workload)
+            yield "--software transformers=5.0", fused
 
 
 def _experts(question: Question) -> Iterator[Asked]:

@@ -104,6 +104,11 @@ def test_the_gain_of_a_feature_is_among_the_changes(question: dict[str, Any], fl
     assert not [change for change in ask(**other).changes if change.flags == flag]
 
 
+def test_dropout_on_experts_that_are_modules_is_answered_without_a_change_to_fused_ones() -> None:
+    changes = ask(model=MIXTURE, software="transformers=4.51", method="lora", lora_dropout=0.05).changes
+    assert not [change for change in changes if change.flags == "--software transformers=5.0"]
+
+
 @pytest.mark.parametrize(
     ("question", "message", "why"),
     [
