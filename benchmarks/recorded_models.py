@@ -8,8 +8,8 @@ TYPE:      only these model types; by default all that transformers maps for cau
 --write:   put the table into docs/models.md.
 
 Each type is recorded in a process of its own, 2 to 20 seconds each. A type is counted apart if its own class refuses
-its default configuration: it cannot be built from it, or a forward pass without the recorder raises an error that names
-neither missing data nor missing inputs.
+its default configuration: it cannot be built from it, or every forward pass without the recorder raises an error, one
+of which names neither missing data nor inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,19 @@ from .document import put
 
 PATIENCE_S = 180
 NOT_COUNTED = "its own class refuses the default configuration"
-OURS = ("meta", "data-independent", "require", "missing", "has to be", "specify", "not be found", "not found")
-"""Words of errors about tensors without data, absent inputs and absent packages, which are no fault of a
-configuration."""
+OURS = (
+    "meta",
+    "data-independent",
+    "require",
+    "missing",
+    "has to be",
+    "specify",
+    "not be found",
+    "not found",
+    "to unpack",
+)
+"""Words of errors about tensors without data, about inputs that are absent or of another form, and absent packages,
+which are no fault of a configuration."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -93,21 +104,39 @@ def _refusal(config: dict[str, Any]) -> str:
     """The error of the class itself with this configuration; "" for none, and for one that is not its fault."""
     import torch
     from ds_advise.probes.dry_run.models import UnusableModelError, model_class, no_init_weights, transformers_config
-    from ds_advise.probes.model_recorder.recorded_model import make_batch, other_inputs
+    from ds_advise.probes.model_recorder.recorded_model import input_choices, make_batch
 
     try:
         built = transformers_config(config)
         chosen = model_class(built)
     except UnusableModelError:
         return ""
+    reasons = []
+    for names in input_choices(chosen):
+        try:
+            with torch.device("meta"), no_init_weights():
+                model = chosen._from_config(built, dtype=torch.float32).train()
+                with _yes_to_all():
+                    model(**make_batch(built, names, 2, 64, dtype="float32"), use_cache=False)
+        except Exception as error:  # whatever a model's code raises
+            text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reasons.append("" if any(word in text for word in OURS) else text[:160])
+        else:
+            return ""
+    return next((reason for reason in (reasons[0], *reversed(reasons)) if reason), "")
+
+
+@contextmanager
+def _yes_to_all() -> Iterator[None]:
+    """Truth for code that asks whether all elements are equal, as transformers' masks do."""
+    import torch
+
+    original = torch.Tensor.__bool__
+    torch.Tensor.__bool__ = lambda tensor: tensor.is_meta or original(tensor)  # type: ignore[assignment,method-assign]
     try:
-        with torch.device("meta"), no_init_weights():
-            model = chosen._from_config(built, dtype=torch.float32).train()
-            model(**make_batch(built, other_inputs(chosen), 2, 64, dtype="float32"), use_cache=False)
-    except Exception as error:  # whatever a model's code raises
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return "" if any(word in text for word in OURS) else text[:160]
-    return ""
+        yield
+    finally:
+        torch.Tensor.__bool__ = original  # type: ignore[method-assign]
 
 
 def _default_config(model_type: str) -> dict[str, Any]:

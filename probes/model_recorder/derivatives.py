@@ -8,8 +8,10 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.fx.experimental._config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -56,7 +58,8 @@ def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivat
     kinds = tuple((each.shape, each.stride, each.dtype) for each in map(tensors.__getitem__, places))
     key = function, repr(given), kinds, tuple(map(places.__getitem__, step.inputs)), mask
     if key not in _DERIVED:
-        _DERIVED[key] = _derive(step, tensors, mask)
+        with patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", True):
+            _DERIVED[key] = _derive(step, tensors, mask)
     return _DERIVED[key]
 
 

@@ -108,7 +108,7 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
         raise _cannot(name, str(error)) from None
     except Exception as error:  # validators of configurations raise errors of their own
         raise _cannot(name, f"transformers refuses the configuration: {_first_line(error)}") from error
-    if "input_ids" not in inspect.signature(chosen.forward).parameters:
+    if not {"input_ids", "decoder_input_ids"} & inspect.signature(chosen.forward).parameters.keys():
         raise _cannot(name, f"{chosen.__name__} takes other inputs than tokens")
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _cannot(name, f"it has {layers:,} layers")
@@ -128,24 +128,39 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     except Exception as error:  # a model's code raises anything
         raise _cannot(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
     windows, why = _windows(text, window), ""
-    for others in dict.fromkeys(((), other_inputs(chosen))):
+    for others in input_choices(chosen):
         try:
             batch = partial(make_batch, built, others)
             return recorded_shape(model, batch, name=name, source="", windows=windows, rebuild=build)
-        except UnrecordableError as error:
-            why = f"{chosen.__name__}: {error}"
         except Exception as error:  # a model's code raises anything
-            why = f"{chosen.__name__} does not run without data: {_first_line(error)}"
+            is_ours = isinstance(error, UnrecordableError)
+            said = str(error) if is_ours else f"does not run without data: {_first_line(error)}"
+            if IMAGE_LIST not in others or not why:
+                why = f"{chosen.__name__}{': ' if is_ours else ' '}{said}"
     raise _cannot(name, why)
 
 
-def other_inputs(chosen: Any) -> tuple[str, ...]:
-    """The inputs besides text that a class requires or names first."""
-    given = inspect.signature(chosen.forward).parameters.values()
-    required = [each.name for each in given if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
-    return tuple(
-        dict.fromkeys(name for name in (*required, chosen.main_input_name) if name not in ("self", "input_ids"))
-    )
+def input_choices(chosen: Any) -> list[tuple[str, ...]]:
+    """The inputs of a class to try: tokens, what it requires or names first, tokens with what else describes them, all
+    that can be made, and the same with a list of images."""
+    parameters = inspect.signature(chosen.forward).parameters
+    tokens = [name for name in ("input_ids", "decoder_input_ids") if name in parameters]
+    required = [each.name for each in parameters.values() if each.default is each.empty and each.kind in _BY_NAME]
+    first = [name for name in (*tokens, *required, chosen.main_input_name) if name != "self"]
+    described = [*tokens, *(name for name in _OF_TOKENS if name in parameters)]
+    images = [*first, *described, *(name for name in _OF_IMAGES if name in parameters)]
+    listed = [IMAGE_LIST if name == "pixel_values" else name for name in images]
+    return list(dict.fromkeys(tuple(dict.fromkeys(names)) for names in (tokens, first, described, images, listed)))
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_OF_TOKENS = ("mm_token_type_ids", "bbox")
+_OF_IMAGES = ("pixel_values", "image_attention_mask", "image_embeds_position_mask")
+"""Inputs that some classes need although their `forward` has defaults for them."""
+
+IMAGE_LIST = "pixel_values of several images"
+_INSTRUCTION_TOKENS = 32
+"""Of `qformer_input_ids`, which have a length of their own."""
 
 
 _IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantization_config")
@@ -157,21 +172,39 @@ def _first_line(error: Exception) -> str:
 
 
 def make_batch(
-    config: Any, others: Sequence[str], batch: int, length: int, *, dtype: str = "bfloat16"
+    config: Any, names: Sequence[str], batch: int, length: int, *, dtype: str = "bfloat16"
 ) -> dict[str, Any]:
-    """Samples of text, or of an image and text. dtype: of the image."""
+    """Samples of text, or of an image and text, by the names of the inputs. dtype: of the image."""
     import torch
 
-    tokens = torch.zeros((batch, length), dtype=torch.long, device="meta")
-    given = {"input_ids": tokens} | {name: tokens.clone() for name in others if name.endswith("_ids")}
-    if config.is_encoder_decoder:
-        given["decoder_input_ids"] = tokens.clone()
-    if "pixel_values" in others:
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", 224)
-        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-        shape = (batch, getattr(vision, "num_channels", 3), *sides)
-        given["pixel_values"] = torch.zeros(shape, dtype=getattr(torch, dtype), device="meta")
+    is_decoder = config.is_encoder_decoder
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
+    size = getattr(vision, "image_size", 224)
+    image = (getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size)))
+    floats = {
+        "pixel_values": image,
+        IMAGE_LIST: (1, *image),
+        "bbox": (length, 4),
+        # Two positions and the pixels of each patch (transformers 5.23 pix2struct/image_processing_pix2struct.py).
+        "flattened_patches": (getattr(vision, "seq_len", 0), 2 + getattr(vision, "patch_embed_hidden_size", 0)),
+    }
+    whole = {
+        "image_attention_mask": (length, 1),
+        "image_embeds_position_mask": (length,),
+        "qformer_input_ids": (_INSTRUCTION_TOKENS,),
+    }
+    given = {}
+    for name in names:
+        if name in floats:
+            kind, shape = getattr(torch, dtype), floats[name]
+        elif name in whole or name.endswith("_ids"):
+            kind, shape = torch.long, whole.get(name, (length,))
+        else:
+            continue
+        if name != "decoder_input_ids" or is_decoder:
+            given["pixel_values" if name == IMAGE_LIST else name] = torch.zeros(
+                (batch, *shape), dtype=kind, device="meta"
+            )
     return given
 
 

@@ -229,7 +229,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op is aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
                 return _answered_yes()
-            if args[0].untyped_storage()._cdata in self.places:
+            if self.is_place(args[0]):
                 return 0
         self.count += 1
         if self.count > self.most:
@@ -259,6 +259,10 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.step(kind, name, (args, kwargs), result, (op, args, kwargs))
         return result
 
+    def is_place(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is, or is a view of, a result of `nonzero`."""
+        return tensor.untyped_storage()._cdata in self.places
+
     def unseen(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a function whose operations are not recorded."""
         was_paused, self.is_paused = self.is_paused, True
@@ -278,6 +282,13 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function is torch.Tensor.tolist and args[0].dim() == 1 and args[0].is_meta:
+            return _Counts([0] * len(args[0]))
+        if function in _SPLITS and isinstance(sizes := args[1], _Counts):
+            rows, count = args[0].shape[(args[2:] or (kwargs.get("dim", 0),))[0]], len(sizes)
+            return function(args[0], [(rows + place) // count for place in range(count)], *args[2:], **kwargs)
+        if function is torch.Tensor.__format__ and self.operations.is_place(args[0]):
+            return "0"
         if self.operations.is_paused:
             return function(*args, **kwargs)
         if function is F.linear:
@@ -340,6 +351,11 @@ class _Functions(TorchFunctionMode):
         return result
 
 
+class _Counts(list[int]):
+    """Unknown numbers of rows, as of the tokens of each expert, by which code splits a tensor: equal shares."""
+
+
+_SPLITS = (torch.Tensor.split, torch.split)
 _ATTENTION = F.scaled_dot_product_attention
 
 

@@ -173,6 +173,38 @@ def test_an_image_is_recorded_where_the_class_requires_one() -> None:
     assert "one image of 17 patches in each sample" in shape.assumptions
 
 
+SMALL_T5 = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "counts"),
+    [
+        # Boxes of tokens; an image as a list; patches in place of the encoder's tokens; types of tokens.
+        ({"model_type": "udop", **SMALL_T5}, [1, 1, 1, 1]),
+        (
+            {"model_type": "pix2struct"}
+            | {"text_config": {"hidden_size": 128, "d_ff": 64, "num_layers": 2, "num_heads": 2}}
+            | {"vision_config": {"hidden_size": 128, "d_ff": 64, "num_hidden_layers": 3, "num_attention_heads": 2}},
+            [3, 1, 1],
+        ),
+        # Experts by the name that a value has, and in shares of the tokens that values say.
+        ({"model_type": "switch_transformers", **SMALL_T5, "num_decoder_layers": 2, "num_experts": 2}, None),
+        (
+            {"model_type": "jetmoe", "num_local_experts": 4, "num_hidden_layers": 2, "hidden_size": 64}
+            | {"intermediate_size": 128, "num_key_value_heads": 2, "kv_channels": 16, "vocab_size": 64},
+            [2],
+        ),
+    ],
+    ids=lambda given: given["model_type"] if isinstance(given, dict) else "",
+)
+def test_classes_get_the_inputs_that_they_need_and_experts_equal_shares(
+    config: dict[str, Any], counts: list[int] | None
+) -> None:
+    shape = recorded_model(config, name="a model", source="")
+    assert counts is None or [block.count for block in shape.blocks] == counts
+    assert all(block.program for block in shape.blocks)
+
+
 def test_kernels_and_code_from_elsewhere_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     elsewhere = {
