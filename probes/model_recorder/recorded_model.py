@@ -134,9 +134,9 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
             return recorded_shape(model, batch, name=name, source="", windows=windows, rebuild=build)
         except Exception as error:  # a model's code raises anything
             is_ours = isinstance(error, UnrecordableError)
-            said = str(error) if is_ours else f"does not run without data: {_first_line(error)}"
+            reason = str(error) if is_ours else f"does not run without data: {_first_line(error)}"
             if IMAGE_LIST not in others or not why:
-                why = f"{chosen.__name__}{': ' if is_ours else ' '}{said}"
+                why = f"{chosen.__name__}{': ' if is_ours else ' '}{reason}"
     raise _cannot(name, why)
 
 
