@@ -60,7 +60,7 @@ def emit(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest.Mo
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(TINY))
     Path("ds_config.json").write_text(json.dumps(CONFIG))
-    source = SCRIPT.read_text().replace("        os._exit(0)", "        pass")  # Ray's workers go on
+    source = SCRIPT.read_text().replace("os._exit(0)", "pass")  # Ray's workers go on
     Path("train.py").write_text(source.replace("torch.distributed.destroy_process_group()", "pass"))
 
     def emit(kind: JobKind, steps: int = STEPS) -> Path:
