@@ -179,7 +179,7 @@ def test_an_error_is_one_line_and_debug_adds_the_traceback(tmp_path: Path) -> No
 def test_a_fault_of_the_program_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ds_advise.advisor.advise.predict_all", lambda _question: 1 // 0)
+    monkeypatch.setattr("ds_advise.advisor.advise.predict_all", lambda *_: 1 // 0)
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1

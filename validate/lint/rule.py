@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...estimators.phrase import phrase
-from ...estimators.phrase import phrase as filled
 from .config_file import Edit, Remove, Replace
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, nearest, number_in, shown
@@ -49,7 +48,7 @@ def violation(
     **fields: object,
 ) -> Violation:
     """A violation at a path written with dots. fields: of the template `what`."""
-    what = filled(what, **fields) if fields else what
+    what = phrase(what, **fields) if fields else what
     return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
 

@@ -156,8 +156,9 @@ def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
         ).returncode
 
     assert [code("sh", "-c", "exit 3"), code("sh", "-c", "kill -9 $$"), code("true")] == [3, 137, 0]
-    assert code("sh", "-c", "setsid sleep 4321 & exit 0") == 0
-    assert not any("4321" in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    seconds = str(100_000 + os.getpid())  # of no other process
+    assert code("sh", "-c", f"setsid sleep {seconds} & exit 0") == 0
+    assert not any(seconds in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
 
 
 def _notes(tmp_path: Path, *ranks: list[dict[str, Any]]) -> Records:
