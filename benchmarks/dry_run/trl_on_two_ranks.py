@@ -34,7 +34,7 @@ MORE = (
 
 
 def cases() -> dict[str, tuple[str, Case]]:
-    listed = [getattr(each, "values", each) for each in CASES]
+    listed: list[Any] = [getattr(each, "values", each) for each in CASES]  # some are pytest's parameters
     return {_name(objective, case): (objective, case) for objective, case in (*listed, *MORE)}
 
 

@@ -57,7 +57,7 @@ def derive(step: Step, tensors: Sequence[TracedTensor], mask: int) -> RawDerivat
     kinds = tuple((each.shape, each.stride, each.dtype) for each in map(tensors.__getitem__, places))
     key = function, repr(given), kinds, tuple(map(places.__getitem__, step.inputs)), mask
     if key not in _DERIVED:
-        with torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True):
+        with torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]
             _DERIVED[key] = _derive(step, tensors, mask)
     return _DERIVED[key]
 

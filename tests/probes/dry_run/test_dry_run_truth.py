@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.workload import LossKernel, OptimizerStep, Software, Workload
+from ds_advise.estimators.workload import LossKernel, Method, OptimizerStep, Precision, Software, Workload
 from ds_advise.probes.run import Request, Run
 
 from tests.helpers import SMALL_LLAMA, h100s
@@ -98,8 +98,8 @@ class Case:
     model: str = "qwen2"
     checkpointing: bool = True
     accumulation: int = 1
-    method: str = "full"
-    precision: str = "bf16"
+    method: Method = "full"
+    precision: Precision = "bf16"
     world_size: int = 2
     rank: int = 0
     real: str = "gloo"
