@@ -30,8 +30,7 @@ from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
 from .search.rollouts import with_fastest_rollout
-from .search.search import SampleBytes, candidates_of, fastest, of_any_loss, predict_all
-from .search.search_space import Stages, all_stages
+from .search.search import candidates_of, of_any_loss, predict_all
 
 _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Fields of a plan that follow from the rung and the question."""
@@ -264,7 +263,7 @@ def answer(question: Question) -> Recommendation:
     return recommendation
 
 
-def predicted(question: Question, stages: Stages | None = None) -> Recommendation:
+def predicted(question: Question) -> Recommendation:
     """The recommendation by prediction alone.
 
     It has the loss that one argument turns on (`Question.with_offered_loss`) where nothing fits without, or where the
@@ -274,17 +273,11 @@ def predicted(question: Question, stages: Stages | None = None) -> Recommendatio
         decided, others = with_fastest_rollout(question)
         found = predicted(decided)
         return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
-    stages = all_stages(question) if stages is None else stages
-    offered = question.with_offered_loss
-    if offered is not None:
-        sample_bytes: SampleBytes = {}
-        own, of_offered = fastest(question, sample_bytes, stages=stages), all_stages(offered)
-        if own is not None and of_any_loss(question, own, sample_bytes, of_offered) is not own:
-            return replace(predicted(offered, of_offered), without_loss=own)
-    ladder, candidates = predict_all(question, stages)
+    ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
-    if offered is not None and recommended is None:
-        other, without = predicted(offered, of_offered), closest(ladder)
+    offered = question.with_offered_loss
+    if offered is not None and (recommended is None or of_any_loss(question, recommended, {}) is not recommended):
+        other, without = predicted(offered), recommended or closest(ladder)
         missed = closest(other.ladder)
         comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
         if other.recommended is not None or comes_closer:

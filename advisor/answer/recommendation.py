@@ -85,11 +85,12 @@ class Changes:
 
     def try_next(self) -> bool:
         """Try one more. Returns False where none is left."""
-        tried = next(self._tried, self)
-        self.are_all_tried = tried is self
-        if isinstance(tried, Change):
-            self._found.append(tried)
-        return not self.are_all_tried
+        for tried in self._tried:
+            if tried is not None:
+                self._found.append(tried)
+            return True
+        self.are_all_tried = True
+        return False
 
     def __iter__(self) -> Iterator[Change]:
         index = 0

@@ -17,7 +17,7 @@ from ..question.question import Question
 from .batch_sweep import BatchSweep
 from .candidate import LEAST, Candidate, LadderStep
 from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_rung, costly_features, fastest_that_fits, tolerance
-from .search_space import NO_SETTINGS, PlanFields, Stage, Stages, all_stages, stages_of
+from .search_space import NO_SETTINGS, PlanFields, Stage, stages_of
 
 SampleBytes = dict[tuple[Any, ...], float]
 """Device bytes of one more sample in a large micro batch, by what they depend on; shared by questions about the same
@@ -25,18 +25,15 @@ training."""
 
 
 @gc_paused()
-def predict_all(
-    question: Question, stages: Stages | None = None
-) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
+def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """The ladder (each rung with its best candidate) and all candidates."""
     least = LEAST[question.risk]
-    stages = all_stages(question) if stages is None else stages
     found, obstacles = dict[Rung, list[Candidate]](), dict[Rung, str]()
     for rung in RUNGS:
-        found[rung], obstacles[rung] = _candidates(stages[rung])
+        found[rung], obstacles[rung] = candidates_of(rung, question)
     if all(each.fit.limit == "gpu" for own in found.values() for each in own):
         for rung, own in found.items():  # the plans that need least of the GPU, which say how much is missing
-            own += stages[rung][-1].sweeps[-1].rising()[:1] if own else []
+            own += stages_of(rung, question)[-1].sweeps()[-1].rising()[:1] if own else []
     ladder = []
     for rung, own in found.items():
         best = best_of_rung(own, least)
@@ -52,12 +49,8 @@ def candidates_of(
 
     settings: fields of `Plan` to set apart from the rung's preset.
     """
-    return _candidates(stages_of(rung, question, settings))
-
-
-def _candidates(stages: Sequence[Stage]) -> tuple[list[Candidate], str]:
     candidates: list[Candidate] = []
-    for sweeps in _until_memory_suffices(stages):
+    for sweeps in _until_memory_suffices(stages_of(rung, question, settings)):
         obstacle = None if candidates else sweeps[0].obstacle
         if obstacle is not None:
             return [], obstacle
@@ -75,81 +68,75 @@ def any_fits(question: Question) -> bool:
     return any(
         fit.probability >= least
         for rung in reversed(RUNGS)  # the last need least of the GPU
-        for sweeps in _runnable(stages_of(rung, question))
+        for sweeps in _runnable(rung, question)
         for sweep in sweeps
         for fit in sweep.smallest_fits()
     )
 
 
-def _runnable(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]]:
+def _runnable(rung: Rung, question: Question) -> Iterator[list[BatchSweep]]:
     """`_until_memory_suffices` of a rung; nothing where it cannot run."""
-    if stages[0].sweeps[0].can_run:
-        yield from _until_memory_suffices(stages)
+    stages = _until_memory_suffices(stages_of(rung, question))
+    first = next(stages)
+    if first[0].can_run:
+        yield first
+        yield from stages
 
 
 def _until_memory_suffices(stages: Sequence[Stage]) -> Iterator[list[BatchSweep]]:
     """The sweeps of one stage after the other, up to the first stage with a plan that surely fits the GPU (memory rises
     with the batch, so the smallest decide); of the first alone if not even the last sweep of the last stage may fit."""
+    last: list[BatchSweep] = []
     for number, stage in enumerate(stages):
-        sweeps = stage.sweeps
+        sweeps = last if last and number == len(stages) - 1 else stage.sweeps()
         yield sweeps
         if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.known_fits()):
             return
         if any(fit.limit != "gpu" for sweep in sweeps for fit in sweep.smallest_fits()):
             return
-        has_more = number == 0 and len(stages) > 1
-        if has_more and not any(fit.gpu_likely_suffices for fit in stages[-1].sweeps[-1].smallest_fits()):
-            return
+        if number == 0 and len(stages) > 1:
+            last = stages[-1].sweeps()
+            if not any(fit.gpu_likely_suffices for fit in last[-1].smallest_fits()):
+                return
 
 
 @gc_paused()
-def fastest(
-    question: Question,
-    sample_bytes: SampleBytes | None = None,
-    *,
-    enough: float = 0.0,
-    stages: Stages | None = None,
-) -> Candidate | None:
+def fastest(question: Question, sample_bytes: SampleBytes | None = None, *, enough: float = 0.0) -> Candidate | None:
     """The plan that `fastest_that_fits` takes from the ladder, or one of the same speed.
 
     sample_bytes: shared by questions about the same training. enough: tokens per second below which no plan is of use;
     where none reaches it the answer is None or a slower one.
     """
-    stages = all_stages(question) if stages is None else stages
-    return _BranchAndBound(question, {} if sample_bytes is None else sample_bytes, enough, stages).best()
+    return _BranchAndBound(question, {} if sample_bytes is None else sample_bytes, enough).best()
 
 
-def of_any_loss(
-    question: Question, best: Candidate, sample_bytes: SampleBytes, stages: Stages | None = None
-) -> Candidate:
+def of_any_loss(question: Question, best: Candidate, sample_bytes: SampleBytes) -> Candidate:
     """What an answer takes where the loss is free, for a question whose `fastest` is `best`.
 
     The plan with the loss that one argument turns on where it gains `LEAST_GAIN`, else the one without.
-
-    stages: of the question with the other loss.
     """
     offered = question.with_offered_loss
     if offered is not None:
         enough = best.tokens_per_s * (1 + LEAST_GAIN)
-        other = fastest(offered, sample_bytes, enough=enough, stages=stages)
+        other = fastest(offered, sample_bytes, enough=enough)
         return best if other is None or other.tokens_per_s < enough else other
     own = question.with_own_loss
     if own is question:
         return best
     enough = best.tokens_per_s / (1 + LEAST_GAIN)
-    other = fastest(own, sample_bytes, enough=enough, stages=stages)
+    other = fastest(own, sample_bytes, enough=enough)
     return best if other is None or other.tokens_per_s <= enough else other
 
 
 class _BranchAndBound:
     """The state of `fastest`: the candidates found so far that may be taken."""
 
-    def __init__(self, question: Question, sample_bytes: SampleBytes, enough: float, stages: Stages) -> None:
+    def __init__(self, question: Question, sample_bytes: SampleBytes, enough: float) -> None:
         self.least = LEAST[question.risk]
         self.memory_bytes = question.cluster.gpu.memory_bytes
         self.sample_bytes = sample_bytes
         self.enough = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
-        self.pending = {rung: _runnable(stages[rung]) for rung in RUNGS}
+        self.pending = {rung: _runnable(rung, question) for rung in RUNGS}
         self.found: dict[Rung, list[Candidate]] = {rung: [] for rung in RUNGS}
 
     def best(self) -> Candidate | None:

@@ -8,10 +8,8 @@ searched only where the stages before lack GPU memory. The members of a stage ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...ds_configs.presets import plan_for
 from ...estimators.models.rank_part import unspreadable
@@ -26,8 +24,7 @@ PlanFields = Mapping[str, Any]
 NO_SETTINGS: PlanFields = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """What the values of the dimensions follow from."""
 
     rung: Rung | PlainPyTorch
@@ -38,7 +35,6 @@ class Stage:
     checkpointing: tuple[CheckpointingChoice, ...]
     ranks_per_sample: int
 
-    @cached_property
     def sweeps(self) -> list[BatchSweep]:
         """The product of the dimensions."""
         in_bf16 = self.question.optimizer_dtype == "bf16"
@@ -141,11 +137,3 @@ def stages_of(rung: Rung | PlainPyTorch, question: Question, settings: PlanField
         choices.append(("offload",))
     stages = [Stage(rung, preset, question, settings, choice, size) for choice in choices for size in sizes]
     return stages if rung in RUNGS else stages[:1]
-
-
-Stages = Mapping[Rung, list[Stage]]
-"""The stages of every rung; searches of one question that are given the same ones share what they predict."""
-
-
-def all_stages(question: Question) -> Stages:
-    return {rung: stages_of(rung, question) for rung in RUNGS}

@@ -62,7 +62,7 @@ def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
     larger = replace(
         question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=52 * gib))
     )
-    sweep = stages_of("zero1", larger)[0].sweeps[0]
+    sweep = stages_of("zero1", larger)[0].sweeps()[0]
     by_shape = {shape: sweep.candidate(shape).fit.probability for shape in sweep.shapes}
     assert by_shape[1, 2] < by_shape[2, 1]
     assert sweep.rising()[-1].plan.gradient_accumulation_steps == 1
