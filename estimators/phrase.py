@@ -24,6 +24,11 @@ def phrase(template: str, /, **fields: object) -> Phrase:
     return made
 
 
+filled = phrase
+"""`phrase` with a template that is a variable. Templates of `phrase` are literals, which a test looks up in the
+catalogue."""
+
+
 def named(name: str) -> Phrase:
     """A name or a sentence without fields, which a catalogue may translate; a phrase as it is."""
     if isinstance(name, Phrase):

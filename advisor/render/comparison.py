@@ -16,7 +16,7 @@ from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
 from ..text.language import translate
 from ..text.lines import blank, named_row, padded, row, sentence
-from ..text.output import printable
+from ..text.printable import printable
 from ..text.units import gib, percent, rate, times
 
 _LABEL, _CELL = 34, 13

@@ -17,7 +17,7 @@ from ...validate.doctor.software import NO_NVIDIA_GPU
 from ..text.labels import versions_label
 from ..text.language import translate
 from ..text.lines import blank, capitalised, padded, sentence
-from ..text.output import printable
+from ..text.printable import printable
 from ..text.units import gib
 
 _STYLES: dict[FindingStatus, str] = {

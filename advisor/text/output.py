@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
-from .printable import printable as printable
+from .printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...estimators.phrase import phrase
+from ...estimators.phrase import filled, phrase
 from .config_file import Edit, Remove, Replace
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, nearest, number_in, shown
@@ -48,8 +48,7 @@ def violation(
     **fields: object,
 ) -> Violation:
     """A violation at a path written with dots. fields: of the template `what`."""
-    make = phrase  # a test reads the templates of `violation` where they are written, not here
-    what = make(what, **fields) if fields else what
+    what = filled(what, **fields) if fields else what
     return Violation(path=tuple(path.split(".")), what=what, fix=fix, severity=severity, edits=edits)
 
 
