@@ -50,7 +50,7 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: type[Form], values: Any) -> Form:
     """The value of a type that `to_json` or `asdict` wrote. Types: dataclasses, named tuples (which are lists in JSON),
-    tuples, `X | None`; others as they are.
+    tuples, mappings, `X | None`; others as they are.
 
     Without pydantic, whose import would slow down answers with stored results. Raises TypeError, ValueError or
     AttributeError for values of another form.
@@ -67,6 +67,8 @@ def _from_json(kind: Any, values: Any) -> Any:
     arguments = get_args(kind)
     if get_origin(kind) is UnionType:
         return None if values is None else _from_json(arguments[0], values)
+    if get_origin(kind) is Mapping:
+        return {name: _from_json(arguments[1], value) for name, value in values.items()}
     if get_origin(kind) is not tuple:
         return values
     if arguments[-1] is Ellipsis:

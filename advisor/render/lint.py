@@ -176,8 +176,9 @@ def render_rule(rule: Rule, console: Console) -> None:
         sentence(console, phrase("Fix: {fix}", fix=ended(translate(named(rule.fix)))))
     read = phrase("DeepSpeed {versions}; read in {source}.", versions=rule.versions, source=rule.source)
     sentence(console, read, style="dim")
-    options = "".join(f" --{name} {value}" for name, value in rule.options.items())
-    for title, example in ((phrase("Found in"), rule.bad), (phrase("Not in"), rule.good)):
+    bad, good, given = rule.example
+    options = "".join(f" --{name} {value}" for name, value in given.items())
+    for title, example in ((phrase("Found in"), bad), (phrase("Not in"), good)):
         place = phrase("{title} (with{options})", title=title, options=options) if options else title
         sentence(console, f"{translate(place)}: {_compact(example)}")
 

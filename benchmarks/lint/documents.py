@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from ds_advise.estimators.json_form import to_json
 from ds_advise.validate.lint import RULES, Rule
-from ds_advise.validate.lint.facts import to_json
 from ds_advise.validate.lint.installed_facts import BUNDLED, installed_version, source_folder
 from ds_advise.validate.lint.read_deepspeed import read_facts
 
@@ -45,7 +46,7 @@ def installed_facts() -> str:
     """The text of the bundled file, made from the installed DeepSpeed's and torch's sources."""
     folder, version = source_folder("deepspeed"), installed_version("deepspeed")
     assert folder is not None and version is not None, "DeepSpeed is installed"
-    facts = to_json(read_facts(folder, version, source_folder("torch")))
+    facts = to_json(replace(read_facts(folder, version, source_folder("torch")), origin="bundled"))
     return json.dumps(facts, separators=(",", ":")) + "\n"
 
 

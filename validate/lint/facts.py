@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from .. import parse_version
-
-_CLASSES = ("optimizer_classes", "schedulers", "torch_optimizers", "torch_schedulers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ Signatures = Mapping[str, tuple[Parameter, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedFacts:
-    """What a version knows."""
+    """What a version knows. It is kept as JSON (`estimators.json_form`)."""
 
     version: str
     blocks: tuple[ConfigBlock, ...]
@@ -143,37 +141,3 @@ class DeepSpeedFacts:
 
     def at_least(self, version: str) -> bool:
         return parse_version(self.version) >= parse_version(version)
-
-
-def to_json(facts: DeepSpeedFacts) -> dict[str, Any]:
-    """JSON types."""
-    form = asdict(facts)
-    form.pop("origin")
-    return form
-
-
-def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"]) -> DeepSpeedFacts:
-    """The reverse of `to_json`, without pydantic: its import takes longer than the rest of lint. Raises KeyError,
-    TypeError or ValueError for another form."""
-    blocks = [{**block, "fields": tuple(map(_field, block["fields"]))} for block in form["blocks"]]
-    return DeepSpeedFacts(
-        version=str(form["version"]),
-        blocks=tuple(ConfigBlock(**{**block, "keys": tuple(block["keys"])}) for block in blocks),
-        removed=dict(form["removed"]),
-        origin=origin,
-        optimizers=tuple(form["optimizers"]),
-        **{name: _signatures(form[name]) for name in _CLASSES},
-    )
-
-
-def _signatures(form: Mapping[str, Any]) -> Signatures:
-    return {name: tuple(Parameter(**known) for known in parameters) for name, parameters in form.items()}
-
-
-def _field(form: Mapping[str, Any]) -> ConfigField:
-    bounds = tuple((str(sign), float(number)) for sign, number in form["bounds"])
-    return ConfigField(**{**form, "type": _type(form["type"]), "bounds": bounds})
-
-
-def _type(form: Mapping[str, Any]) -> FieldType:
-    return FieldType(**{**form, "choices": tuple(form["choices"]), "parts": tuple(map(_type, form["parts"]))})

@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...ds_configs.files import replace_file
+from ...estimators.json_form import from_json, to_json
 from ...probes.store_path import store_path
-from .facts import DeepSpeedFacts, from_json, to_json
+from .facts import DeepSpeedFacts
 
 BUNDLED = Path(__file__).with_name("bundled_facts.json")
 """The facts of one version, for machines on which no DeepSpeed is installed."""
@@ -27,12 +28,12 @@ def load_facts() -> DeepSpeedFacts:
     version = installed_version("deepspeed")
     folder = source_folder("deepspeed") if version else None
     if version is None or folder is None:
-        return from_json(json.loads(BUNDLED.read_text(encoding="utf-8")), origin="bundled")
+        return from_json(DeepSpeedFacts, json.loads(BUNDLED.read_text(encoding="utf-8")))
     name = f"deepspeed-{version}-torch-{installed_version('torch')}"  # torch's optimizers are among the facts
     safe_name = "".join(char if char.isalnum() or char in ".+-" else "_" for char in name)
     cached = store_path().with_name(f"{safe_name}-facts-{_FORM}.json")
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        facts = from_json(json.loads(cached.read_text(encoding="utf-8")), origin="installed")
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        facts = from_json(DeepSpeedFacts, json.loads(cached.read_text(encoding="utf-8")))
         if facts.version == version:
             return facts
     from .read_deepspeed import read_facts

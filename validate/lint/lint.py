@@ -14,7 +14,7 @@ from .config_file import Edit, Remove, can_be_made
 from .document import Document, DocumentNode
 from .facts import DeepSpeedFacts
 from .linted_config import NOTHING_FILLED, FilledBatch, LintedConfig
-from .rule import REMOVAL, Path, Rule, Severity, Violation
+from .rule import REMOVAL, KeyPath, Rule, Severity, Violation
 from .rules import RULES
 from .rules_batch import is_for_the_trainer
 
@@ -31,7 +31,7 @@ class LintFinding:
     code: str
     severity: Severity
     title: str
-    path: Path
+    path: KeyPath
     line: int
     """From 1, as `column`: of the key, or of its block where the key is missing."""
     column: int

@@ -1,10 +1,14 @@
-"""A rule of lint: its code and words, its check, and two examples."""
+"""A rule of lint: its code, its words and its check."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from ...estimators.phrase import filled, phrase
 from .config_file import Edit, Remove, Replace
@@ -12,14 +16,14 @@ from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, nearest, number_in, shown
 
 Severity = Literal["error", "warning", "advice"]
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
     """A place where a rule applies."""
 
-    path: Path
+    path: KeyPath
     """Of the key; a missing key has the path where it would be, and is reported at the line of its block."""
     what: str
     """What happens, a sentence with the values of this configuration."""
@@ -65,7 +69,7 @@ def removed(path: str) -> tuple[Edit, ...]:
     return (Remove(tuple(path.split("."))),)
 
 
-def unknown_name(path: Path, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
+def unknown_name(path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
     """A violation by a name that is not known. The fix is the nearest known name, and `fix` where none is near."""
     near = nearest(path[-1], known, cutoff=cutoff)
     return Violation(path=path, what=what, fix=phrase("rename it to {near}", near=near) if near else fix)
@@ -78,6 +82,24 @@ def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
 
 
 RuleCheck = Callable[[LintedConfig], Iterator[Violation]]
+
+
+class RuleExample(NamedTuple):
+    """Two configurations, each as a dict or as the text of a file, and the command's options with which they are
+    read."""
+
+    bad: Mapping[str, Any] | str
+    """It violates the rule."""
+    good: Mapping[str, Any] | str
+    """It does not."""
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+@cache
+def _examples() -> dict[str, dict[str, Any]]:
+    """The fields of `RuleExample` by the rule's code; every rule has an example."""
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("rule_examples.json").read_text("utf-8"))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +116,15 @@ class Rule:
     """Why it matters."""
     source: str
     """The file of DeepSpeed (or transformers, accelerate) that shows it."""
-    bad: Mapping[str, Any] | str
-    """A configuration that violates the rule, as a dict or as the text of a file."""
-    good: Mapping[str, Any] | str
-    """One that does not."""
     fix: str = ""
     """What to do, where it is the same for every violation."""
     since: str = "0.18"
     until: str = ""
     """The first DeepSpeed version without it."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """The command's options with which the examples are read."""
+
+    @property
+    def example(self) -> RuleExample:
+        return RuleExample(**_examples()[self.code])
 
     @property
     def versions(self) -> str:

@@ -10,9 +10,8 @@ from ...estimators.phrase import Phrase, phrase
 from . import rule_conditions as when
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, number_in, shown
-from .rule import Path, Rules, Violation, bad_value, unquoted, violation
+from .rule import KeyPath, Rules, Violation, bad_value, unquoted, violation
 from .rule_conditions import at
-from .rule_examples import trainer, zero
 
 BATCH_RULES = Rules("Batch sizes")
 _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
@@ -24,8 +23,6 @@ TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
     why="train_batch_size must be micro batch x accumulation steps x GPUs, and DeepSpeed stops where it is not",
     fix="remove train_batch_size: it follows from the others",
     source=_SOURCE,
-    bad={TOTAL: 30, MICRO: 4, STEPS: 2},
-    good={TOTAL: 32, MICRO: 4, STEPS: 2},
 )
 def contradiction(config: LintedConfig) -> Iterator[Violation]:
     total, micro, steps = _positive(config, TOTAL), _positive(config, MICRO), _steps(config)
@@ -73,8 +70,6 @@ BATCH_RULES.error(
     why="DeepSpeed derives one of the batch sizes from the others, and stops where both are missing",
     fix='set train_micro_batch_size_per_gpu to a number, or to "auto" for the Trainer',
     source=_SOURCE,
-    bad={STEPS: 2},
-    good={MICRO: 1, STEPS: 2},
 )
 
 
@@ -83,8 +78,6 @@ BATCH_RULES.error(
     why="DeepSpeed computes with it when it starts, and stops",
     fix="write a whole number above zero",
     source=_SOURCE,
-    bad={MICRO: 0},
-    good={MICRO: 1},
 )
 def not_positive(config: LintedConfig) -> Iterator[Violation]:
     for name in (TOTAL, MICRO, STEPS, "sequence_parallel_size"):
@@ -105,9 +98,6 @@ def not_positive(config: LintedConfig) -> Iterator[Violation]:
     "finds that the product is another",
     fix="choose a multiple of GPUs x accumulation steps",
     source=_SOURCE,
-    options={"gpus": "4x24GB"},
-    bad={TOTAL: 6},
-    good={TOTAL: 8},
 )
 def indivisible(config: LintedConfig) -> Iterator[Violation]:
     total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS) or 1, _data_parallel_ranks(config) or 1
@@ -130,9 +120,6 @@ BATCH_RULES.warning(
     why="DeepSpeed divides the number of GPUs by it to get the number of groups, and continues with the fraction",
     fix="choose a divisor of the number of GPUs",
     source="runtime/config.py DeepSpeedConfig.__init__",
-    options={"gpus": "4x24GB"},
-    bad={MICRO: 1, "sequence_parallel_size": 3},
-    good={MICRO: 1, "sequence_parallel_size": 2},
 )
 
 
@@ -143,8 +130,6 @@ BATCH_RULES.warning(
     fix="remove train_batch_size: accelerate sets it, knowing the groups",
     source="transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig.trainer_config_process; "
     "runtime/config.py _batch_assertion",
-    bad={TOTAL: "auto", MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
-    good={MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
 )
 def total_of_all(config: LintedConfig) -> Iterator[Violation]:
     shares = _positive(config, "sequence_parallel_size") > 1
@@ -209,8 +194,6 @@ _READ_AS_THEY_ARE = (
     "DeepSpeed computes with the text and stops",
     fix="write a value, or leave the key out",
     source=_TRAINER + "; accelerate/utils/dataclasses.py DeepSpeedPlugin.deepspeed_config_process",
-    bad=trainer(zero_optimization=zero(3, stage3_max_live_parameters="auto")),
-    good=trainer(zero_optimization=zero(3, reduce_bucket_size="auto")),
 )
 def unfilled(config: LintedConfig) -> Iterator[Violation]:
     if config.framework == "hf":
@@ -235,13 +218,13 @@ def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
     return bool(paths) and (all(map(_filled, paths)) or not dropped)
 
 
-def _filled(path: Path) -> bool:
+def _filled(path: KeyPath) -> bool:
     """Whether the Trainer or accelerate replaces an "auto" there."""
     known = CONFIG_KEYS.get(".".join(path))
     return (known is not None and known.filled) or ".".join(path) in _ACCELERATES
 
 
-def _autos(node: dict[str, Any], above: Path = ()) -> Iterator[Path]:
+def _autos(node: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
     """The places of "auto"; accelerate looks into objects, not into lists."""
     for name, value in node.items():
         if isinstance(value, dict):
@@ -256,8 +239,6 @@ TRAINER_RULES.error(
     why="accelerate refuses a configuration without it, even for plain data parallelism",
     fix='add "zero_optimization": {"stage": 0}',
     source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",
-    bad=trainer(),
-    good=trainer(zero_optimization=zero(0)),
 )
 
 
@@ -266,9 +247,6 @@ TRAINER_RULES.error(
     why="the Trainer compares them when it starts, and stops where they differ",
     fix='write "auto", so that TrainingArguments decides',
     source=_TRAINER + ".fill_match",
-    options={"framework": "hf"},
-    bad={"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero(2)},
-    good=trainer(zero_optimization=zero(2)),
 )
 def in_both(config: LintedConfig) -> Iterator[Violation]:
     for path, known in CONFIG_KEYS.items():
@@ -289,6 +267,4 @@ TRAINER_RULES.warning(
     "learning_rate is",
     fix='add "lr": "auto" to optimizer.params',
     source=_TRAINER + ".fill_match; ops/adam/fused_adam.py",
-    bad=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"weight_decay": 0.0}}),
-    good=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
 )

@@ -9,7 +9,6 @@ from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import at
-from .rule_examples import plain, zero
 
 COMMUNICATION_RULES = Rules("Communication")
 
@@ -29,8 +28,6 @@ _WORDS = {
     "DS701 a word that DeepSpeed does not know",
     why="DeepSpeed stops at any other value",
     source="runtime/config.py, runtime/model_checkpointing/config.py",
-    bad=plain(communication_data_type="float16"),
-    good=plain(communication_data_type="fp16"),
 )
 def unknown_word(config: LintedConfig) -> Iterator[Violation]:
     for path, words in _WORDS.items():
@@ -49,8 +46,6 @@ def unknown_word(config: LintedConfig) -> Iterator[Violation]:
     fix='write "mean"',
     source="runtime/config.py _do_error_check",
     since="0.19.6",
-    bad=plain(gradient_allreduce_op="sum", zero_optimization=zero(3)),
-    good=plain(gradient_allreduce_op="sum", zero_optimization=zero(2)),
 )
 def sums(config: LintedConfig) -> Iterator[Violation]:
     if config.text("gradient_allreduce_op").lower() != "sum" or not config.knows("gradient_allreduce_op"):
@@ -71,8 +66,6 @@ def sums(config: LintedConfig) -> Iterator[Violation]:
     fix='set "overlap_comm": false, or use stage 2',
     source="runtime/engine.py _do_sanity_check",
     since="0.19.6",
-    bad=plain(managed_gradient_accumulation=False, zero_optimization=zero(1, overlap_comm=True)),
-    good=plain(managed_gradient_accumulation=False, zero_optimization=zero(2, overlap_comm=True)),
 )
 def unmanaged(config: LintedConfig) -> Iterator[Violation]:
     path = "managed_gradient_accumulation"
@@ -90,7 +83,4 @@ COMMUNICATION_RULES.error(
     why="the ranks are divided into groups of autotp_size",
     fix="choose a divisor of the number of GPUs",
     source="utils/groups.py _init_tp_mesh_device",
-    options={"gpus": "4x24GB"},
-    bad={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 3}},
-    good={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}},
 )

@@ -13,10 +13,8 @@ from .installed_facts import installed_version, source_folder
 from .linted_config import LintedConfig, number_in
 from .rule import Rules, Violation, bad_value, unquoted, violation
 from .rule_conditions import at
-from .rule_examples import ON, plain, trainer, zero
 
 EXPERT_RULES = Rules("Mixtures of experts")
-_AUTOEP = {"enabled": True, "autoep_size": 2, "preset_model": "qwen3_moe"}
 _SOURCE = "module_inject/auto_ep_config.py validate_autoep_post_detection; module_inject/auto_ep_folding.py"
 
 
@@ -33,8 +31,6 @@ def _size(config: LintedConfig) -> int:
     fix="install transformers 5.8",
     since="0.19",
     source="module_inject/auto_ep_presets/base.py _install_instance_transformers_output_recorders",
-    bad=plain(bf16=ON, zero_optimization=zero(2), expert_parallel=_AUTOEP),
-    good=plain(bf16=ON, zero_optimization=zero(2)),
 )
 def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
     installed = installed_version("transformers")
@@ -54,9 +50,6 @@ def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
     why="every rank of a group owns as many experts, and groups divide the ranks; DeepSpeed refuses anything else",
     since="0.19",
     source=_SOURCE,
-    options={"model": "Qwen3-30B-A3B", "gpus": "8xH100"},
-    bad=plain(bf16=ON, zero_optimization=zero(2), expert_parallel=_AUTOEP | {"autoep_size": 3}),
-    good=plain(bf16=ON, zero_optimization=zero(2)),
 )
 def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
     size, ranks = _size(config), config.world_size
@@ -78,8 +71,6 @@ def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
     fix="remove it, or use stage 2",
     since="0.19",
     source="runtime/engine.py _validate_zero3_moe_compatibility",
-    bad=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8), expert_parallel=_AUTOEP),
-    good=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8)),
 )
 def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
     if config.stage != 3 or not _size(config):
@@ -97,9 +88,6 @@ def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
     why="ranks call different experts, and a rank that gathers the weights of an expert waits for the ranks that do "
     "not call it: the training hangs. DeepSpeed makes leaves of Mixtral, Qwen2-MoE and Qwen3-MoE only",
     source="runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES; utils/z3_leaf_module.py",
-    options={"model": "OLMoE-1B-7B-0924", "gpus": "8xH100", "software": "transformers=4.57"},
-    bad=plain(bf16=ON, zero_optimization=zero(3)),
-    good=plain(bf16=ON, zero_optimization=zero(3, leaf_module={"classes": ["OlmoeSparseMoeBlock"]})),
 )
 def no_leaf(config: LintedConfig) -> Iterator[Violation]:
     if config.stage != 3 or config.model is None or config.workload is None or config.world_size == 1:
@@ -121,8 +109,6 @@ def no_leaf(config: LintedConfig) -> Iterator[Violation]:
 
 
 CHECKPOINT_RULES = Rules("Checkpointing")
-_CONTIGUOUS = {"contiguous_memory_optimization": True}
-_CHECKPOINT = "runtime/model_checkpointing/config.py"
 
 CHECKPOINT_RULES.advice(
     "DS806 a checkpoint writer, which needs the deepspeed launcher",
@@ -131,8 +117,6 @@ CHECKPOINT_RULES.advice(
     "or accelerate DeepSpeed stops with a KeyError",
     fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
     source="runtime/model_checkpointing/utils.py, launcher/launch.py",
-    bad=plain(checkpoint={"writer": {"type": "fast"}}),
-    good=plain(checkpoint={"tag_validation": "Warn"}),
 )
 CHECKPOINT_RULES.advice(
     "DS804 activation_checkpointing that has no effect",
@@ -145,8 +129,6 @@ CHECKPOINT_RULES.advice(
     "recomputes and saves nothing",
     fix="set gradient_checkpointing in TrainingArguments, and remove the block",
     source="runtime/activation_checkpointing/checkpointing.py configure",
-    bad=trainer(zero_optimization=zero(2), activation_checkpointing={"partition_activations": True}),
-    good=trainer(zero_optimization=zero(2)),
 )
 
 
@@ -155,8 +137,6 @@ CHECKPOINT_RULES.advice(
     why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
     fix='set "partition_activations": true and "number_checkpoints"',
     source="runtime/activation_checkpointing/checkpointing.py configure",
-    bad=plain(activation_checkpointing=_CONTIGUOUS),
-    good=plain(activation_checkpointing=_CONTIGUOUS | {"partition_activations": True, "number_checkpoints": 32}),
 )
 def contiguous(config: LintedConfig) -> Iterator[Violation]:
     block = "activation_checkpointing"
@@ -176,8 +156,6 @@ LOGGING_RULES = Rules("Logging and profiling")
     why="DeepSpeed computes step % steps_per_print after every step",
     fix="write a whole number above zero, or remove it",
     source="runtime/engine.py _take_model_step",
-    bad=plain(steps_per_print=0),
-    good=plain(steps_per_print=10),
 )
 def steps_per_print(config: LintedConfig) -> Iterator[Violation]:
     value = config.get("steps_per_print")
@@ -192,8 +170,6 @@ LOGGING_RULES.advice(
     why="timing a phase or a collective waits for the GPU; the FLOPs profiler turns wall_clock_breakdown on, too",
     fix="set it to false when you have seen the figures",
     source="utils/timer.py, profiling/config.py, comm/comm.py timed_op",
-    bad=plain(wall_clock_breakdown=True),
-    good=plain(wall_clock_breakdown=False),
 )
 
 
@@ -201,8 +177,6 @@ LOGGING_RULES.advice(
     "DS855 a secret in the file",
     why="DeepSpeed prints the whole configuration to the log when it starts",
     source="runtime/config.py print_user_config",
-    bad=plain(comet=ON | {"api_key": "0123456789"}),
-    good=plain(comet=ON),
 )
 def secret(config: LintedConfig) -> Iterator[Violation]:
     if config.text("comet.api_key") not in ("", "auto"):
@@ -223,8 +197,6 @@ LOGGING_RULES.error(
     why="DeepSpeed asserts that the folders' names are not empty, even with autotuning off",
     fix="remove the key",
     source="autotuning/config.py _initialize",
-    bad=plain(autotuning={"enabled": False, "results_dir": ""}),
-    good=plain(autotuning={"enabled": False, "results_dir": "results"}),
 )
 
 _MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
@@ -236,8 +208,6 @@ _MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "c
     why="rank 0 imports the package when the engine is built, and stops with an ImportError",
     fix="install the package where the training runs, or disable the block",
     source="monitor/utils.py",
-    bad=plain(comet=ON),
-    good=plain(comet={"enabled": False}),
 )
 def missing_package(config: LintedConfig) -> Iterator[Violation]:
     for block, package in _MONITOR_PACKAGES.items():

@@ -10,9 +10,8 @@ from . import rule_conditions as when
 from .config_file import Edit, Remove, Rename, Replace
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig
-from .rule import Path, Rules, Violation, unknown_name, violation
+from .rule import KeyPath, Rules, Violation, unknown_name, violation
 from .rule_conditions import at
-from .rule_examples import CPU, ON, plain, zero
 
 KEY_RULES = Rules("Keys")
 _TELLING = (
@@ -35,8 +34,6 @@ _LONGEST_NAME = 60
     "DS010 an unknown key in a block that DeepSpeed checks",
     why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
     source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
-    bad=plain(zero_optimization=zero(2, overlap_com=True)),
-    good=plain(zero_optimization=zero(2, overlap_comm=True)),
 )
 def refused(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
@@ -49,8 +46,6 @@ def refused(config: LintedConfig) -> Iterator[Violation]:
     "DS011 an unknown key that DeepSpeed ignores",
     why="DeepSpeed never looks it up, so it has no effect, and there is no message",
     source="runtime/config.py (get_scalar_param)",
-    bad=plain(gradient_cliping=1.0),
-    good=plain(gradient_clipping=1.0),
 )
 def ignored(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
@@ -62,8 +57,6 @@ def ignored(config: LintedConfig) -> Iterator[Violation]:
     "DS012 a key in the wrong block",
     why="DeepSpeed looks it up elsewhere: here it is ignored, or refused where the block is checked",
     source="runtime/config.py, runtime/zero/config.py",
-    bad=plain(overlap_comm=True, zero_optimization=zero(2)),
-    good=plain(zero_optimization=zero(2, overlap_comm=True)),
 )
 def misplaced(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
@@ -81,8 +74,6 @@ def misplaced(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed stops at the key instead of ignoring it",
     source="runtime/config.py _reject_removed_config_keys",
     since="0.19.7",
-    bad=plain(amp=ON),
-    good=plain(bf16=ON),
 )
 def removed(config: LintedConfig) -> Iterator[Violation]:
     for path, words in config.facts.removed.items():
@@ -97,8 +88,6 @@ def removed(config: LintedConfig) -> Iterator[Violation]:
     "DS014 a deprecated key",
     why="DeepSpeed still reads it with a warning in its log, and will drop it",
     source="runtime/zero/config.py (json_schema_extra deprecated)",
-    bad=plain(zero_optimization=zero(2, cpu_offload=True)),
-    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def deprecated(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _given_fields(config):
@@ -133,8 +122,6 @@ def deprecated(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed would have to overwrite one with the other, and stops",
     fix="remove the deprecated key, if both mean the same",
     source="runtime/config_utils.py _process_deprecated_field",
-    bad=plain(zero_optimization=zero(2, cpu_offload=True, offload_optimizer=CPU)),
-    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def both_names(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _given_fields(config):
@@ -151,8 +138,6 @@ def both_names(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed reads bfloat16 only where bf16 is missing; the Trainer and accelerate never read it",
     fix="name the block bf16",
     source="runtime/precision_config.py get_bfloat16_config",
-    bad=plain(bfloat16=ON),
-    good=plain(bf16=ON),
 )
 def old_bf16(config: LintedConfig) -> Iterator[Violation]:
     if config.has("bfloat16"):
@@ -171,8 +156,6 @@ KEY_RULES.error(
     fix="write enabled, or remove the block",
     source="runtime/config.py get_pld_params",
     until="0.19.7",
-    bad=plain(progressive_layer_drop={}),
-    good=plain(),
 )
 
 
@@ -181,8 +164,6 @@ KEY_RULES.error(
     why="the class knows the key by both names, takes one and refuses the other as unknown",
     fix="remove one of them",
     source="runtime/zero/config.py (alias, populate_by_name)",
-    bad=plain(zero_optimization=zero(3, prefetch_bucket_size=1000, stage3_prefetch_bucket_size=1000)),
-    good=plain(zero_optimization=zero(3, stage3_prefetch_bucket_size=1000)),
 )
 def two_names(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _given_fields(config):
@@ -200,7 +181,7 @@ def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, Conf
                 yield path, block, field
 
 
-def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
+def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]:
     """(path, its block, the block that it belongs in or "") of every key that its block does not know."""
     for block in config.facts.blocks:
         if block.path == "bfloat16" and config.get("bf16") is not None:
@@ -213,7 +194,7 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
                 yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
-def _no_such_key(path: Path, block: ConfigBlock, *, fix: str) -> Violation:
+def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
     key = repr(path[-1][:_LONGEST_NAME])
     what = phrase("{block} has no key {key}", block=block.path or "DeepSpeed", key=key)
     return unknown_name(path, what, block.names(), cutoff=0.75, fix=fix)
@@ -257,7 +238,7 @@ def _successor_stands(config: LintedConfig, block: ConfigBlock, field: ConfigFie
     return any(config.has(path) and not config.is_auto(path) for path in paths)
 
 
-def _succession(config: LintedConfig, path: Path, successor: str) -> tuple[Edit, ...]:
+def _succession(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
     """The same setting under its new name."""
     name, value = path[-1], config.get(".".join(path))
     if name in ("cpu_offload", "cpu_offload_param"):

@@ -10,7 +10,6 @@ from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import Condition, at
-from .rule_examples import ADAMW, CPU, NVME, ON, plain, zero
 
 OFFLOAD_RULES = Rules("Offload and NVMe")
 _RATIO = "zero_optimization.offload_optimizer.ratio"
@@ -26,15 +25,7 @@ def _is_part(ratio: Any) -> bool:
 
 
 _whole_above_zero = Condition(lambda config, path: type(config.get(path)) is int and config.get(path) > 0)
-_HALF = CPU | {"ratio": 0.5}
-_ADAGRAD = {"type": "Adagrad", "params": {"lr": 0.01}}
-_SGD = {"type": "SGD", "params": {"lr": 0.1}}
 _ZENFLOW = "zero_optimization.zenflow"
-
-
-def _zenflow(**settings: Any) -> dict[str, Any]:
-    """A zero_optimization block with ZenFlow."""
-    return zero(2, offload_optimizer=CPU, zenflow=settings)
 
 
 _STAGE_3 = "runtime/zero/stage3.py"
@@ -46,8 +37,6 @@ OFFLOAD_RULES.error(
     why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
     fix='add "nvme_path": a folder on the local NVMe drive',
     source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
-    bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme"})),
-    good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
 )
 OFFLOAD_RULES.warning(
     "DS402 an optimizer on NVMe below stage 3",
@@ -59,8 +48,6 @@ OFFLOAD_RULES.warning(
     why='stages 1 and 2 know one kind of offload: any device but "none" keeps the states in host RAM',
     fix='use stage 3, or write "device": "cpu"',
     source="runtime/zero/stage_1_and_2.py __init__ (cpu_offload)",
-    bad=plain(zero_optimization=zero(2, offload_optimizer=NVME)),
-    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 
 
@@ -68,9 +55,6 @@ OFFLOAD_RULES.warning(
     "DS404 NVMe buffers smaller than a parameter",
     why="a parameter's shard must fit into one buffer, and DeepSpeed stops at the first that does not",
     source=_SWAPPER + " (elements_per_buffer)",
-    options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
-    bad=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME)),
-    good=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME | {"buffer_size": 3e8})),
 )
 def small_buffers(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
@@ -101,8 +85,6 @@ OFFLOAD_RULES.warning(
     "that there are enough once a sub-group is large enough to be swapped",
     fix='write "buffer_count": 4 or more for Adam',
     source="runtime/swap_tensor/partitioned_optimizer_swapper.py swap_in_optimizer_state",
-    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 2})),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 4})),
 )
 
 
@@ -112,8 +94,6 @@ OFFLOAD_RULES.warning(
     "Adam, whose copy steps the part on the GPU",
     fix="use AdamW and stage 3, or remove ratio",
     source="runtime/zero/config.py offload_ratio_check; " + _STAGE_3 + " __init__ (Hybrid Optimizer)",
-    bad=plain(optimizer=_ADAGRAD, zero_optimization=zero(3, offload_optimizer=_HALF)),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=_HALF)),
 )
 def partly_offloaded(config: LintedConfig) -> Iterator[Violation]:
     ratio = config.get(_RATIO)
@@ -133,8 +113,6 @@ OFFLOAD_RULES.warning(
     "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",
     fix="remove ratio, unless the learning rate is constant and training never resumes",
     source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
-    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=_HALF)),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU)),
 )
 
 
@@ -143,8 +121,6 @@ OFFLOAD_RULES.warning(
     why="ZenFlow overlaps the CPU optimizer of offload_optimizer, makes its own on the GPU from optimizer.params, and "
     "asserts that its intervals agree: auto sets the interval itself, step and epoch need a number",
     source="runtime/zenflow/zenflow_stage_1_and_2.py; runtime/zenflow/engine.py; runtime/zenflow/zenflow_config.py",
-    bad=plain(optimizer=ADAMW, zero_optimization=_zenflow(select_interval=4)),
-    good=plain(optimizer=ADAMW, zero_optimization=_zenflow(select_strategy="step", select_interval=4)),
 )
 def zenflow(config: LintedConfig) -> Iterator[Violation]:
     block = _ZENFLOW
@@ -189,8 +165,6 @@ def zenflow(config: LintedConfig) -> Iterator[Violation]:
     "LAMB is a kernel for GPUs",
     fix="use AdamW without torch_adam, or do not offload the optimizer",
     source="runtime/engine.py _configure_basic_optimizer",
-    bad=plain(optimizer=_SGD, zero_allow_untested_optimizer=True, zero_optimization=zero(2, offload_optimizer=CPU)),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def no_cpu_form(config: LintedConfig) -> Iterator[Violation]:
     name, spec = config.optimizer, config.optimizer_spec
@@ -210,14 +184,11 @@ OFFLOAD_RULES.advice(
     why="the driver stages copies from and to pageable memory, which is slower and never overlaps with computation",
     fix='set "pin_memory": true',
     source="runtime/zero/offload_config.py",
-    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": False})),
-    good=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": True})),
 )
 
 
 AIO_RULES = Rules("Asynchronous I/O")
 _SOURCE = "runtime/swap_tensor/aio_config.py"
-_SWAPS = zero(3, offload_optimizer=NVME)
 
 AIO_RULES.advice(
     "DS453 NVMe with one thread",
@@ -225,8 +196,6 @@ AIO_RULES.advice(
     why="DeepSpeed's defaults, 8 requests in flight from one thread, leave a modern drive idle",
     fix='set "intra_op_parallelism": 8 and "queue_depth": 32, or what ds_nvme_tune finds',
     source=_SOURCE,
-    bad=plain(zero_optimization=_SWAPS),
-    good=plain(zero_optimization=_SWAPS, aio={"intra_op_parallelism": 8, "queue_depth": 32}),
 )
 AIO_RULES.error(
     "DS454 aio settings that are not numbers",
@@ -237,6 +206,4 @@ AIO_RULES.error(
     why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
     fix="write a whole number above zero",
     source="runtime/swap_tensor/partitioned_param_swapper.py _configure_aio",
-    bad=plain(zero_optimization=_SWAPS, aio={"block_size": "1M", "intra_op_parallelism": 8}),
-    good=plain(zero_optimization=_SWAPS, aio={"block_size": 1048576, "intra_op_parallelism": 8}),
 )

@@ -11,7 +11,6 @@ from .facts import Parameter
 from .linted_config import LintedConfig, nearest, number_in, shown
 from .rule import Rules, Severity, Violation, bad_value, unknown_name, unquoted, violation
 from .rule_conditions import Condition, at
-from .rule_examples import ADAMW, ON, plain, trainer, zero
 
 OPTIMIZER_RULES = Rules("Optimizer")
 
@@ -20,8 +19,6 @@ _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _SCHEDULES = "runtime/lr_schedules.py"
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 """DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
-_SGD = {"type": "SGD", "params": {"lr": 0.1}}
-_MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 
 
 @OPTIMIZER_RULES.error(
@@ -29,8 +26,6 @@ _MUON = {"type": "Muon", "params": {"lr": 1e-3}}
     why="DeepSpeed asserts that the type is one of its own names or a class of torch",
     fix="correct the name, or create it in the script and remove the block",
     source="runtime/engine.py _is_supported_optimizer, _scheduler_from_config",
-    bad=plain(optimizer={"type": "AdamWW", "params": {"lr": 1e-5}}),
-    good=plain(optimizer=ADAMW),
 )
 def unknown(config: LintedConfig) -> Iterator[Violation]:
     facts = config.facts
@@ -62,8 +57,6 @@ OPTIMIZER_RULES.warning(
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_optimizer_name, get_scheduler_name",
-    bad=plain(optimizer={"params": {"lr": 1e-5}}),
-    good=plain(optimizer=ADAMW),
 )
 OPTIMIZER_RULES.error(
     "DS503 max_grad_norm in the optimizer",
@@ -71,8 +64,6 @@ OPTIMIZER_RULES.error(
     why="DeepSpeed itself clips the gradients, and refuses the key in optimizer.params",
     fix='move it to the top level as "gradient_clipping"',
     source=_ENGINE,
-    bad=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}),
-    good=plain(gradient_clipping=1.0, optimizer=ADAMW),
 )
 
 
@@ -81,8 +72,6 @@ OPTIMIZER_RULES.error(
     why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
     fix='add "zero_allow_untested_optimizer": true',
     source="runtime/engine.py _do_optimizer_sanity_check",
-    bad=plain(optimizer=_SGD, zero_optimization=zero(2)),
-    good=plain(optimizer=_SGD, zero_optimization=zero(2), zero_allow_untested_optimizer=True),
 )
 def untested(config: LintedConfig) -> Iterator[Violation]:
     known = config.optimizer in config.facts.optimizers or config.optimizer in config.facts.torch_optimizers
@@ -97,8 +86,6 @@ def untested(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed passes params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
     source=_ENGINE + "; " + _SCHEDULES,
-    bad=plain(optimizer={"type": "AdamW", "params": {"learning_rate": 1e-5}}),
-    good=plain(optimizer=ADAMW),
 )
 def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
     given = config.get("optimizer.params")
@@ -125,8 +112,6 @@ def wrong_argument(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed's Adams do not have it and raise a RuntimeError",
     fix="set it to false",
     source="ops/adam/fused_adam.py, ops/adam/cpu_adam.py",
-    bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}),
-    good=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}),
 )
 def amsgrad(config: LintedConfig) -> Iterator[Violation]:
     path = "optimizer.params.amsgrad"
@@ -145,8 +130,6 @@ OPTIMIZER_RULES.error(
     why="DeepSpeed asserts that LAMB comes with dynamic loss scaling",
     fix='set "loss_scale": 0 in fp16',
     source="runtime/engine.py _do_sanity_check",
-    bad=plain(optimizer={"type": "Lamb", "params": {"lr": 1e-5}}, fp16=ON | {"loss_scale": 128}),
-    good=plain(optimizer={"type": "Lamb", "params": {"lr": 1e-5}}, fp16=ON | {"loss_scale": 0}),
 )
 OPTIMIZER_RULES.error(
     "DS508 Muon with reduce_scatter at stage 3",
@@ -155,8 +138,6 @@ OPTIMIZER_RULES.error(
     fix='set "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__",
     since="0.19",
-    bad=plain(optimizer=_MUON, zero_optimization=zero(3)),
-    good=plain(optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
 )
 
 
@@ -168,8 +149,6 @@ OPTIMIZER_RULES.error(
     since="0.19",
     until="0.19.8",
     source="__init__.py set_optimizer_flags; runtime/zero/muon/muon_optimizer.py step; runtime/zero/stage3.py",
-    bad=trainer(optimizer=_MUON, zero_optimization=zero(3, reduce_scatter=False)),
-    good=trainer(optimizer=_MUON, zero_optimization=zero(2)),
 )
 def old_muon(config: LintedConfig) -> Iterator[Violation]:
     spec, steps = config.optimizer_spec, config.number("gradient_accumulation_steps") or 1
@@ -191,8 +170,6 @@ def old_muon(config: LintedConfig) -> Iterator[Violation]:
     why="the compiled optimizer and the scheduler compute with it, and raise a TypeError",
     fix="write a number",
     source="csrc/adam: multi_tensor_adam, create_adam; " + _SCHEDULES,
-    bad=plain(optimizer={"type": "AdamW", "params": {"lr": "1e-5x"}}),
-    good=plain(optimizer=ADAMW),
 )
 def text(config: LintedConfig) -> Iterator[Violation]:
     paths = [f"optimizer.params.{name}" for name in ("lr", "weight_decay", "eps")] if config.has_adam else []
@@ -240,7 +217,6 @@ def _names(
 
 
 SCHEDULER_RULES = Rules("Scheduler")
-_DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 100}}
 
 
 @SCHEDULER_RULES.error(
@@ -248,8 +224,6 @@ _DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_n
     why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
     "is missing",
     source=_SCHEDULES,
-    bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}),
-    good=plain(scheduler=_DECAY),
 )
 def incomplete(config: LintedConfig) -> Iterator[Violation]:
     taken = _parameters(config)
@@ -275,8 +249,6 @@ def incomplete(config: LintedConfig) -> Iterator[Violation]:
     fix="write 1 for no warm-up",
     source=_SCHEDULES,
     since="0.19.6",
-    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 0}}),
-    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 1}}),
 )
 def no_warmup(config: LintedConfig) -> Iterator[Violation]:
     path = "scheduler.params.warmup_num_steps"
@@ -293,8 +265,6 @@ def no_warmup(config: LintedConfig) -> Iterator[Violation]:
     why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
     fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
     source=_SCHEDULES,
-    bad=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}),
-    good=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
 )
 def two_rates(config: LintedConfig) -> Iterator[Violation]:
     rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
@@ -314,8 +284,6 @@ def two_rates(config: LintedConfig) -> Iterator[Violation]:
     "TypeError; DeepSpeed's own look inside it",
     fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
     source="runtime/engine.py _configure_lr_scheduler",
-    bad=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler={"type": "StepLR", "params": {"step_size": 10}}),
-    good=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler=_DECAY),
 )
 def torchs(config: LintedConfig) -> Iterator[Violation]:
     kind = config.text("scheduler.type")

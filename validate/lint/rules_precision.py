@@ -10,7 +10,6 @@ from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import Condition, at
-from .rule_examples import ADAMW, CPU, ON, plain, zero
 
 PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"
@@ -42,8 +41,6 @@ PRECISION_RULES.error(
     why="DeepSpeed asserts that at most one of them is",
     fix='keep one of them; "auto" lets the Trainer choose',
     source="runtime/config.py _initialize_params",
-    bad=plain(fp16=ON, bf16=ON),
-    good=plain(fp16={"enabled": False}, bf16=ON),
 )
 
 
@@ -52,9 +49,6 @@ PRECISION_RULES.error(
     why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
     fix="use fp16",
     source="torch.cuda.is_bf16_supported (emulation counts); NVIDIA data sheets",
-    options={"gpus": "2xV100-32GB"},
-    bad=plain(bf16=ON),
-    good=plain(fp16=ON),
 )
 def old_gpu(config: LintedConfig) -> Iterator[Violation]:
     gpu = config.cluster.gpu if config.cluster is not None else None
@@ -72,8 +66,6 @@ def old_gpu(config: LintedConfig) -> Iterator[Violation]:
     why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
     fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
     source=_ENGINE + " get_data_types",
-    bad=plain(),
-    good=plain(bf16=ON),
 )
 def full_precision(config: LintedConfig) -> Iterator[Violation]:
     filled = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
@@ -89,8 +81,6 @@ def full_precision(config: LintedConfig) -> Iterator[Violation]:
     fix="correct it, or remove the key",
     source=_CLASSES + " DeepSpeedFP16Config",
     since="0.19.6",
-    bad=plain(fp16=ON | {"loss_scale_window": 0}),
-    good=plain(fp16=ON | {"loss_scale_window": 1000}),
 )
 def refused_scale(config: LintedConfig) -> Iterator[Violation]:
     scale = config.get("fp16.loss_scale")
@@ -113,8 +103,6 @@ def refused_scale(config: LintedConfig) -> Iterator[Violation]:
     fix='use ZeRO with AdamW and "offload_optimizer": {"device": "cpu"}, or remove the key',
     source="runtime/config.py _do_error_check; runtime/base_optimizer.py _configure_master_weights; "
     "runtime/swap_tensor/optimizer_utils.py release_memory",
-    bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}),
-    good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
     block = config.bf16_block
@@ -145,8 +133,6 @@ def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
     fix="remove data_types.param_dtype, or enable that precision",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
     since="0.19.6",
-    bad=plain(bf16=ON, data_types={"param_dtype": "fp16"}),
-    good=plain(bf16=ON, data_types={"param_dtype": "bf16"}),
 )
 def other_type(config: LintedConfig) -> Iterator[Violation]:
     wanted = _DTYPES.get(config.text("data_types.param_dtype"))
@@ -164,8 +150,6 @@ def other_type(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed looks the name up and stops",
     fix='write "bf16", "fp16" or "fp32"',
     source="runtime/config.py DtypeEnum",
-    bad=plain(data_types={"grad_accum_dtype": "fp8"}),
-    good=plain(data_types={"grad_accum_dtype": "fp32"}),
 )
 def unknown_type(config: LintedConfig) -> Iterator[Violation]:
     block = config.facts.block("data_types")
@@ -195,8 +179,6 @@ def _is_list_of_text(value: object) -> bool:
     why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
     fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
     source=_ENGINE + " _do_optimizer_sanity_check",
-    bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, optimizer=ADAMW),
-    good=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, optimizer=ADAMW, zero_optimization=zero(1)),
 )
 def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
     wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
@@ -220,8 +202,6 @@ PRECISION_RULES.advice(
     "all parameters on every GPU: four bytes per parameter that stage 2 does not have",
     fix="use stage 2",
     source="runtime/bf16_optimizer.py _setup_for_real_optimizer",
-    bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, zero_optimization=zero(1)),
-    good=plain(bf16=ON, zero_optimization=zero(1)),
 )
 
 
@@ -235,8 +215,6 @@ PRECISION_RULES.warning(
     why="DeepSpeed then has no type to compute in or to reduce gradients in",
     fix='add "dtype": "bfloat16"',
     source="runtime/config.py get_torch_autocast_dtype",
-    bad=plain(torch_autocast=ON),
-    good=plain(torch_autocast=ON | {"dtype": "bfloat16"}),
 )
 
 
@@ -254,8 +232,6 @@ def _number(value: object) -> float | None:
     "DeepSpeed still prints it, and Python prints no number of more than 4300 digits",
     fix="write 16, the default",
     source=_CLASSES + " initial_dynamic_scale",
-    bad=plain(fp16=ON | {"initial_scale_power": 5000}),
-    good=plain(fp16=ON | {"initial_scale_power": 16}),
 )
 def huge_scale(config: LintedConfig) -> Iterator[Violation]:
     power = config.number("fp16.initial_scale_power")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...ds_configs.read import unmodeled_features
 from ...estimators.estimate import MemoryEstimate
@@ -19,7 +18,6 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, violation
-from .rule_examples import ADAMW, CPU, ON, zero
 
 RESOURCE_RULES = Rules("Model and GPUs")
 
@@ -33,28 +31,11 @@ GAIN = 1.10
 _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
 
-def _bf16(**settings: Any) -> dict[str, Any]:
-    return {"train_micro_batch_size_per_gpu": 1, "bf16": ON, **settings}
-
-
 @RESOURCE_RULES.warning(
     "DS901 a training that does not fit the GPUs",
     why="the predicted need, within its error, may be more than the GPU has",
     fix="`ds-advise MODEL --gpus SPEC` finds what fits",
     source=_SOURCE,
-    options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
-    bad=_bf16(zero_optimization=zero(2)),
-    good=_bf16(
-        zero_optimization=zero(
-            3,
-            sub_group_size=1e8,
-            reduce_bucket_size=5e7,
-            stage3_max_live_parameters=1e8,
-            stage3_max_reuse_distance=1e8,
-            offload_optimizer=CPU,
-            offload_param=CPU,
-        )
-    ),
 )
 def too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
@@ -75,9 +56,6 @@ def too_large(config: LintedConfig) -> Iterator[Violation]:
     why="a process that the system kills because RAM runs out leaves no message",
     fix="offload less, or use a machine with more RAM",
     source=_SOURCE,
-    options={"model": "Qwen2.5-7B", "gpus": "2x24GB", "ram": "64GB"},
-    bad=_bf16(zero_optimization=zero(3, offload_optimizer=CPU)),
-    good=_bf16(zero_optimization=zero(3)),
 )
 def too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
@@ -93,9 +71,6 @@ def too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     why="what fits the GPUs runs faster there, because nothing waits for the CPU's optimizer or for copies over PCIe",
     fix="remove it",
     source=_SOURCE,
-    options={"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB"},
-    bad=_bf16(zero_optimization=zero(2, offload_optimizer=CPU)),
-    good=_bf16(zero_optimization=zero(2)),
 )
 def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
@@ -119,11 +94,6 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
     "DS904 a higher stage than needed",
     why="stage 3 gathers the weights for every forward and backward pass; a lower stage that fits communicates less",
     source=_SOURCE,
-    options={"model": "Qwen2.5-0.5B", "gpus": "8xL40S"},
-    bad=_bf16(
-        zero_optimization=zero(3, stage3_max_live_parameters=1e7, stage3_max_reuse_distance=1e7, reduce_bucket_size=5e7)
-    ),
-    good=_bf16(zero_optimization=zero(2, reduce_bucket_size=5e7)),
 )
 def lower_stage(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
@@ -143,9 +113,6 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
     "DS906 a feature that the predictions leave out",
     why="the predicted memory and time are those of the same configuration without it",
     source="ds_configs/read.py",
-    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB"},
-    bad=_bf16(zero_optimization=zero(3), compile={"deepcompile": True}),
-    good=_bf16(zero_optimization=zero(3)),
     fix="measure it: `ds-advise probe`",
 )
 def left_out(config: LintedConfig) -> Iterator[Violation]:
@@ -160,9 +127,6 @@ def left_out(config: LintedConfig) -> Iterator[Violation]:
     "transformers 4.54, and torch's own) takes the root of all second moments of a sub-group or a partition at once",
     fix='pass optim="adamw_torch_fused" to the Trainer or fused=True to torch\'s class, or write an optimizer block',
     source="torch optim/adam.py _multi_tensor_adam",
-    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
-    bad=_bf16(zero_optimization=zero(3)),
-    good=_bf16(zero_optimization=zero(3), optimizer=ADAMW),
 )
 def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)

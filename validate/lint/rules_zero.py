@@ -11,7 +11,6 @@ from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, removed, violation
 from .rule_conditions import Condition, at
-from .rule_examples import ADAMW, CPU, NVME, ON, plain, trainer, zero
 
 ZERO_RULES = Rules("ZeRO")
 _CONFIG = "runtime/zero/config.py"
@@ -26,8 +25,6 @@ _ENGINE = "runtime/engine.py _configure_zero_optimizer"
     why="DeepSpeed reads it and hands it to an optimizer that does not use it",
     fix="remove it, or use that stage",
     source=_ENGINE,
-    bad=plain(zero_optimization=zero(2, stage3_max_live_parameters=1e8)),
-    good=plain(zero_optimization=zero(3, stage3_max_live_parameters=1e8)),
 )
 def other_stage(config: LintedConfig) -> Iterator[Violation]:
     unused = []
@@ -57,8 +54,6 @@ def other_stage(config: LintedConfig) -> Iterator[Violation]:
     why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU tensors",
     fix="use stage 1, 2 or 3, or remove offload_optimizer",
     source="ops/adam/cpu_adam.py step; runtime/engine.py",
-    bad=plain(optimizer=ADAMW, zero_optimization=zero(0, offload_optimizer=CPU)),
-    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def offload_at_0(config: LintedConfig) -> Iterator[Violation]:
     if config.optimizer:
@@ -78,8 +73,6 @@ ZERO_RULES.error(
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
-    bad=plain(zero_optimization=zero(2, allgather_bucket_size=99_999)),
-    good=plain(zero_optimization=zero(2, allgather_bucket_size=100_000)),
 )
 
 
@@ -89,8 +82,6 @@ ZERO_RULES.warning(
     why="every parameter then is a sub-group of its own, for which the optimizer steps once",
     fix="remove it, or write a number such as 100000000",
     source=_STAGE_3 + " _create_fp16_sub_groups",
-    bad=plain(zero_optimization=zero(3, sub_group_size=0)),
-    good=plain(zero_optimization=zero(3, sub_group_size=100_000_000)),
 )
 
 
@@ -100,9 +91,6 @@ ZERO_RULES.warning(
     "else, for as many as the rank's share has",
     fix="write 100000000, which costs 0.6 GB at most",
     source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
-    options={"model": "Qwen2.5-14B", "gpus": "8xA100-80GB"},
-    bad=plain(bf16=ON, zero_optimization=zero(3)),
-    good=plain(bf16=ON, zero_optimization=zero(3, sub_group_size=1e8)),
 )
 def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
@@ -122,9 +110,6 @@ def large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     "a model below 1e9 parameters is whole on every GPU",
     fix="write both below the model's parameters, such as a few of its layers",
     source="runtime/zero/partitioned_param_coordinator.py",
-    options={"model": "Qwen2.5-0.5B"},
-    bad=plain(zero_optimization=zero(3)),
-    good=plain(zero_optimization=zero(3, stage3_max_live_parameters=5e7, stage3_max_reuse_distance=5e7)),
 )
 def all_live(config: LintedConfig) -> Iterator[Violation]:
     model = config.model
@@ -145,8 +130,6 @@ ZERO_RULES.error(
     why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
     fix="remove it",
     source=_ENGINE,
-    bad=plain(zero_optimization=zero(1, legacy_stage1=True)),
-    good=plain(zero_optimization=zero(1)),
 )
 
 
@@ -157,8 +140,6 @@ ZERO_RULES.error(
     fix='set "gradient_clipping": 0, or remove compute_grad_norm',
     source=_STAGE_12 + " __init__; " + _CONFIG,
     since="0.19.7",
-    bad=plain(zero_optimization=zero(2, compute_grad_norm=False)),
-    good=plain(gradient_clipping=0, zero_optimization=zero(2, compute_grad_norm=False)),
 )
 def no_norm(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.compute_grad_norm"
@@ -188,8 +169,6 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
     "pre-divided",
     fix="remove it",
     source=_STAGE_12 + ", " + _STAGE_3,
-    bad=plain(prescale_gradients=True, zero_optimization=zero(2)),
-    good=plain(prescale_gradients=True, zero_optimization=zero(1)),
 )
 def scaled(config: LintedConfig) -> Iterator[Violation]:
     averages = config.stage == 3 or config.text("gradient_allreduce_op").lower() != "sum"
@@ -212,8 +191,6 @@ def scaled(config: LintedConfig) -> Iterator[Violation]:
     why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
     fix="write a smaller reduce_bucket_size, such as 50000000",
     source=_STAGE_12 + " setup_buckets",
-    bad=plain(bf16=ON, zero_optimization=zero(2, overlap_comm=True, reduce_bucket_size=5e8)),
-    good=plain(bf16=ON, zero_optimization=zero(2, overlap_comm=True, reduce_bucket_size=5e7)),
 )
 def two_buckets(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.reduce_bucket_size"
@@ -239,8 +216,6 @@ def two_buckets(config: LintedConfig) -> Iterator[Violation]:
     "must make them from the checkpoint",
     fix='set "stage3_gather_16bit_weights_on_model_save": true',
     source=_CONFIG,
-    bad=trainer(zero_optimization=zero(3)),
-    good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
 )
 def shards_only(config: LintedConfig) -> Iterator[Violation]:
     name = "gather_16bit_weights_on_model_save"
@@ -254,9 +229,6 @@ def shards_only(config: LintedConfig) -> Iterator[Violation]:
     why="saving gathers all 16-bit weights in the first rank's RAM",
     fix='set "stage3_gather_16bit_weights_on_model_save": false',
     source="runtime/engine.py save_16bit_model",
-    options={"model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
-    bad=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
-    good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=False)),
 )
 def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
     ram = config.cluster.host_memory_bytes_per_node if config.cluster is not None else None
@@ -275,7 +247,6 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
 ZEROPP_RULES = Rules("ZeRO++")
 _HPZ = "zero_optimization.zero_hpz_partition_size"
 _QUANTIZED = "zero_optimization.zero_quantized_gradients"
-_QUANTIZING = zero(3, zero_quantized_gradients=True)
 _reduced_in_fp16 = Condition(lambda config, _: config.text("communication_data_type") == "fp16")
 _above_ranks = Condition(lambda config, path: (config.number(path) or 0) > (config.world_size or 0))
 _GROUPS = "utils/groups.py _create_zero_param_parallel_group"
@@ -287,9 +258,6 @@ ZEROPP_RULES.error(
     why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
     fix="write the number of GPUs per node",
     source=_GROUPS,
-    options={"gpus": "4x24GB"},
-    bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=3)),
-    good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2)),
 )
 
 
@@ -299,8 +267,6 @@ ZEROPP_RULES.error(
     why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
     fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
     source="runtime/zero/partition_parameters.py _partition_param_sec",
-    bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=2, offload_param=NVME)),
-    good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2, offload_param=CPU)),
 )
 ZEROPP_RULES.error(
     "DS354 quantized gradients without reduce_scatter",
@@ -308,8 +274,6 @@ ZEROPP_RULES.error(
     why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
     fix='set "reduce_scatter": true',
     source="runtime/zero/stage3.py __init__ (all2all_process_group)",
-    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True, reduce_scatter=False)),
-    good=plain(zero_optimization=_QUANTIZING),
 )
 ZEROPP_RULES.warning(
     "DS356 quantized gradients of bf16",
@@ -322,8 +286,6 @@ ZEROPP_RULES.warning(
     fix='write "communication_data_type": "fp16", or leave gradients as they are',
     source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
     "all_to_all_quant_reduce",
-    bad=plain(bf16=ON, zero_optimization=_QUANTIZING),
-    good=plain(bf16=ON, communication_data_type="fp16", zero_optimization=_QUANTIZING),
 )
 ZEROPP_RULES.warning(
     "DS358 frozen weights stored in 8 bits",
@@ -333,8 +295,6 @@ ZEROPP_RULES.warning(
     "quantize_nontrainable_params(), which takes fp16 only",
     fix="remove it; for LoRA over 4-bit weights use QLoRA with stage 2",
     source="runtime/zero/partition_parameters.py _partition_param, runtime/zero/stage3.py quantize_nontrainable_params",
-    bad=plain(zero_optimization=zero(3, zero_quantized_nontrainable_weights=True)),
-    good=plain(zero_optimization=zero(3)),
 )
 
 
@@ -343,9 +303,6 @@ ZEROPP_RULES.warning(
     why="a shard is quantized in groups of a multiple of 8 elements, and DeepSpeed asserts that it divides into them",
     fix="use a number of GPUs that leaves every tensor a shard of a multiple of 8 elements, or remove it",
     source="runtime/zero/partition_parameters.py CUDAQuantizer.quantize",
-    options={"gpus": "8x8xH100", "model": "Qwen2.5-0.5B"},
-    bad={"train_batch_size": 64, "zero_optimization": zero(3, zero_quantized_weights=True)},
-    good={"train_batch_size": 64, "zero_optimization": zero(3)},
 )
 def odd_shards(config: LintedConfig) -> Iterator[Violation]:
     ranks, model = config.world_size, config.model

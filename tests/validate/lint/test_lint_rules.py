@@ -24,17 +24,18 @@ DEEPSPEED = "runtime/", "ops/", "utils/", "comm/", "autotuning/", "profiling/", 
 def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
     """The good example has no errors at all. A finding says what and how to fix it, and `--fix` corrects it without
     another error."""
-    bad = judged(rule.bad, facts_for(rule), **rule.options)
+    example, known, options = rule.example, facts_for(rule), rule.example.options
+    bad = judged(example.bad, known, **options)
     found = [finding for finding in bad.findings if finding.code == rule.code]
     assert found and rule.why and rule.title and not rule.why.endswith(".")
     assert all(each.what and each.fix and each.line >= 1 and not each.fix.endswith(".") for each in found)
     assert all(each.edits for each in found if each.fix in REMOVAL)
-    good = judged(rule.good, facts_for(rule), **rule.options)
+    good = judged(example.good, known, **options)
     assert rule.code not in codes(good) and not codes(good, "error"), [finding.what for finding in good.findings]
     if edits := tuple(edit for finding in found for edit in finding.edits):
-        text = rule.bad if isinstance(rule.bad, str) else json.dumps(rule.bad, indent=2)
+        text = example.bad if isinstance(example.bad, str) else json.dumps(example.bad, indent=2)
         corrected, made = apply(read_document(text.encode(), name="x"), edits)
-        after = judged(corrected, facts_for(rule), **rule.options)
+        after = judged(corrected, known, **options)
         assert made and rule.code not in codes(after) and codes(after, "error") <= codes(bad, "error")
 
 
@@ -43,9 +44,8 @@ def test_a_finding_in_chinese_has_no_english_sentence() -> None:
     english = re.compile(r"(?:\b[a-z']{2,},? ){4}")
     with use_language("zh"):
         for rule in RULES:
-            found = [
-                each for each in judged(rule.bad, facts_for(rule), **rule.options).findings if each.code == rule.code
-            ]
+            bad = judged(rule.example.bad, facts_for(rule), **rule.example.options)
+            found = [each for each in bad.findings if each.code == rule.code]
             texts = {rule.title, rule.why, rule.fix, *(text for each in found for text in (each.what, each.fix))}
             shown = {text: re.sub("`.*?`", "", translate(named(text))) for text in texts}
             assert [text for text, chinese in shown.items() if english.search(chinese)] == [], rule.code
