@@ -169,6 +169,10 @@ class Workload:
         """The fields that decide what a forward and a backward pass compute and keep, for caches."""
         return self if self.rollouts is None else _of_passes(self)
 
+    def of_layers(self) -> Workload:
+        """The fields that decide what the layers of `of_passes` compute and keep, for caches: nothing of the loss."""
+        return replace(self, loss="standard", eval_batch=None, global_batch_size=None)
+
     def of_weights(self) -> Workload:
         """The fields that decide weights, states and launches, for caches: nothing of samples, batch or tiles."""
         return _of_weights(self)

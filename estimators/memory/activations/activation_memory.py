@@ -224,8 +224,14 @@ def recorded(
         zero3=zero3,
         reduces=reduces,
     )
+    blocks, layers = _layers(recorder._replace(workload=workload.of_layers()))
+    return Recorded(recorder, blocks, layers, end(recorder))
+
+
+@lru_cache(maxsize=256)
+def _layers(recorder: LayerRecorder) -> tuple[list[tuple[Block, bool]], list[Recording]]:
     blocks = recorder.blocks()
-    return Recorded(recorder, blocks, [recorder.layer(block, first=first) for block, first in blocks], end(recorder))
+    return blocks, [recorder.layer(block, first=first) for block, first in blocks]
 
 
 @lru_cache(maxsize=256)
