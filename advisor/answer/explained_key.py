@@ -171,9 +171,10 @@ def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
 def _about(code: str) -> frozenset[str]:
     """The keys that a rule's bad example has otherwise than its good one, or that its words name."""
     rule = next(rule for rule in RULES if rule.code == code)
-    if rule.subject in _OF_ANY_KEY or isinstance(rule.bad, str) or isinstance(rule.good, str):
+    example = rule.example
+    if rule.subject in _OF_ANY_KEY or isinstance(example.bad, str) or isinstance(example.good, str):
         return frozenset()
-    bad, good = dict(_values(rule.bad, "")), dict(_values(rule.good, ""))
+    bad, good = dict(_values(example.bad, "")), dict(_values(example.good, ""))
     words = f"{rule.title} {rule.why} {rule.fix}"
     return frozenset(p for p, value in bad.items() if value != good.get(p) or p.rpartition(".")[2] in words)
 

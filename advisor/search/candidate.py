@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.fit_probability import SURE as SURE
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import Phrase, phrase
@@ -22,9 +23,8 @@ from ..text.units import percent, times, whole_gib
 
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
-SURE, LIKELY = 0.975, 0.5
-"""Least probabilities of the verdicts "fits" and "likely fits". Published runs of ten sources resolve failures down to
-one in eleven; rarer ones follow Student's t (`fit_probability`)."""
+LIKELY = 0.5
+"""Least probability of the verdict "likely fits", as `SURE` is that of "fits"."""
 
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan."""

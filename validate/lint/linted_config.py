@@ -113,8 +113,10 @@ def _plainly_right(kind: FieldType, value: Any) -> bool:
     return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
 
 
-_TRUTHS = dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True)
-_TRUTHS |= dict.fromkeys(("0", "off", "f", "false", "n", "no"), False)
+_YES, _NO = ("1", "on", "t", "true", "y", "yes"), ("0", "off", "f", "false", "n", "no")
+TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
+"""Words that pydantic takes for a truth value, in lower case."""
+
 _INTEGER = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(?:\.0+)?\s*", re.ASCII)
 
 
@@ -137,8 +139,8 @@ def _converted(kind: FieldType, value: Any) -> Any:
         if (number := _whole(value)) in kind.choices:
             return number
     elif kind.name == "bool":
-        if isinstance(value, str) and value.lower() in _TRUTHS:
-            return _TRUTHS[value.lower()]
+        if isinstance(value, str) and value.lower() in TRUTHS:
+            return TRUTHS[value.lower()]
         if isinstance(value, int | float) and value in (0, 1):
             return bool(value)
     elif kind.name == "int":
@@ -228,14 +230,14 @@ class LintedConfig:
         """Whether the value is one that DeepSpeed reads as true."""
         found = self.get(path)
         if isinstance(found, str):
-            return found.lower() in ("true", "yes", "on", "1", "t", "y")
+            return TRUTHS.get(found.lower(), False)
         return bool(found) if isinstance(found, bool | int | float) else False
 
     def off(self, path: str) -> bool:
         """Whether the value is one that DeepSpeed reads as false."""
         found = self.get(path)
         if isinstance(found, str):
-            return found.lower() in ("false", "no", "off", "0", "f", "n")
+            return not TRUTHS.get(found.lower(), True)
         return isinstance(found, int | float) and found == 0
 
     def text(self, path: str) -> str:

@@ -14,6 +14,23 @@ from typing import Any
 from .linted_config import LintedConfig, shown
 from .rule import RuleCheck, Violation, violation
 
+DTYPES = {
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "torch.float16": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "float": "fp32",
+    "torch.float32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "int8": "int8",
+    "torch.int8": "int8",
+}
+"""The names of `runtime/config.py DtypeEnum`."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -43,6 +60,7 @@ known = Condition(lambda config, path: config.knows(path))
 for_trainer = Condition(lambda config, _: config.framework == "hf")
 fp16 = Condition(lambda config, _: config.fp16)
 bf16 = Condition(lambda config, _: config.bf16)
+accumulates_in_fp32 = Condition(lambda config, _: DTYPES.get(config.text("data_types.grad_accum_dtype")) == "fp32")
 has_adam = Condition(lambda config, _: config.has_adam)
 may_have_adam = Condition(lambda config, _: config.may_have_adam)
 torch_adam = Condition(lambda config, _: config.flag("optimizer.params.torch_adam"))

@@ -9,7 +9,7 @@ from ...estimators.phrase import Phrase, phrase
 from .config_file import Edit, Replace
 from .document import Departure, DocumentNode
 from .facts import DeepSpeedFacts
-from .linted_config import LintedConfig, is_converted_text, number_in, problem, shown
+from .linted_config import TRUTHS, LintedConfig, is_converted_text, number_in, problem, shown
 from .rule import KeyPath, Rules, Violation, bad_value, unquoted, violation
 
 FILE_RULES = Rules("The file")
@@ -264,5 +264,5 @@ def _fix(wrong: Phrase) -> Phrase:
 
 def _plain(kind: str, text: str) -> bool | int | float:
     if kind == "bool":
-        return text.lower() in ("true", "yes", "on", "1", "t", "y")
+        return TRUTHS[text.lower()]
     return float(text) if kind == "float" else int(float(text))

@@ -9,31 +9,14 @@ from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
-from .rule_conditions import Condition, at
+from .rule_conditions import DTYPES, at
 
 PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"
 _ENGINE = "runtime/engine.py"
-_DTYPES = {
-    "fp16": "fp16",
-    "float16": "fp16",
-    "half": "fp16",
-    "torch.float16": "fp16",
-    "fp32": "fp32",
-    "float32": "fp32",
-    "float": "fp32",
-    "torch.float32": "fp32",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "torch.bfloat16": "bf16",
-    "int8": "int8",
-    "torch.int8": "int8",
-}
-"""The names of `runtime/config.py DtypeEnum`."""
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
 _TYPE_KEYS = ("grad_accum_dtype", "param_dtype", "buffer_dtype")
 
-_fp32 = Condition(lambda config, path: _DTYPES.get(config.text(path)) == "fp32")
 
 PRECISION_RULES.error(
     "DS201 fp16 and bf16 both on",
@@ -135,7 +118,7 @@ def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
     since="0.19.6",
 )
 def other_type(config: LintedConfig) -> Iterator[Violation]:
-    wanted = _DTYPES.get(config.text("data_types.param_dtype"))
+    wanted = DTYPES.get(config.text("data_types.param_dtype"))
     if wanted is not None and wanted != _model_type(config) and not _may_change(config):
         yield violation(
             "data_types.param_dtype",
@@ -158,7 +141,7 @@ def unknown_type(config: LintedConfig) -> Iterator[Violation]:
         value = config.get(path)
         given = value is not None or (path == "torch_autocast.dtype" and config.has(path))
         unused = path == "data_types.buffer_dtype" and not (config.fp16 or config.bf16)
-        if given and not unused and (not isinstance(value, str) or value not in _DTYPES):
+        if given and not unused and (not isinstance(value, str) or value not in DTYPES):
             yield bad_value(config, path)
     path = "torch_autocast.lower_precision_safe_modules"
     safe = config.get(path)
@@ -181,7 +164,7 @@ def _is_list_of_text(value: object) -> bool:
     source=_ENGINE + " _do_optimizer_sanity_check",
 )
 def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
-    wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
+    wanted = DTYPES.get(config.text("data_types.grad_accum_dtype"))
     if config.stage == 0 and wanted is not None and wanted != _model_type(config) and not _may_change(config):
         yield violation(
             "data_types.grad_accum_dtype",
@@ -195,7 +178,7 @@ PRECISION_RULES.advice(
     "DS214 stage 1 with full fp32 gradients",
     at(
         "data_types.grad_accum_dtype",
-        when.stages(1) & when.bf16 & _fp32 & ~when.states_in_ram,
+        when.stages(1) & when.bf16 & when.accumulates_in_fp32 & ~when.states_in_ram,
         "fp32 gradients stay whole on every GPU",
     ),
     why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "

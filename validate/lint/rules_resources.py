@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...ds_configs.read import unmodeled_features
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.fit_probability import fit_probability
+from ...estimators.memory.fit_probability import SURE, fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import named, phrase
@@ -20,10 +20,6 @@ from .linted_config import LintedConfig
 from .rule import Rules, Violation, violation
 
 RESOURCE_RULES = Rules("Model and GPUs")
-
-SURE = 0.975
-"""The least probability of fitting of a training that is not warned of: the recommendation's own
-(advisor/search/candidate.py)."""
 
 GAIN = 1.10
 """A prediction of less is within the error of the time model."""

@@ -147,7 +147,7 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
         return
     clipping = config.get("gradient_clipping")
     clips = clipping is None or (isinstance(clipping, int | float) and clipping > 0)
-    fp32_sums = config.text("data_types.grad_accum_dtype") in ("fp32", "float32", "float", "torch.float32")
+    in_fp32 = (when.bf16 & when.accumulates_in_fp32).holds(config, path)
     for holds, what in (
         (config.stage in (0, 3), phrase("this is stage {stage}", stage=config.stage)),
         (
@@ -156,7 +156,7 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
         ),
         (config.block("zero_optimization").get("zenflow") is not None, "ZenFlow is on"),
         (config.offload("optimizer") != "none", "the optimizer is offloaded"),
-        (config.stage == 1 and config.bf16 and fp32_sums, "bf16 with fp32 accumulation at stage 1"),
+        (config.stage == 1 and in_fp32, "bf16 with fp32 accumulation at stage 1"),
     ):
         if holds:
             yield violation(path, "compute_grad_norm is off, but {what}", what=named(what))

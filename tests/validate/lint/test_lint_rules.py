@@ -7,13 +7,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from ds_advise.advisor.search.candidate import SURE
 from ds_advise.advisor.text.language import translate, use_language
 from ds_advise.estimators.phrase import named
 from ds_advise.validate.lint import RULES, apply, lint, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
-from ds_advise.validate.lint.rules_resources import SURE as LINT_SURE
 
 from .lint_cases import codes, facts, facts_for, judged
 
@@ -61,11 +59,6 @@ def test_every_rule_has_a_code_and_names_files_that_deepspeed_has() -> None:
         for name in (word.strip(",;()") for word in rule.source.split()):
             if name.startswith(DEEPSPEED) and name.endswith(".py"):
                 assert (folder / name).is_file(), (rule.code, name)
-
-
-def test_lint_and_the_recommendation_share_the_threshold() -> None:
-    """Two parts of the program do not judge the same plan differently."""
-    assert SURE == LINT_SURE
 
 
 def test_a_typo_is_answered_with_the_key_that_was_meant() -> None:
