@@ -73,34 +73,41 @@ LIGHT = os.environ.get("DS_ADVISE_TEST_LIGHT", "")
     [
         "Qwen2.5-14B --gpus 2x32GB --no-write",
         "Qwen2.5-14B --gpus 2x32GB --no-write --details --no-deepspeed-estimate",
-        "Qwen2.5-7B --gpus 4x24GB --no-write --json --data rows.jsonl --offline",
         "explain Qwen2.5-7B --gpus 4x24GB",
         "lint config.json",
         "compare config.json config.json --model gpt2 --gpus 24GB",
         "rent Qwen2.5-7B --method lora --samples 20000",
-        "schema advise",
     ],
 )
 def test_the_base_package_answers_without_the_engine(arguments: str, tmp_path: Path) -> None:
     """The answer of the base package is that of the full one."""
-    (tmp_path / "rows.jsonl").write_text('{"text": "some words to count"}\n')
     (tmp_path / "config.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 2}}')
     answers = [
         subprocess.run([*command, *arguments.split()], cwd=tmp_path, capture_output=True, text=True, check=False)
         for command in ([LIGHT], [sys.executable, "-m", "ds_advise"])
     ]
     assert answers[0].returncode == answers[1].returncode == 0, answers[0].stderr
-    if "lint" not in arguments and "--data" not in arguments:  # those look at the installed DeepSpeed and transformers
+    if "lint" not in arguments:  # it looks at the installed DeepSpeed and transformers
         assert answers[0].stdout == answers[1].stdout
 
 
 @pytest.mark.skipif(not LIGHT, reason="only tests/run makes an environment of the base package alone")
-@pytest.mark.parametrize("command", ["dry-run config.json --model gpt2 --gpus 24GB", "probe config.json --model gpt2"])
-def test_commands_that_need_the_engine_name_the_extra(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("dry-run config.json --model gpt2 --gpus 24GB", "engine"),
+        ("probe config.json --model gpt2", "engine"),
+        ("gpt2 --gpus 24GB --no-write --data rows.jsonl --offline", "data"),
+        ("schema advise", "schema"),
+        ("mcp", "mcp"),
+    ],
+)
+def test_commands_that_need_more_than_the_base_name_the_extra(command: str, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "some words to count"}\n')
     (tmp_path / "config.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 2}}')
     run = subprocess.run([LIGHT, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert 'it is not installed; pip install "ds-advise[engine]"' in run.stderr and "Traceback" not in run.stderr
+    assert f'it is not installed; pip install "ds-advise[{extra}]"' in run.stderr and "Traceback" not in run.stderr
 
 
 def test_python_dash_m_runs_the_same_program() -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, NamedTuple
 
 from ...ds_configs.files import read_json_object
@@ -19,11 +16,7 @@ from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import ModelShape
-from ..text.output import to_stderr
 from .own_module import is_own_module
-
-_HUB_LIMIT_S, _PATIENCE_S = 20.0, 2.0
-"""Time for a configuration from the hub, some kB; time after which it is printed what is waited for."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -96,7 +89,9 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     except UnknownModelError:
         if not _HUB_ID.fullmatch(name):
             raise
-    return _ConfigFile(_from_hub(name, offline=offline), f"config.json of {name} on the hub")
+    from .hub import config_from_hub  # here: its imports take milliseconds that most answers do not need
+
+    return _ConfigFile(config_from_hub(name, offline=offline), f"config.json of {name} on the hub")
 
 
 def _base_of_adapters(folder: Path) -> str:
@@ -107,89 +102,6 @@ def _base_of_adapters(folder: Path) -> str:
         return ""
     base = described.get("base_model_name_or_path") if isinstance(described, dict) else None
     return base if isinstance(base, str) else ""
-
-
-def _from_hub(hub_id: str, *, offline: bool) -> Path:
-    """The path of the model's `config.json` in the hub's cache, downloaded unless offline."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
-
-    def unknown(what: str, fix: str) -> UnknownModelError:
-        near = ", ".join(catalogue.nearest(hub_id))
-        return UnknownModelError(f"{hub_id}: {what}", why=f"nearest names: {near}", fix=fix)
-
-    otherwise = "give a catalogue name, or a folder with the model's config.json"
-    try:
-        cached = try_to_load_from_cache(hub_id, "config.json")
-    except HFValidationError:
-        raise unknown("not a valid hub id", otherwise) from None
-    if isinstance(cached, str):
-        return Path(cached)
-    if offline:
-        raise unknown(
-            "neither in the catalogue nor in the hub's cache, and --offline forbids the network",
-            f"leave --offline out, or {otherwise}",
-        )
-
-    def download() -> Path:
-        # First, because it fails at once where `hf_hub_download` retries for half a minute.
-        get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=10)
-        return Path(hf_hub_download(hub_id, "config.json"))
-
-    try:
-        return _in_time(download, f"asking the hub for the config.json of {hub_id} ...")
-    except GatedRepoError:
-        raise unknown(
-            "the hub shows this model only to users who accepted its terms",
-            "accept them on its page and log in with `hf auth login`, or set HF_TOKEN",
-        ) from None
-    except RepositoryNotFoundError:
-        raise unknown("not on the hub, or private and not visible to the token", otherwise) from None
-    except EntryNotFoundError:
-        raise unknown("its repository on the hub has no config.json", otherwise) from None
-    except TimeoutError:
-        raise unknown(
-            f"not in the catalogue, and the hub did not send its config.json within {_HUB_LIMIT_S:.0f} s",
-            f"{otherwise}; --offline does not use the hub",
-        ) from None
-    except Exception as error:  # the HTTP library's errors differ between versions of huggingface_hub
-        raise unknown(
-            f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
-            f"{otherwise}; --offline does not use the hub",
-        ) from error
-
-
-def _in_time(download: Callable[[], Path], waiting: str) -> Path:
-    """The result of the download within `_HUB_LIMIT_S`: the limit of the HTTP library starts anew with every byte.
-
-    waiting: what is printed on stderr once it takes longer than `_PATIENCE_S`. Raises what `download` raises, or
-    TimeoutError.
-    """
-    done: SimpleQueue[Path | BaseException] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            done.put(download())
-        except BaseException as error:
-            done.put(error)
-
-    Thread(target=run, daemon=True).start()  # one that hangs does not keep the process from ending
-    try:
-        result = done.get(timeout=_PATIENCE_S)
-    except Empty:
-        to_stderr(waiting)
-        try:
-            result = done.get(timeout=_HUB_LIMIT_S - _PATIENCE_S)
-        except Empty:
-            raise TimeoutError from None
-    if isinstance(result, BaseException):
-        raise result
-    return result
 
 
 def _read(file: Path) -> dict[str, Any]:

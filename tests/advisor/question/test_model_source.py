@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, ClassVar
 
-import huggingface_hub
 import pytest
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError
 from ds_advise.estimators.models import catalogue
-from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
 TINY = {
     "model_type": "llama",
@@ -26,18 +25,59 @@ TINY = {
 }
 
 
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does, whose refusals have the header X-Error-Code."""
+
+    requests: ClassVar[list[tuple[str, str]]] = []
+    """(path, token) of every request."""
+
+    def do_GET(self) -> None:
+        self.requests.append((self.path, self.headers.get("Authorization", "")))
+        name = self.path.split("/")[2]
+        if name == "slow":
+            self.server.pause.wait(30)  # type: ignore[attr-defined]
+        status = {"GatedRepo": 403, "RepoNotFound": 401, "EntryNotFound": 404, "down": 503}
+        self.send_response(307 if name in ("renamed", "elsewhere") else status.get(name, 200))
+        if name in ("GatedRepo", "RepoNotFound", "EntryNotFound"):
+            self.send_header("X-Error-Code", name)
+        if name in ("renamed", "elsewhere"):
+            host = self.headers["Host"].replace("127.0.0.1", "localhost") if name == "elsewhere" else ""
+            self.send_header("Location", f"{host and 'http://' + host}/someone/tiny/resolve/main/config.json")
+        self.end_headers()
+        if name == "tiny":
+            self.wfile.write(json.dumps(TINY).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
+    """The requests to a hub on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.pause = Event()  # type: ignore[attr-defined]
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        Hub.requests.clear()
+        yield Hub.requests
+        server.pause.set()  # type: ignore[attr-defined]
+        server.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty hub cache, an empty current folder, and a failure for every access to the network."""
+    """Empty caches, an empty current folder, and a port that nobody listens on in place of the hub."""
     cache, folder = tmp_path / "hub-cache", tmp_path / "here"
     folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    for name in ("HF_HUB_OFFLINE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (
+        ("HF_HUB_CACHE", cache),
+        ("DS_ADVISE_CACHE", tmp_path / "own-cache"),
+        ("HF_TOKEN", "hf_secret"),
+    ):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.chdir(folder)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        pytest.fail("the network was asked")
-
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
     return cache
 
 
@@ -120,20 +160,21 @@ def test_a_missing_path_is_not_looked_up_elsewhere(name: str) -> None:
         load_model(name)
 
 
+@pytest.mark.usefixtures("hub")
 def test_a_hub_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The HTTP library's timeout restarts with every byte. The wait is announced."""
-    monkeypatch.setattr("ds_advise.advisor.question.model_source._HUB_LIMIT_S", 0.3)
-    monkeypatch.setattr("ds_advise.advisor.question.model_source._PATIENCE_S", 0.1)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: time.sleep(30))
+    """The socket's timeout restarts with every byte. The wait is announced."""
+    monkeypatch.setattr("ds_advise.advisor.question.hub._LIMIT_S", 0.3)
+    monkeypatch.setattr("ds_advise.advisor.question.hub._PATIENCE_S", 0.1)
     with pytest.raises(UnknownModelError, match="the hub did not send its config"):
         load_model("someone/slow")
     assert capsys.readouterr().err == "ds-advise: asking the hub for the config.json of someone/slow ...\n"
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5-15B", "", "a b/c", "gpt5"])
-def test_a_name_that_is_not_a_hub_id_never_reaches_the_network(name: str) -> None:
+def test_a_name_that_is_not_a_hub_id_never_reaches_the_network(name: str, hub: list[tuple[str, str]]) -> None:
     with pytest.raises(UnknownModelError, match="nearest names"):
         load_model(name)
+    assert not hub
 
 
 def test_a_named_pipe_is_not_read(tmp_path: Path) -> None:
@@ -158,40 +199,38 @@ def test_offline_forbids_the_network_but_not_the_cache(no_network: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "what", "fix"),
+    ("name", "what", "fix"),
     [
-        (GatedRepoError, "accepted its terms", "HF_TOKEN"),
-        (RepositoryNotFoundError, "not on the hub", "catalogue name"),
-        (EntryNotFoundError, "no config.json", "catalogue name"),
-        (ConnectionError, r"cannot be reached \(ConnectionError\)", "--offline"),
-        (TimeoutError, "did not send its config", "--offline"),
+        ("GatedRepo", "accepted its terms", "HF_TOKEN"),
+        ("RepoNotFound", "not on the hub", "catalogue name"),
+        ("EntryNotFound", r"no config\.json", "catalogue name"),
+        ("down", "the hub answers 503", "--offline"),
     ],
 )
-def test_refusals_of_the_hub_come_with_a_fix(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception], what: str, fix: str
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error.__new__(error)
-
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
+def test_refusals_of_the_hub_come_with_a_fix(hub: list[tuple[str, str]], name: str, what: str, fix: str) -> None:
     with pytest.raises(UnknownModelError, match=what) as caught:
+        load_model(f"someone/{name}")
+    assert fix in caught.value.fix and len(hub) == 1
+    assert "nearest names" in caught.value.why
+
+
+def test_a_hub_without_connection_comes_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownModelError, match=r"cannot be reached \(.*refused\)") as caught:
         load_model("someone/Qwen2.5-14B")
-    assert fix in caught.value.fix
-    assert "Qwen/Qwen2.5-14B" in caught.value.why
+    assert "--offline" in caught.value.fix and "Qwen/Qwen2.5-14B" in caught.value.why
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UnknownModelError, match="HF_HUB_OFFLINE forbids the network"):
+        load_model("someone/tiny")
 
 
-def test_a_downloaded_config_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The hub's answer is a path in its cache."""
-    file = write(tmp_path / "downloaded" / "config.json", TINY)
-    genuine = huggingface_hub.hf_hub_download
-
-    def download(repo: str, name: str, *, local_files_only: bool = False) -> str:
-        return genuine(repo, name, local_files_only=True) if local_files_only else str(file)
-
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    shape = load_model("someone/tiny")
-    assert (shape.vocab_size, shape.source) == (128, "config.json of someone/tiny on the hub")
+@pytest.mark.parametrize(("name", "tokens"), [("tiny", 1), ("renamed", 2), ("elsewhere", 1)])
+def test_a_downloaded_config_is_read_and_kept(hub: list[tuple[str, str]], name: str, tokens: int) -> None:
+    """A redirection to another host does not carry the user's token."""
+    for offline in (False, True):
+        shape = load_model(f"someone/{name}", offline=offline)
+        assert (shape.vocab_size, shape.source) == (128, f"config.json of someone/{name} on the hub")
+    assert hub[0] == (f"/someone/{name}/resolve/main/config.json", "Bearer hf_secret")
+    assert len(hub) == (1 if name == "tiny" else 2) and sum(bool(token) for _, token in hub) == tokens
 
 
 def test_a_module_of_the_users_is_not_looked_up_as_a_name() -> None:
