@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -328,6 +329,14 @@ def mount_point(path: str | Path) -> str:
     while not folder.is_mount() and folder != folder.parent:
         folder = folder.parent
     return str(folder)
+
+
+def installed_version(package: str) -> str:
+    """An installed package's version, without importing it; "" for none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def search_path() -> str:

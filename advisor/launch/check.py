@@ -13,6 +13,7 @@ from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
+from ...probes.machine import installed_version
 from ...probes.run import Run
 from ...probes.store_path import anything_kept
 from ...validate.checkpoint import read_checkpoint
@@ -25,7 +26,6 @@ from ..verification.dry_run import compared_dry_run
 from ..verification.past_results import PastProbe, PastProbes, probe_and_keep
 from ..verification.probe_order import as_measured
 from .request import LaunchRequest
-from .script_source import installed_transformers
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to check that it fits: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated
@@ -84,7 +84,7 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
     if outdated:
         return [
             Objection(
-                what=f"{old.where}: transformers {installed_transformers()} takes no {', '.join(old.names)}",
+                what=f"{old.where}: transformers {installed_version('transformers')} takes no {', '.join(old.names)}",
                 fix=old.fix,
             )
             for old in outdated

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -372,8 +371,3 @@ def _installed_arguments() -> tuple[set[str], set[str]]:
 def _class(file: Path, name: str) -> ast.ClassDef:
     body = ast.parse(file.read_text(encoding="utf-8")).body
     return next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-
-
-def installed_transformers() -> str:
-    """Its version."""
-    return version("transformers")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ...estimators.memory.activations.loss import tiles_of
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.time.job import job_duration
 from ...estimators.workload import Method, Workload
+from ...probes.machine import installed_version
 from ...probes.run import Device, Run
 from ..advise import advise
 from ..answer.recommendation import Recommendation
@@ -52,7 +52,7 @@ _TRANSFORMERS = 5
 def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:
     """Raises WorkloadError for the first library that an option needs and that is not installed, and for an older
     transformers than 5, whose TrainingArguments have other names."""
-    transformers = version("transformers")
+    transformers = installed_version("transformers")
     if int(transformers.partition(".")[0]) < _TRANSFORMERS:
         raise WorkloadError(
             f"train needs transformers {_TRANSFORMERS} or newer",

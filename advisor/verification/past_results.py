@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.dry_run.run import OnProgress
-from ...probes.machine import host_memory_bytes, this_machine
+from ...probes.machine import host_memory_bytes, installed_version, this_machine
 from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import probe
 from ...probes.run import Run
@@ -36,13 +35,7 @@ def _digest(*parts: Any) -> str:
 
 
 def _versions(*libraries: str) -> dict[str, str]:
-    found = {}
-    for library in libraries:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            found[library] = ""
-    return found
+    return {library: installed_version(library) for library in libraries}
 
 
 def dry_run_once(

@@ -14,8 +14,9 @@ from itertools import groupby
 from pathlib import Path
 
 from ds_advise.estimators.json_form import to_json
+from ds_advise.probes.machine import installed_version
 from ds_advise.validate.lint import RULES, Rule
-from ds_advise.validate.lint.installed_facts import BUNDLED, installed_version, source_folder
+from ds_advise.validate.lint.installed_facts import BUNDLED, source_folder
 from ds_advise.validate.lint.read_deepspeed import read_facts
 
 MANUAL = Path(__file__).parents[2] / "docs" / "lint.md"
@@ -45,7 +46,7 @@ def _row(rule: Rule) -> str:
 def installed_facts() -> str:
     """The text of the bundled file, made from the installed DeepSpeed's and torch's sources."""
     folder, version = source_folder("deepspeed"), installed_version("deepspeed")
-    assert folder is not None and version is not None, "DeepSpeed is installed"
+    assert folder is not None, "DeepSpeed is installed"
     facts = to_json(replace(read_facts(folder, version, source_folder("torch")), origin="bundled"))
     return json.dumps(facts, separators=(",", ":")) + "\n"
 

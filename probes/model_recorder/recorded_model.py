@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape
+from ..machine import installed_version
 from ..store_path import store_path
 
 FORMAT = 6
@@ -43,14 +43,13 @@ def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> Mode
     if shape is None:
         shape = _record(config, name)
         keep(file, shape)
-    return replace(
-        shape, name=name, source=f"{source}; recorded from the code of transformers {_version('transformers')}"
-    )
+    recorder = f"recorded from the code of transformers {installed_version('transformers')}"
+    return replace(shape, name=name, source=f"{source}; {recorder}")
 
 
 def cached_file(subject: Any) -> Path:
     """Where the recording of a subject, a value of JSON, is kept for the installed versions."""
-    versions = [_version("transformers"), _version("torch")]
+    versions = [installed_version("transformers"), installed_version("torch")]
     text = json.dumps([FORMAT, versions, subject], sort_keys=True)
     return store_path().parent / "models" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
@@ -61,13 +60,6 @@ def cached(file: Path, kind: type[Form]) -> Form | None:
         return from_json(kind, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def keep(file: Path, recording: Any) -> None:
@@ -82,7 +74,7 @@ def keep(file: Path, recording: Any) -> None:
 
 
 def _record(config: Mapping[str, Any], name: str) -> ModelShape:
-    if not _version("transformers") or not _version("torch"):
+    if not installed_version("transformers") or not installed_version("torch"):
         raise _cannot(name, "torch and transformers are not installed")
     from transformers.utils import logging
 

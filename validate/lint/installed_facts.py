@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from ...ds_configs.files import replace_file
 from ...estimators.json_form import from_json, to_json
+from ...probes.machine import installed_version
 from ...probes.store_path import store_path
 from .facts import DeepSpeedFacts
 
@@ -27,7 +27,7 @@ def load_facts() -> DeepSpeedFacts:
     """
     version = installed_version("deepspeed")
     folder = source_folder("deepspeed") if version else None
-    if version is None or folder is None:
+    if folder is None:
         return from_json(DeepSpeedFacts, json.loads(BUNDLED.read_text(encoding="utf-8")))
     name = f"deepspeed-{version}-torch-{installed_version('torch')}"  # torch's optimizers are among the facts
     safe_name = "".join(char if char.isalnum() or char in ".+-" else "_" for char in name)
@@ -43,14 +43,6 @@ def load_facts() -> DeepSpeedFacts:
         cached.parent.mkdir(parents=True, exist_ok=True)
         replace_file(cached, json.dumps(to_json(facts)))
     return facts
-
-
-def installed_version(package: str) -> str | None:
-    """An installed package's version, without importing it; None without one."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def source_folder(package: str) -> Path | None:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ...estimators.models.families import leaf_classes_to_write
 from ...estimators.phrase import named, phrase
+from ...probes.machine import installed_version
 from .. import parse_version
 from . import rule_conditions as when
-from .installed_facts import installed_version, source_folder
+from .installed_facts import source_folder
 from .linted_config import LintedConfig, number_in
 from .rule import Rules, Violation, bad_value, unquoted, violation
 from .rule_conditions import at
@@ -34,10 +35,8 @@ def _size(config: LintedConfig) -> int:
 )
 def unknown_transformers(config: LintedConfig) -> Iterator[Violation]:
     installed = installed_version("transformers")
-    if installed is None:
-        return
     release = parse_version(installed).release
-    if _size(config) and not (5, 0) <= release < FIRST_WITHOUT_AUTOEP:
+    if _size(config) and installed and not (5, 0) <= release < FIRST_WITHOUT_AUTOEP:
         worse = release >= FIRST_WITHOUT_AUTOEP
         what = phrase("AutoEP has not been seen to train with transformers {version}", version=installed)
         if worse:

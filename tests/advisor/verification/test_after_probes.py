@@ -146,7 +146,7 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
     before = ask(model)
     keep(before, first(before), ran(first(before)))
     with monkeypatch.context() as patched:
-        patched.setattr("ds_advise.advisor.verification.past_results.version", lambda _name: "0.0")
+        patched.setattr("ds_advise.advisor.verification.past_results.installed_version", lambda _name: "0.0")
         assert ask(model).past_probes == ()
     assert ask(model).past_probes
     with sqlite3.connect(own_store) as connection:

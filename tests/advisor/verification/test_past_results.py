@@ -103,7 +103,7 @@ def test_another_dry_run_is_made(ran: list[Run], other: Run) -> None:
 def test_another_version_or_setting_is_another_dry_run(ran: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     dry_run_once(RUN, fast=False)
     dry_run_once(RUN, fast=True)
-    monkeypatch.setattr(past_results, "version", lambda _library: "0.0.1")
+    monkeypatch.setattr(past_results, "installed_version", lambda _library: "0.0.1")
     dry_run_once(RUN, fast=True)
     assert len(ran) == 3
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ds_advise.advisor.answer.lint_file import lint_settings
+from ds_advise.probes.machine import installed_version
 from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_deepspeed, read_document
-from ds_advise.validate.lint.installed_facts import installed_version, source_folder
+from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import Rule
 
 
@@ -18,7 +19,7 @@ from ds_advise.validate.lint.rule import Rule
 def facts() -> DeepSpeedFacts:
     """The installed DeepSpeed's."""
     folder, version = source_folder("deepspeed"), installed_version("deepspeed")
-    assert folder is not None and version is not None
+    assert folder is not None
     return read_deepspeed.read_facts(folder, version, source_folder("torch"))
 
 

@@ -132,7 +132,7 @@ def test_a_flood_of_findings_is_cut() -> None:
 
 def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the report says whose they are."""
-    monkeypatch.setattr("ds_advise.validate.lint.installed_facts.installed_version", lambda _package: None)
+    monkeypatch.setattr("ds_advise.validate.lint.installed_facts.installed_version", lambda _package: "")
     found = load_facts()
     assert found.origin == "bundled" and found.block("zero_optimization") is not None
     report = judged({"train_batch_size": 8, "comet": {"enabled": True}}, found)
