@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ..estimators.hardware.cluster import Cluster
+from ..estimators.memory.plan_memory import node_bytes
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, PlainPyTorch, Plan, Rung, Sharding
@@ -78,8 +79,8 @@ def plan_for(
     stage3_max_live_parameters, stage3_max_reuse_distance: 1/`LIVE_SHARE` of the GPU, at most DeepSpeed's 1e9. With 1e9
         2 GB of weights stay gathered, and a model below 1e9 parameters is not sharded at all.
     sub_group_size: `SUB_GROUP`, or `NVME_SUB_GROUP` with the optimizer on NVMe.
-    pin_memory: on. Page-locked memory copies at PCIe's full rate and asynchronously. Off where the host's RAM is known
-        and too small for it: torch rounds every pinned block up to a power of two.
+    pin_memory: on. Page-locked memory copies at PCIe's full rate and asynchronously. Off with offload to a host that
+        is too small for it: torch rounds every pinned block up to a power of two.
 
     With parameters on NVMe:
     param_buffer_size: the largest parameter's shard; DeepSpeed requires that of every buffer.
@@ -118,13 +119,9 @@ def plan_for(
 
     trainable = model.parameters if workload.method == "full" else tensor_set(model, workload).trainable_numel
     largest_bucket = cluster.gpu.memory_bytes // BUCKET_SHARE // workload.weight_bytes
-    plan = replace(
-        plan,
-        reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable),
-        pin_memory=_can_pin(plan, model, trainable, cluster),
-    )
+    plan = replace(plan, reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable))
     if stage < 3:
-        return plan
+        return _pinned_if_it_fits(plan, model, workload, cluster)
 
     layer = max((block.parameters_per_layer for block in model.blocks if not model.module), default=0)
     live = min(_MAX_LIVE, cluster.gpu.memory_bytes // LIVE_SHARE // workload.weight_bytes)
@@ -137,7 +134,7 @@ def plan_for(
         stage3_max_reuse_distance=live,
     )
     if rung != "zero3-nvme":
-        return plan
+        return _pinned_if_it_fits(plan, model, workload, cluster)
     return replace(
         plan,
         sub_group_size=NVME_SUB_GROUP,
@@ -162,20 +159,10 @@ def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "f
     )
 
 
-def _can_pin(plan: Plan, model: ModelShape, trainable: int, cluster: Cluster) -> bool:
-    """Whether the offloaded states fit into the hosts' RAM when all that is pinned doubles.
-
-    Per trainable parameter about 10 bytes are pinned (gradients and staging) and 8 are not (Adam's states): at worst
-    28. Of an offloaded weight both bytes are pinned: at worst 4.
-    """
-    if cluster.host_memory_bytes_per_node is None:
-        return True
-    at_worst = 0
-    if plan.offload_optimizer == "cpu":
-        at_worst += 28 * trainable
-    if plan.offload_param == "cpu":
-        at_worst += 4 * model.parameters
-    return at_worst <= cluster.nodes * cluster.host_memory_bytes_per_node
+def _pinned_if_it_fits(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
+    offloads = "cpu" in (plan.offload_optimizer, plan.offload_param)
+    fits = not offloads or node_bytes(model, workload, cluster, plan) <= cluster.most_host_bytes_per_node
+    return plan if fits else replace(plan, pin_memory=False)
 
 
 def _parameters_kept_in_ram(cluster: Cluster, weight_bytes: int) -> int:

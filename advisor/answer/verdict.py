@@ -13,7 +13,7 @@ from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..question.question import Largest, Question
-from ..search.candidate import LEAST, MOST_HOST_BYTES, Candidate, Fit, chance, duration_of, fits_sentence
+from ..search.candidate import LEAST, Candidate, Fit, chance, duration_of, fits_sentence
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
@@ -270,7 +270,7 @@ def what_lacks(question: Question, missed: Candidate) -> Phrase:
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
         probability = chance(missed.fit.probability)
         text = phrase("{needs}, which fits with a probability of {chance}", needs=text, chance=probability)
-    if memory.host_bytes_per_node > (have or MOST_HOST_BYTES):
+    if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
         text = phrase("{needs} and {need} GiB of RAM per node", needs=text, need=gib(memory.host_bytes_per_node))
         note = "--ram" if have is None else phrase("{have} available", have=gib(have))
         text = phrase("{needs} ({note})", needs=text, note=note)

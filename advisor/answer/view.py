@@ -16,7 +16,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..question.question import Question
-from ..search.candidate import MOST_HOST_BYTES, NEEDS_RAM, Candidate, chance, duration_of
+from ..search.candidate import NEEDS_RAM, Candidate, chance, duration_of
 from ..text.job import hours, money, parts_sentences, price_label
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title, shape_label
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
@@ -302,7 +302,10 @@ def _ladder_notes(question: Question, shown: list[Candidate], details: bool) -> 
     elif details:
         yield phrase("batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node")
     if any(candidate.fit.reason == NEEDS_RAM for candidate in shown):
-        yield phrase("needs --ram: state it where a host has more than {most} GiB", most=gib(MOST_HOST_BYTES))
+        yield phrase(
+            "needs --ram: state it where a host has more than {most} GiB",
+            most=gib(question.cluster.most_host_bytes_per_node),
+        )
     if any(candidate.fit.reason.endswith("%") for candidate in shown):
         yield phrase("%: the probability that it fits (--risk)")
 

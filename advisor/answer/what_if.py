@@ -12,6 +12,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.losses import LOSSES, offered_loss
 from ...estimators.memory.activations.loss import untileable
+from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
 from ...estimators.optimizers import optimizer
@@ -20,7 +21,7 @@ from ...estimators.time.collective_time import ring
 from ...estimators.workload import DEFAULT
 from ..question.cluster import join_nodes, parse_ram
 from ..question.question import Question
-from ..search.candidate import MOST_HOST_BYTES, Candidate, LadderStep, duration_of
+from ..search.candidate import Candidate, LadderStep, duration_of
 from ..search.search import SampleBytes, fastest, of_any_loss
 from ..text.job import hours, money
 from ..text.units import rate, whole_gib
@@ -115,7 +116,8 @@ def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> P
     if chosen is None:
         text = phrase("fits: {outcome}", outcome=text)
     else:
-        ratio = f"{best.tokens_per_s / chosen.tokens_per_s:.1f}"
+        ratio = best.tokens_per_s / chosen.tokens_per_s
+        ratio = f"{ratio:.{1 if ratio >= 1 else 2}f}"
         text = phrase("{outcome} ({ratio} x)", outcome=text, ratio=ratio)
     need = best.fit.assumed_host_bytes
     if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
@@ -298,11 +300,13 @@ def _storage(
 
 
 def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) -> Iterator[Change]:
-    """For each rung the least of the sizes in `RAM_AS_SOLD` below the need with which it is the answer, if need be with
-    an NVMe drive; and the first size with which nothing fits."""
+    """For each rung the least of some sizes below the need with which it is the answer, if need be with an NVMe drive;
+    and the first size with which nothing fits. The sizes are what the plan needs without page-locked memory, and
+    `RAM_AS_SOLD`."""
     given, found = question.cluster, dict[str, Change]()
     drive_bytes = given.nvme_bytes_per_node
-    for size in RAM_AS_SOLD:
+    pageable = node_bytes(question.model, question.workload, given, replace(chosen.plan, pin_memory=False))
+    for size in (f"{whole_gib(pageable)}GiB", *RAM_AS_SOLD):
         usable, _ = parse_ram(size)
         if usable >= chosen.memory.host_bytes_per_node:
             continue
@@ -325,7 +329,7 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
 def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
     """The cluster with the RAM and NVMe that a plan needs, in whole GiB, where it has less."""
     changes: dict[str, Any] = {}
-    if plan.memory.host_bytes_per_node > (cluster.host_memory_bytes_per_node or MOST_HOST_BYTES):
+    if plan.memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
         changes["host_memory_bytes_per_node"] = _storage_gib(plan, "host") * 2**30
     if plan.memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
         changes["nvme_bytes_per_node"] = _storage_gib(plan, "nvme") * 2**30

@@ -29,10 +29,6 @@ LIKELY = 0.5
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan."""
 
-MOST_HOST_BYTES = 2 * 2**40
-"""Most RAM that a plan may need where the RAM of a node is unknown: that of NVIDIA's DGX H100 and DGX B200 (2 TB, data
-sheets)."""
-
 RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more yet"), phrase("failed")
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
 
@@ -89,7 +85,7 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     Unknown host memory counts as `MOST_HOST_BYTES`; NVMe must be named, since it cannot be configured otherwise.
     """
     known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
-    host = _share(memory.host_bytes_per_node, known or MOST_HOST_BYTES)
+    host = _share(memory.host_bytes_per_node, cluster.most_host_bytes_per_node)
     disk = _share(memory.nvme_bytes_per_node, nvme or None)
     probability = fit_probability(memory, cluster)
     others = max(host if known or host > 1 else 0.0, disk)

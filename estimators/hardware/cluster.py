@@ -74,6 +74,11 @@ class Gpu:
         return self.architecture == "cpu"
 
 
+MOST_HOST_BYTES = 2 * 2**40
+"""Most RAM that a plan may need where the RAM of a node is unknown: that of NVIDIA's DGX H100 and DGX B200 (2 TB, data
+sheets)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """M nodes of G GPUs of one kind. Unknown figures are None; the functions below have defaults."""
@@ -117,6 +122,11 @@ class Cluster:
     def world_size(self) -> int:
         """N: data-parallel ranks, one per GPU."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def most_host_bytes_per_node(self) -> int:
+        """The RAM that a plan may need: what a node has, or `MOST_HOST_BYTES` where that is unknown."""
+        return self.host_memory_bytes_per_node or MOST_HOST_BYTES
 
 
 DRAM_BYTES_PER_S = 200e9

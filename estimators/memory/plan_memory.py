@@ -155,6 +155,13 @@ def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: P
     return _batch_independent(model, workload.under_engine(plan.zero_stage), cluster, plan).least_bytes
 
 
+def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
+    """RAM of a node while a ZeRO plan trains, without the inputs of checkpointed layers. Raises as
+    `estimate_memory`."""
+    node = _batch_independent(model, workload.under_engine(plan.zero_stage), cluster, plan).node
+    return total_bytes(node.pinned + node.pageable)
+
+
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
     tensors = tensor_set(of_rank(model, plan), workload)
     sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)

@@ -14,7 +14,9 @@ from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu, gpu_of_memory
+from ds_advise.estimators.memory.plan_memory import node_bytes
 from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import RUNGS, Plan, Rung
 from ds_advise.estimators.workload import Framework, Precision, Software, Workload
@@ -24,10 +26,10 @@ CLUSTER = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24), nvme_path="/l
 FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 
 
-def plan(rung: Rung, workload: Workload | None = None, cluster: Cluster = CLUSTER) -> Plan:
+def plan(rung: Rung, workload: Workload | None = None, cluster: Cluster = CLUSTER, model: ModelShape = MODEL) -> Plan:
     return plan_for(
         rung,
-        MODEL,
+        model,
         workload or Workload(),
         cluster,
         micro_batch_size=2,
@@ -166,11 +168,18 @@ def test_buckets_grow_with_the_ranks_and_stay_a_share_of_the_gpu() -> None:
     assert plan("zero2", cluster=more).reduce_bucket_size * 2 <= more.gpu.memory_bytes / 100
 
 
-def test_memory_is_not_pinned_where_it_could_exceed_the_ram() -> None:
-    """torch rounds pinned blocks up to a power of two; with just enough RAM that is too much."""
-    states = 18 * MODEL.parameters
-    assert plan("zero2-offload", cluster=replace(CLUSTER, host_memory_bytes_per_node=2 * states)).pin_memory
-    assert not plan("zero2-offload", cluster=replace(CLUSTER, host_memory_bytes_per_node=states)).pin_memory
+@pytest.mark.parametrize("rung", ["zero2-offload", "zero3-offload-param", "zero3-offload"])
+def test_memory_is_pinned_where_the_ram_suffices(rung: Rung) -> None:
+    """torch rounds pinned blocks up to a power of two; a byte less than that takes, and it is pageable."""
+    pinned = plan(rung)
+    need = node_bytes(MODEL, Workload(), CLUSTER, pinned)
+    assert pinned.pin_memory
+    assert plan(rung, cluster=replace(CLUSTER, host_memory_bytes_per_node=need)) == pinned
+    assert plan(rung, cluster=replace(CLUSTER, host_memory_bytes_per_node=need - 1)) == replace(
+        pinned, pin_memory=False
+    )
+    largest = plan(rung, cluster=replace(CLUSTER, gpus_per_node=8), model=find("Llama-3.1-405B"))
+    assert not largest.pin_memory or rung == "zero3-offload-param", "no known host has so much"
 
 
 HIDDEN = MODEL.hidden_size

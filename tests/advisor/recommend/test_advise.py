@@ -190,6 +190,17 @@ def test_a_plan_that_needs_ram_fits_on_that_condition(gpus: str, options: dict[s
     assert verdict.headline.endswith(" fits." if need is None else f" fits if the host has {need} GiB of RAM.")
 
 
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen2.5-14B", "2x32GB"), ("Llama-3.1-70B", "8xH100")])
+def test_the_ram_of_the_condition_gives_the_same_plan(model: str, gpus: str) -> None:
+    """The plan that fits if the host has an amount of RAM is the answer with that amount, and needs no less."""
+    unknown = ask(model, gpus).recommended
+    assert unknown is not None and unknown.fit.assumed_host_bytes
+    least = -(-unknown.fit.assumed_host_bytes // 2**30)
+    known, less = (ask(model, gpus, ram=f"{gib}GiB").recommended for gib in (least, least - 1))
+    assert known is not None and known.plan == unknown.plan
+    assert less is not None and less.plan.rung == unknown.rung and not less.plan.pin_memory
+
+
 def test_the_least_ram_that_helps_is_offered() -> None:
     """Between two plans that only RAM stops, both are offered: the fast one, and the slow one that needs less."""
     answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
