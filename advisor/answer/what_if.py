@@ -117,8 +117,7 @@ def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> P
         text = phrase("fits: {outcome}", outcome=text)
     else:
         ratio = best.tokens_per_s / chosen.tokens_per_s
-        ratio = f"{ratio:.{1 if ratio >= 1 else 2}f}"
-        text = phrase("{outcome} ({ratio} x)", outcome=text, ratio=ratio)
+        text = phrase("{outcome} ({ratio} x)", outcome=text, ratio=f"{ratio:.{1 if ratio >= 1 else 2}f}")
     need = best.fit.assumed_host_bytes
     if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
         text = phrase("{outcome}, needs {need} GiB of RAM", outcome=text, need=f"{whole_gib(need):,}")
