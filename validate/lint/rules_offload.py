@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.phrase import phrase
+from ...estimators.unsupported import unsupported
 from . import rule_conditions as when
 from .linted_config import LintedConfig, shown
 from .rule import Rules, Violation, bad_value, violation
@@ -18,6 +21,20 @@ _RATIO = "zero_optimization.offload_optimizer.ratio"
 def _both(name: str) -> tuple[str, ...]:
     """A key of both offload blocks."""
     return tuple(f"zero_optimization.{block}.{name}" for block in ("offload_optimizer", "offload_param"))
+
+
+def _fits_pinned(config: LintedConfig) -> bool:
+    """Whether what is offloaded fits the RAM when it is page-locked; True where that is not known."""
+    model, workload, cluster, plan = config.model, config.workload, config.cluster, config.plan
+    if model is None or workload is None or cluster is None or plan is None:
+        return True
+    if unsupported(model, workload, plan, cluster):
+        return True
+    pinned = replace(plan, pin_memory=True)
+    return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
+
+
+_room_for_pinned = Condition(lambda config, _: _fits_pinned(config))
 
 
 def _is_part(ratio: Any) -> bool:
@@ -180,7 +197,7 @@ def no_cpu_form(config: LintedConfig) -> Iterator[Violation]:
 
 OFFLOAD_RULES.advice(
     "DS415 offload to memory that is not pinned",
-    at(_both("pin_memory"), when.off & when.in_use, "{block} is not pinned"),
+    at(_both("pin_memory"), when.off & when.in_use & _room_for_pinned, "{block} is not pinned"),
     why="the driver stages copies from and to pageable memory, which is slower and never overlaps with computation",
     fix='set "pin_memory": true',
     source="runtime/zero/offload_config.py",
