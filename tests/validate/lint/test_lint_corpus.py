@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.emit import ds_config
