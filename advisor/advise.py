@@ -20,9 +20,8 @@ from .answer.reasons import reasons
 from .answer.recommendation import Recommendation, closest
 from .answer.what_if import changes
 from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
-from .question.model_source import load_model
+from .question.model_source import is_own_module, load_model, options_of_module
 from .question.options import OPTIONS, JobOptions, QuestionOptions, names_in, with_defaults
-from .question.own_module import is_own_module, options_of_module
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
 from .question.workload import as_asked, settings_of, workload_of
@@ -120,7 +119,7 @@ def _own_module(
     model: Any, given: QuestionOptions, example_inputs: Any, loss_fn: Any, say: Callable[[str], None]
 ) -> ModelShape:
     # Imported here: it records with torch.
-    from .question.own_module import module_of_file, module_of_object
+    from .question.model_source import module_of_file, module_of_object
 
     if not isinstance(model, str):
         return module_of_object(model, example_inputs, loss_fn)

@@ -25,8 +25,7 @@ from ds_advise.advisor.answer.lint_file import LintAnswer, lint_settings
 from ds_advise.advisor.launch.place import slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.job import parse_duration
-from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.question.own_module import inputs_of
+from ds_advise.advisor.question.model_source import inputs_of, load_model
 from ds_advise.advisor.render.lint import lint_figures
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError

@@ -17,8 +17,7 @@ from .check import prediction_of
 from .config_passing import config_passing
 from .place import Place, launcher_for
 from .request import LaunchRequest
-from .rollout_arguments import rollout_options
-from .script_arguments import ScriptArguments
+from .script_arguments import ScriptArguments, rollout_options
 from .script_source import Script, ScriptSource
 
 _TRAINER_DEFAULTS: dict[str, Any] = {"micro_batch": 8, "accumulation": 1, "gradient_checkpointing": False}

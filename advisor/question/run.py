@@ -12,9 +12,8 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
-from .model_source import load_config, shape_of
+from .model_source import inputs_of, is_own_module, load_config, shape_of
 from .options import QuestionOptions, with_defaults
-from .own_module import inputs_of, is_own_module
 from .question import Question
 from .workload import as_asked, configured_workload
 

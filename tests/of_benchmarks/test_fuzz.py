@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.question.own_module import inputs_of
+from ds_advise.advisor.question.model_source import inputs_of
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.validate.lint import lint, read_document
 from hypothesis import given, settings

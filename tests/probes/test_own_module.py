@@ -10,7 +10,7 @@ import ds_advise
 import pytest
 import torch
 from ds_advise.advisor.advise import ask, plan_of
-from ds_advise.advisor.question.own_module import inputs_of
+from ds_advise.advisor.question.model_source import inputs_of
 from ds_advise.advisor.question.run import run_of
 from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, WorkloadError
 from ds_advise.estimators.estimate import total_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import rules_batch as batch
-from . import rules_communication as communication
 from . import rules_features as features
 from . import rules_file as file
 from . import rules_keys as keys
@@ -24,7 +23,7 @@ RULES: tuple[Rule, ...] = tuple(
                 file.TYPE_RULES,
                 batch.BATCH_RULES,
                 batch.TRAINER_RULES,
-                communication.COMMUNICATION_RULES,
+                features.COMMUNICATION_RULES,
                 precision.PRECISION_RULES,
                 zero.ZERO_RULES,
                 zero.ZEROPP_RULES,
