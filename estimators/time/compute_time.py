@@ -247,23 +247,16 @@ class Passes:
         attention_formula = "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)"
         recompute_formula = "n (forward of every layer, up to its last product)"
         summed = "Pr" if step.plan.zero_stage >= 2 else "Pt"
-        launch = step.term(
-            "launch overhead", "launch", launched, "host time that the GPU waits for, forward and backward apart", ""
-        )
+        copied = f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
+        waits = "host time that the GPU waits for, forward and backward apart"
+        launch = step.term("launch overhead", "launch", launched, waits)
         return [
-            step.term("matrix products", "gpu compute", products, products_formula, "n B S R W"),
-            step.term("attention", "gpu compute", attention, attention_formula, "n B S"),
-            step.term("elementwise operations", "gpu memory", n * elementwise, "n bytes / W", "n bytes W", bytes=moved),
-            step.term("loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", "n bytes W", bytes=loss_moved),
-            step.term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
-            step.term(
-                "gradient copies",
-                "gpu memory",
-                self.gradient_copies_s,
-                f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W",
-                "copies reductions n w Pt Pr W",
-                copies=self.gradient_copies,
-            ),
+            step.term("matrix products", "gpu compute", products, products_formula),
+            step.term("attention", "gpu compute", attention, attention_formula),
+            step.term("elementwise operations", "gpu memory", n * elementwise, "n bytes / W", bytes=moved),
+            step.term("loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", bytes=loss_moved),
+            step.term("recomputation", "gpu compute", recomputed, recompute_formula),
+            step.term("gradient copies", "gpu memory", self.gradient_copies_s, copied, copies=self.gradient_copies),
             self._gathered_copies(),
             launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
@@ -271,12 +264,12 @@ class Passes:
     def _gathered_copies(self) -> TimeTerm:
         step, seconds = self.step, sum(self.gathered_copies_s)
         own = {"together": sum(self.together), "weights": step.gathered_bytes}
-        formula, symbols = f"{GATHERED_PASSES} together weights / W", "together weights W"
+        formula = f"{GATHERED_PASSES} together weights / W"
         if step.plan.zero_quantized_weights:
             dequantized = DEQUANTIZED_BYTES + step.recast
             formula = f"({GATHERED_PASSES} together weights + {dequantized} passes all) / W"
-            symbols, own = f"{symbols} passes all", own | {"passes": sum(step.gathers), "all": step.tensors.numel}
-        return step.term("gathered weights copied", "gpu memory", seconds, formula, symbols, **own)
+            own |= {"passes": sum(step.gathers), "all": step.tensors.numel}
+        return step.term("gathered weights copied", "gpu memory", seconds, formula, **own)
 
 
 def _together(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:

@@ -101,7 +101,6 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
             "launch" if engine.host_s >= engine.token_s else "gpu memory",
             seconds,
             "rollouts (prefill + C token) completions / (engines b)",
-            "rollouts prefill C token completions engines b",
             rollouts=per_step,
             prefill=engine.prefill_s,
             C=length,
@@ -115,11 +114,7 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
     if rollouts.reward_model is not None:
         scored_s = _reward_s(step, rollouts.reward_model, per_gpu)
         values = {"rollouts": per_step, "scored": scored_s}
-        terms.append(
-            step.term(
-                "reward model", "gpu compute", per_step * scored_s, "rollouts scored", "rollouts scored", **values
-            )
-        )
+        terms.append(step.term("reward model", "gpu compute", per_step * scored_s, "rollouts scored", **values))
     more = {
         "passes without gradients": rollouts.policy_passes(step.micro_batches),
         "reference model": 1 if rollouts.beta > 0 else 0,
@@ -128,8 +123,7 @@ def rollout_terms(step: Step, forward_s: float) -> list[TimeTerm]:
         if count:
             passes = count / rollouts.num_iterations
             values = {"more": passes, "forward": forward_s}
-            term = step.term(name, "gpu compute", passes * forward_s, "more forward", "more forward", **values)
-            terms.append(term)
+            terms.append(step.term(name, "gpu compute", passes * forward_s, "more forward", **values))
     return terms
 
 
@@ -156,7 +150,6 @@ def _handed_over(step: Step, rollouts: Rollouts, per_step: float) -> list[TimeTe
             step.ring.resource if step.ring.ranks > 1 else "gpu memory",
             per_step * seconds,
             "rollouts (gathers (w all (N - 1) / N / link + calls t) + handed)",
-            "rollouts gathers w all N link calls t handed",
             rollouts=per_step,
             gathers=gathers,
             all=step.tensors.numel,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ..estimate import COMMON_SYMBOLS, TimeTerm
 from ..hardware.cluster import Cluster
@@ -205,17 +207,15 @@ class Step:
             "t": self.ring.call_s,
         }
 
-    def term(self, name: str, resource: str, seconds: float, formula: str, symbols: str, **values: float) -> TimeTerm:
+    def term(self, name: str, resource: str, seconds: float, formula: str, **values: float) -> TimeTerm:
         """values: of the symbols that only this term has."""
-        shared = self.values
+        known = self.values | values
         return time_term(
             name=name,
             seconds=seconds,
             resource=resource,
             formula=formula,
-            inputs=tuple(
-                [(symbol, values[symbol] if symbol in values else shared[symbol]) for symbol in symbols.split()]
-            ),
+            inputs=tuple([(word, known[word]) for word in _words(formula) if word in known]),
             source=_SOURCES.get(name) or _SOURCES[resource],
         )
 
@@ -226,7 +226,6 @@ class Step:
         size_bytes: float,
         calls: int,
         formula: str,
-        symbols: str,
         *,
         among: collective.Ring | None = None,
         **values: float,
@@ -238,9 +237,14 @@ class Step:
         if among is not None:
             of_ring |= {"N": ring.ranks, "t": ring.call_s}
         seconds, values = times * ring.gather_s(size_bytes, calls), of_ring | values
-        return self.term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
+        return self.term(name, ring.resource, seconds, formula, **values)
 
-    def host_link_term(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:
+    def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
         """A copy between each GPU and host memory."""
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
-        return self.term(name, "pcie", seconds, formula, f"{symbols} PCIe", **values)
+        return self.term(name, "pcie", seconds, formula, **values)
+
+
+@lru_cache(maxsize=256)
+def _words(formula: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(re.findall(r"\w+", formula)))

@@ -106,7 +106,7 @@ def _without_gradients(step: Step, passes: Passes, links: Iterable[TimeTerm]) ->
     if any(counts.values()):
         forward_s = _forward_s(passes, links)
     return [
-        step.term(name, "gpu compute", count * forward_s, "more forward", "more forward", more=count, forward=forward_s)
+        step.term(name, "gpu compute", count * forward_s, "more forward", more=count, forward=forward_s)
         for name, count in counts.items()
         if count
     ]
@@ -190,8 +190,8 @@ def _on_gpu(step: Step) -> TimeTerm:
     states, passes = _state_bytes(step), _passes_bytes(step)
     kernels = step.host.step_kernels(step.plan, step.replicas) if step.engine and not step.cluster.gpu.is_cpu else 0
     seconds = (passes + 2 * states) * step.trained_per_rank / step.values["W"] + kernels * KERNEL_S
-    formula, own = f"({passes:g} + 2 states) Pr / W + kernels k", {"states": states, "kernels": kernels, "k": KERNEL_S}
-    return step.term("optimizer", "gpu memory", seconds, formula, "states Pr W kernels k", **own)
+    formula = f"({passes:g} + 2 states) Pr / W + kernels k"
+    return step.term("optimizer", "gpu memory", seconds, formula, states=states, kernels=kernels, k=KERNEL_S)
 
 
 def _stepped_share(step: Step) -> float:
@@ -212,7 +212,7 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
         host_s = step.host.step_s(step.costs, step.plan, step.replicas) - ahead_s
         checks_s = step.host.checks_s(step.costs, step.plan.zero_stage)
     hidden = 0.0 if step.cluster.gpu.is_cpu else min(host_s - checks_s, on_gpu_s)
-    term = step.term("launches of the step", "launch", host_s - hidden, "what the GPU waits for", "")
+    term = step.term("launches of the step", "launch", host_s - hidden, "what the GPU waits for")
     return term._replace(hidden_s=hidden)
 
 
@@ -224,16 +224,13 @@ def _on_host(step: Step) -> list[TimeTerm]:
     states = optimizer(step.workload.optimizer, bf16_states=step.plan.bf16_optimizer_states).cpu_state_bytes or 0.0
     rate = offload.cpu_step_bytes_per_s(cluster)
     seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.hosted / rate
-    own, symbols, formula = {"states": states, "host": rate}, "m states Pn host", "(6 m + 2 + 2 states) Pn / host"
-    if step.kept:
-        formula, symbols, own = f"hosted {formula}", f"{symbols} hosted", own | {"hosted": step.hosted}
-    terms = [step.term("optimizer on the host", "cpu", seconds, formula, symbols, **own)]
+    formula = "hosted (6 m + 2 + 2 states) Pn / host" if step.kept else "(6 m + 2 + 2 states) Pn / host"
+    own = {"states": states, "host": rate, "hosted": step.hosted}
+    terms = [step.term("optimizer on the host", "cpu", seconds, formula, **own)]
     if step.plan.offload_optimizer == "nvme":
         seconds = offload.nvme_step_s(cluster, step.workload, node)
         formula = "(8 + states) Pn (1 / read + 1 / write)"
-        terms.append(
-            step.term("states from and to NVMe", "nvme", seconds, formula, "states Pn read write", states=states)
-        )
+        terms.append(step.term("states from and to NVMe", "nvme", seconds, formula, states=states))
     return terms
 
 
@@ -241,9 +238,8 @@ def _weights_to_gpu(step: Step) -> list[TimeTerm]:
     if step.plan.offload_param != "none":
         return []
     size = step.element * step.trained_per_rank * step.hosted
-    formula, symbols = ("w hosted Pr / PCIe", "w hosted Pr") if step.kept else ("w Pr / PCIe", "w Pr")
-    own = {"hosted": step.hosted} if step.kept else {}
-    return [step.host_link_term("updated weights to GPU", size, formula, symbols, **own)]
+    formula = "w hosted Pr / PCIe" if step.kept else "w Pr / PCIe"
+    return [step.host_link_term("updated weights to GPU", size, formula, hosted=step.hosted)]
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:
@@ -254,10 +250,9 @@ def _kept_on_gpu(step: Step) -> list[TimeTerm]:
         return []
     moved = KEPT_BF16_STEP_BYTES if step.plan.bf16_master_weights_and_grads else KEPT_STEP_BYTES
     seconds, formula = moved * kept / step.values["W"], f"{moved} kept / W"
-    terms = [step.term("optimizer", "gpu memory", seconds, formula, "kept W", kept=kept)]
+    terms = [step.term("optimizer", "gpu memory", seconds, formula, kept=kept)]
     if step.plan.offload_param != "none":
-        size = step.element * kept
-        terms.append(step.host_link_term("updated weights to host", size, "w kept / PCIe", "w kept", kept=kept))
+        terms.append(step.host_link_term("updated weights to host", step.element * kept, "w kept / PCIe", kept=kept))
     return terms
 
 
@@ -265,10 +260,10 @@ def _weights_moved(step: Step) -> list[TimeTerm]:
     plan, terms = step.plan, list[TimeTerm]()
     if plan.offload_param != "none" and plan.offload_optimizer == "none":
         size = step.element * step.trained_per_rank
-        terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe", "w Pr"))
+        terms.append(step.host_link_term("updated weights to host", size, "w Pr / PCIe"))
     if collective.weights_on_nvme(step.tensors, plan, step.replicas) and step.workload.method == "full":
         seconds = offload.nvme_write_s(step.cluster, step.element * step.trained_per_node)
-        terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write", "w Pn write"))
+        terms.append(step.term("updated weights to NVMe", "nvme", seconds, "w Pn / write"))
     return terms
 
 
@@ -280,21 +275,23 @@ def _collectives(step: Step) -> list[TimeTerm]:
     alone = ring.ranks == 1
     if step.engine and not alone:
         calls = STEP_REDUCTIONS[stage]
-        seconds, own = 2 * calls * ring.call_s, {"calls": calls}
-        terms.append(step.term("all-reduces of a number", ring.resource, seconds, "2 calls t", "calls t", **own))
+        terms.append(
+            step.term("all-reduces of a number", ring.resource, 2 * calls * ring.call_s, "2 calls t", calls=calls)
+        )
     if stage < 3 and not alone:
         shared = step.trained - step.spread
         size = step.element * shared
-        terms.append(step.gather_term("updated weights gathered", 1, size, 1, "w Pt", "w Pt", Pt=shared))
+        terms.append(step.gather_term("updated weights gathered", 1, size, 1, "w Pt", Pt=shared))
     if stage < 3 and step.spread and step.expert_ring.ranks > 1:
-        own = {"experts": step.spread}
-        size, among, what = step.element * step.spread, step.expert_ring, "w experts"
-        terms.append(step.gather_term("updated experts gathered", 1, size, 1, what, what, among=among, **own))
+        size, among = step.element * step.spread, step.expert_ring
+        terms.append(
+            step.gather_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.spread)
+        )
     if step.zero3 and not alone and step.host.kept:
         whole = step.tensors.numel * (1 - step.gathers[0] / step.micro_batches) - step.tensors.unread
         whole *= step.element
         calls = step.host.kept
-        terms.append(step.gather_term("updated weights gathered", 1, whole, calls, "whole", "whole", whole=whole))
+        terms.append(step.gather_term("updated weights gathered", 1, whole, calls, "whole", whole=whole))
     return terms
 
 

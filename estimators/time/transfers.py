@@ -92,13 +92,12 @@ def gradient_reduction(step: Step) -> TimeTerm:
     shared, element = step.trained - step.spread, _reduced_element(step)
     size = shared * element
     if step.plan.zero_stage == 3:
-        return step.gather_term("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times, Pt=shared)
+        return step.gather_term("gradient reduction", times, size, calls, "n w Pt", n=times, Pt=shared)
     return step.term(
         "gradient reduction",
         ring.resource,
         times * ring.all_reduce_s(size, calls),
         "2 reductions w Pt (N - 1) / N / link + calls t",
-        "reductions w Pt N link calls t",
         w=element,
         Pt=shared,
         link=ring.all_reduce_bytes_per_s,
@@ -113,7 +112,6 @@ def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -
         "network",
         times * quantized.seconds,
         "reductions sent ((G - 1) / G / near + (M - 1) / M / link) + calls t",
-        "reductions sent G M near link calls t",
         sent=quantized.size_bytes,
         G=quantized.local,
         near=quantized.link_bytes_per_s,
@@ -128,13 +126,12 @@ def expert_gradient_reduction(step: Step) -> TimeTerm:
     ring, times, size = step.expert_ring, step.reductions, step.spread * step.element
     name, calls, own = "gradient reduction of experts", step.reduce_calls.spread, {"experts": step.spread}
     if step.zero3:
-        return step.gather_term(name, times, size, calls, "n w experts", "n w experts", among=ring, n=times, **own)
+        return step.gather_term(name, times, size, calls, "n w experts", among=ring, n=times, **own)
     return step.term(
         name,
         ring.resource,
         times * ring.all_reduce_s(size, calls),
         "2 reductions w experts (N - 1) / N / link + calls t",
-        "reductions w experts N link calls t",
         N=ring.ranks,
         link=ring.all_reduce_bytes_per_s,
         calls=2 * times * calls,
@@ -147,9 +144,8 @@ def gradients_to_host(step: Step) -> TimeTerm:
     plan, n, w, master = step.plan, step.micro_batches, step.element, step.plan.master_bytes
     if plan.zero_stage == 3:
         per_rank = (master * step.hosted + 2 * w * n) * step.trained_per_rank
-        formula, symbols = ("(m hosted + 2 w n)", "m w n Pr hosted") if step.kept else ("(m + 2 w n)", "m w n Pr")
-        own = {"hosted": step.hosted} if step.kept else {}
-        return step.host_link_term("gradients to host", per_rank, f"{formula} Pr / PCIe", symbols, **own)
+        formula = "(m hosted + 2 w n) Pr / PCIe" if step.kept else "(m + 2 w n) Pr / PCIe"
+        return step.host_link_term("gradients to host", per_rank, formula, hosted=step.hosted)
     per_parameter, formula = master, "m Pt min(1, Pr / bucket) / PCIe"
     if plan.zero_stage == 2 and n > 1:
         per_parameter, formula = master + w * (2 * n - 1), "(m + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
@@ -157,8 +153,7 @@ def gradients_to_host(step: Step) -> TimeTerm:
     alone = min(1.0, step.trained_per_rank / bucket)
     in_turn = per_parameter * step.trained * alone
     seconds = offload.host_link_s(step.cluster, in_turn, pinned=plan.pin_memory, alone=alone)
-    own = {"PCIe": in_turn / seconds, "bucket": bucket}
-    return step.term("gradients to host", "pcie", seconds, formula, "m w n Pt Pr bucket PCIe", **own)
+    return step.term("gradients to host", "pcie", seconds, formula, PCIe=in_turn / seconds, bucket=bucket)
 
 
 def exchanges(step: Step) -> list[TimeTerm]:
@@ -174,7 +169,6 @@ def exchanges(step: Step) -> list[TimeTerm]:
             exchange.resource,
             passes * step.micro_batches * exchange.pass_s,
             f"{passes} n ({what} (P - 1) / P / link + calls t)",
-            f"n {what} P link calls t",
             **{what: exchange.size_bytes},
             P=exchange.ranks,
             link=exchange.bytes_per_s,
@@ -206,7 +200,6 @@ def split_layers(step: Step) -> list[TimeTerm]:
             ring.resource,
             n * reduced * ring.all_reduce_s(size, 1),
             "2 calls (hidden (T - 1) / T / link + t)",
-            "hidden T link calls t",
             hidden=size,
             T=plan.autotp_size,
             link=ring.all_reduce_bytes_per_s,
@@ -222,7 +215,6 @@ def split_layers(step: Step) -> list[TimeTerm]:
                 ring.resource,
                 n * ring.gather_s(logits, 1),
                 "n (logits (T - 1) / T / link + t)",
-                "n logits T link t",
                 logits=logits,
                 T=plan.autotp_size,
                 link=ring.bytes_per_s,
@@ -243,8 +235,7 @@ def layer_inputs(step: Step, name: str) -> list[TimeTerm]:
     )
     kept = step.element * step.plan.micro_batch_size * elements
     seconds = offload.host_link_s(step.cluster, n * kept, pinned=step.workload.software.pinned_inputs)
-    own = {"inputs": kept, "PCIe": n * kept / seconds}
-    return [step.term(name, "pcie", seconds, "n inputs / PCIe", "n inputs PCIe", **own)]
+    return [step.term(name, "pcie", seconds, "n inputs / PCIe", inputs=kept, PCIe=n * kept / seconds)]
 
 
 def gather_forward(step: Step, transfers: Transfers) -> None:
@@ -287,18 +278,17 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         sent -= apart
         far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
         if far:
-            formula = "passes weights"
-            carried.append(
-                step.gather_term("weight gathering", far, sent, calls, formula, formula, passes=far, weights=sent)
-            )
+            own = {"passes": far, "weights": sent}
+            carried.append(step.gather_term("weight gathering", far, sent, calls, "passes weights", **own))
         if passes - far:
             carried.append(_nearby(step, passes - far, sent, calls))
     if plan.offload_param != "none":
         ranks = step.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
-        per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
+        per_rank, formula = passes * size / ranks, "passes weights / N / PCIe"
+        own = {"passes": passes, "weights": size, "N": ranks}
         # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's goes
         # on (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
-        from_host = step.host_link_term("weights from host", per_rank, formula, "passes weights N", **own)
+        from_host = step.host_link_term("weights from host", per_rank, formula, **own)
         (transfers.shown if step.zero3 else carried).append(from_host)
     transfers.carry(carried, max(first, 1 / calls))
     on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
@@ -306,7 +296,7 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         reads *= on_nvme
         seconds, formula = reads * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
         own = {"passes": reads, "weights": size}
-        transfers.shown.append(step.term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))
+        transfers.shown.append(step.term("weights from NVMe", "nvme", seconds, formula, **own))
 
 
 def _experts(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
@@ -315,7 +305,6 @@ def _experts(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
         passes,
         size,
         calls,
-        "passes w experts",
         "passes w experts",
         among=step.expert_ring,
         passes=passes,
@@ -331,7 +320,6 @@ def _nearby(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
         ring.resource,
         passes * ring.gather_s(size, calls),
         "passes weights (h - 1) / h / link + calls t",
-        "passes weights h link calls t",
         passes=passes,
         weights=size,
         h=group,
