@@ -193,7 +193,7 @@ def dry_runs_in_forks() -> Iterator[None]:
     """Dry runs and recorded modules are forks of one process of the session, because importing torch takes long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ds_advise.probes.dry_run.run.answers", _answers_of_forks)
-        patch.setattr("ds_advise.probes.model_recorder.own_module.answers", _answers_of_forks)
+        patch.setattr("ds_advise.probes.model_recorder.recorded_model.answers", _answers_of_forks)
         yield
 
 

@@ -179,7 +179,7 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
 def module_of_file(model: str, given: Mapping[str, Any]) -> ModelShape:
     """The shape of the module of FILE.py:FUNCTION, recorded in a subprocess. Raises DsAdviseError."""
     from ...probes.dry_run.run import DryRunError
-    from ...probes.model_recorder.own_module import record_module
+    from ...probes.model_recorder.recorded_model import record_module
 
     inputs = inputs_of(given["input_shape"], given["input_dtype"])
     seq_len = given["seq_len"] if isinstance(given["seq_len"], int) else DEFAULT_SEQ_LEN

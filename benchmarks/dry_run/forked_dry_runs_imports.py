@@ -8,6 +8,6 @@ import peft.utils.transformers_weight_conversion
 import torch.testing._internal.distributed.fake_pg
 import transformers.integrations
 from ds_advise.probes.dry_run import training, worker
-from ds_advise.probes.recording import mode
+from ds_advise.probes.recording import ledger
 from ds_advise.probes.simulated_gpu import attention, kernels
 from ds_advise.probes.simulated_gpu import patches as unknown_values

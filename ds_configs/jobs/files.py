@@ -9,15 +9,74 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..launch_commands import PORT
 from . import JobKind
-from .job import Job
+from .job import Job, yaml_text
 from .kubernetes import create_configmap, train_job
-from .launchers import accelerate_config, hostfile, start_accelerate, start_hostfile
-from .ray_train import ray_script
-from .skypilot import skypilot_task
-from .slurm import slurm_script
+from .schedulers import ray_script, skypilot_task, slurm_script
+
+
+def accelerate_config(job: Job) -> str:
+    """The configuration of `accelerate launch`, which names the DeepSpeed configuration."""
+    deepspeed: dict[str, Any] = {"deepspeed_config_file": job.config_path}
+    zero = job.config.get("zero_optimization")
+    deepspeed["zero3_init_flag"] = isinstance(zero, Mapping) and zero.get("stage") == 3
+    if job.cluster.nodes > 1:
+        deepspeed["deepspeed_multinode_launcher"] = "standard"  # each node starts its own ranks; no ssh
+    return _accelerate_config(job, {"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed})
+
+
+def fsdp2_config(job: Job, precision: str, *comments: str) -> str:
+    """The configuration of `accelerate launch` for FSDP2, with a layer as unit (accelerate 1.15 utils/dataclasses.py
+    `FullyShardedDataParallelPlugin`). Only one rank of a node loads the model."""
+    fsdp = {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    mixed = "no" if precision == "fp32" else precision
+    backend = {"distributed_type": "FSDP", "fsdp_config": fsdp, "mixed_precision": mixed}
+    return _accelerate_config(job, backend, *comments)
+
+
+def _accelerate_config(job: Job, backend: Mapping[str, Any], *comments: str) -> str:
+    cluster, several = job.cluster, dict[str, Any]()
+    if cluster.nodes > 1:
+        several = {"machine_rank": 0, "main_process_port": PORT, "rdzv_backend": "static", "same_network": True}
+    values: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        **backend,
+        "num_machines": cluster.nodes,
+        "num_processes": cluster.world_size,
+        **several,
+        "use_cpu": cluster.gpu.is_cpu,
+    }
+    return yaml_text(values, f"{job.script} on {job.place}.", *comments)
+
+
+def start_accelerate(job: Job, path: str) -> tuple[str, ...]:
+    node = " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR" if job.cluster.nodes > 1 else ""
+    module = "--module " * job.is_module
+    command = f"accelerate launch --config_file {path}{node} {module}{shlex.join([job.script, *job.arguments])}"
+    return (*(f"export {setting}" for setting in job.settings), command)
+
+
+def hostfile(job: Job) -> str:
+    """The nodes for DeepSpeed's launcher, with names to replace."""
+    names = [f"node-{node}" for node in range(job.cluster.nodes)] if job.cluster.nodes > 1 else ["localhost"]
+    lines = [f"{name} slots={job.cluster.gpus_per_node}" for name in names]
+    return "\n".join(["# The names of the nodes, which ssh reaches without a password.", *lines, ""])
+
+
+def start_hostfile(job: Job, path: str) -> tuple[str, ...]:
+    """ssh passes no variables on; DeepSpeed's launcher sends those of `.deepspeed_env`."""
+    form = "echo {} >> .deepspeed_env" if job.cluster.nodes > 1 else "export {}"
+    command = f"deepspeed --hostfile {path} {'--module ' * job.is_module}{shlex.join(job.target)}"
+    return (*(form.format(setting) for setting in job.settings), command)
 
 
 class JobFile(NamedTuple):

@@ -57,7 +57,6 @@ from .device_overhead import (
     outside_allocator,
 )
 from .evaluation import evaluation_terms
-from .fsdp2_memory import Fsdp2Step
 from .gathered_parameters import gathered_parameters
 from .host_memory import (
     checkpoint_terms,
@@ -67,7 +66,7 @@ from .host_memory import (
     with_ranks_on_cpu,
 )
 from .rollout_memory import HeldByTraining, held_in_every_phase, rollout_phases
-from .torch_memory import TorchStep, estimate_torch_memory
+from .torch_memory import Fsdp2Step, TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set
 
 _LOGITS = Formula(

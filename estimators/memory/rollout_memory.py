@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster
-from ..models.kv_cache import cached_elements
 from ..models.model_shape import ModelShape
 from ..objectives import reference_passes, reference_plan, reward_workload
 from ..plan import Plan
@@ -28,7 +27,7 @@ from ..rollouts import SERVER_MEMORY_UTILIZATION, Rollouts
 from ..workload import Workload
 from .activations.activation_memory import activation_memory, forward_only_terms
 from .activations.loss import HEAD_COLUMNS, HEAD_TOKENS
-from .evaluation import cache_terms, generation_cache_terms
+from .evaluation import cache_terms, cached_elements, generation_cache_terms
 from .gathered_parameters import gathered_parameters
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import parameters

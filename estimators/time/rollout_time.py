@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from ..estimate import TimeTerm
 from ..hardware.cluster import Cluster
+from ..memory.evaluation import cached_elements, grouped_heads
 from ..memory.rollout_memory import cached_sequences
-from ..models.kv_cache import cached_elements, grouped_heads
 from ..models.model_shape import ModelShape
 from ..objectives import reward_workload
 from ..rollouts import Rollouts

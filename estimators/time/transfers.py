@@ -278,8 +278,8 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         sent -= apart
         far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
         if far:
-            own = {"passes": far, "weights": sent}
-            carried.append(step.gather_term("weight gathering", far, sent, calls, "passes weights", **own))
+            name, formula = "weight gathering", "passes weights"
+            carried.append(step.gather_term(name, far, sent, calls, formula, passes=far, weights=sent))
         if passes - far:
             carried.append(_nearby(step, passes - far, sent, calls))
     if plan.offload_param != "none":

@@ -6,15 +6,18 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from packaging.version import Version
 
+from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
+from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
+from ...estimators.models.families import shape_from_config
 from ...estimators.models.frozen_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.workload import Workload
-from ..losses import install_loss, install_tiles
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
 
@@ -27,6 +30,17 @@ class UnusableModelError(ValueError):
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(what)
         self.fix = fix
+
+
+def imported(module: str, what: str, package: str, *, name: str = "") -> Any:
+    """A module of an optional package, which has `name` if it is new enough. Raises UnusableModelError."""
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        found = None
+    if found is None or not hasattr(found, name or "__name__"):
+        raise UnusableModelError(f"{what} needs {package}, which is not installed", fix=f'pip install "{package}"')
+    return found
 
 
 @dataclass(frozen=True)
@@ -244,14 +258,9 @@ def adapted(model: Any, run: Run) -> Any:
         for path, parameter in model.named_parameters() if workload.freeze else ():
             parameter.requires_grad_(not re.fullmatch(frozen_pattern(workload.freeze), path))
         return model
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise UnusableModelError(
-            "LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"'
-        ) from None
+    peft = imported("peft", "LoRA", "peft")
     targets: Any = list(workload.lora_targets) if workload.lora_targets else "all-linear"
-    adapters = LoraConfig(
+    adapters = peft.LoraConfig(
         r=workload.lora_rank,
         lora_alpha=2 * workload.lora_rank,
         target_modules=targets,
@@ -263,7 +272,7 @@ def adapted(model: Any, run: Run) -> Any:
     # The engine does not cast a model of zero.Init, and needs one dtype for all trained tensors: that of the copies.
     # TRL leaves adapters in the model's type at stage 3 (1.16 trainer/dpo_trainer.py `__init__`).
     fp32 = workload.software.fp32_adapters and workload.framework != "trl" and not workload.modules_to_save
-    return get_peft_model(model, adapters, autocast_adapter_dtype=fp32)
+    return peft.get_peft_model(model, adapters, autocast_adapter_dtype=fp32)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:
@@ -341,3 +350,36 @@ def _micro_batch_size(config: dict[str, Any], run: Run) -> int:
     replicas = run.cluster.world_size // run.sequence_parallel_size
     samples = int(config.get("train_batch_size", replicas))
     return samples // int(config.get("gradient_accumulation_steps", 1)) // replicas
+
+
+_LOGGED = ("log_probs", "entropy", "is_top1")
+"""What TRL's SFTTrainer computes in addition to the loss (trl 1.16 trainer/sft_trainer.py)."""
+
+
+def install_loss(model: Any, workload: Workload) -> None:
+    """Let a causal language model without adapters compute the loss of next tokens. Tiles: `install_tiles`.
+
+    Raises UnusableModelError where TRL, DeepSpeed or Liger does not have it.
+    """
+    if workload.loss == "chunked-head" and not OBJECTIVES[workload.objective].trainer:
+        utils = imported("trl.trainer.utils", "the loss", "trl>=1.16", name="add_fused_lm_head")
+        utils.add_fused_lm_head(model, outputs=_LOGGED)
+        model.forward = partial(model.forward, fused_lm_head=True)
+    elif workload.loss == "chunked-softmax":
+        chunked = imported("deepspeed.runtime.chunked_cross_entropy", "the loss", "deepspeed>=0.19.8")
+        chunked.install_chunked_causal_lm_loss(model)
+    if workload.loss == "fused" or workload.kernels == "liger":
+        liger = imported("liger_kernel.transformers", "the loss or the kernels of layers", "liger-kernel")
+        liger._apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=workload.loss == "fused")
+
+
+def install_tiles(model: Any, run: Run, micro_batch_size: int) -> None:
+    """Tile feed-forward and loss, as the emitted lines do."""
+    workload = run.workload.of_rank(run.sequence_parallel_size)
+    if workload.mlp == "whole" and workload.loss != "tiled":
+        return
+    shape = shape_from_config(run.description or {}, name="")
+    if workload.mlp == "tiled":
+        tile_feed_forward(model, mlp_tiles(shape, workload))
+    if workload.loss == "tiled":
+        tile_loss(model, loss_tiles(shape, workload, micro_batch_size))

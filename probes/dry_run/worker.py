@@ -23,13 +23,12 @@ import torch
 from ...estimators.json_form import to_json
 from ...estimators.objectives import OBJECTIVES
 from ..recording.allocation_classifier import AllocationClassifier
-from ..recording.ledger import Ledger
-from ..recording.mode import RecordingMode
+from ..recording.ledger import Ledger, RecordingMode
 from ..recording.phases import PhaseRecorder, highest_peak, peak_by_phase, timeline
 from ..recording.result import DryRunResult
 from ..recording.schedule import ScheduleRecorder
 from ..run import Request, isolated_config
-from ..simulated_gpu import attention, collectives, kernels, loss_kernels, patches
+from ..simulated_gpu import attention, collectives, kernels, patches
 from ..simulated_gpu.device import DEVICE_TYPE, register
 from ..simulated_gpu.quick_fake import QuickFakeTensorMode
 from . import models, training
@@ -162,11 +161,11 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     attention.register_with_transformers()
     patches.patch_torch(ledger)
     patches.patch_transformers()
-    loss_kernels.install(request.run.workload, schedule)
+    kernels.install_losses(request.run.workload, schedule)
     if request.run.config.get("expert_parallel"):
         patches.patch_autoep()
     if OBJECTIVES[request.run.workload.objective].trainer or request.run.workload.loss == "chunked-head":
-        loss_kernels.patch_trl(schedule)
+        kernels.patch_trl(schedule)
         patches.count_every_element(request.run.workload.seq_len, request.run.workload.scored_len)
     collectives.silence_comparisons()
     collectives.record(schedule, cluster.gpus_per_node)

@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 from dataclasses import asdict
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -304,7 +303,7 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
 
     Each layer moves to the device, where bitsandbytes quantizes it; other modules stay on the host.
     """
-    parts = _import("bitsandbytes", "QLoRA").nn
+    parts = models.imported("bitsandbytes", "QLoRA", "bitsandbytes").nn
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -319,13 +318,3 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     setattr(model, "is_loaded_in_4bit", True)  # noqa: B010  what peft looks for
-
-
-def _import(module: str, what: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        package = module.partition(".")[0].replace("_", "-")
-        raise UnusableModelError(
-            f"{what} needs {package}, which is not installed", fix=f"pip install {package}"
-        ) from None

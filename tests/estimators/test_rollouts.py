@@ -12,10 +12,10 @@ from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
 from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.memory.evaluation import cached_elements
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.rollout_memory import VLLM_GRAPHS_BYTES
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.kv_cache import cached_elements
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.time.job import with_server

@@ -23,7 +23,7 @@ from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.dry_run.run import ask_each, request_for
-from ds_advise.probes.model_recorder import own_module
+from ds_advise.probes.model_recorder import recorded_model
 from ds_advise.probes.model_recorder.module import recorded_object
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -130,7 +130,7 @@ def test_what_the_function_freezes_has_no_gradient_and_its_recording_lasts_as_lo
     # The frozen first layer has no backward pass; of the second only the adapter takes gradients.
     assert flops.backward == 2 * 4 * (2 * 4 * 8 + 32 * 4)
     with monkeypatch.context() as patch:
-        patch.setattr(own_module, "answers", lambda *_: pytest.fail("recorded again"))
+        patch.setattr(recorded_model, "answers", lambda *_: pytest.fail("recorded again"))
         assert shape() == first
     file.write_text("WIDTH = 16", encoding="utf-8")
     assert shape().parameters > first.parameters

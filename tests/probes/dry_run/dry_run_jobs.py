@@ -34,11 +34,10 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from ds_advise.estimators.memory.activations import loss as tiles
 from ds_advise.probes.dry_run import training, worker
 from ds_advise.probes.recording.allocation_classifier import AllocationClassifier
-from ds_advise.probes.recording.ledger import Ledger
-from ds_advise.probes.recording.mode import RecordingMode
+from ds_advise.probes.recording.ledger import Ledger, RecordingMode
 from ds_advise.probes.recording.phases import PhaseRecorder
 from ds_advise.probes.recording.schedule import ScheduleRecorder
-from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels, loss_kernels
+from ds_advise.probes.simulated_gpu import accelerator, collectives, kernels
 from ds_advise.probes.simulated_gpu import kernels as aio
 from ds_advise.probes.simulated_gpu import patches as unknown_values
 from ds_advise.probes.simulated_gpu.accelerator import SimulatedAccelerator
@@ -257,8 +256,8 @@ def main():
     task = pickle.loads(Path(sys.argv[1]).read_bytes())
     faulthandler.dump_traceback_later(task["seconds"], exit=True)
     request = task["request"]
-    loss_kernels.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
-    loss_kernels.install = lambda _workload, _recorder: None
+    kernels.patch_trl = lambda _recorder: None  # on a CPU its losses are torch's, as DeepSpeed's
+    kernels.install_losses = lambda _workload, _recorder: None
     answer = worker.answer_to(request) if task["dry"] else train(request, task["meeting"], task["seconds"])
     task["answer"].write_text(json.dumps(answer))
     if "error" in answer:
