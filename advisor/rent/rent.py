@@ -12,10 +12,9 @@ from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import phrase
-from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.job import JobDuration, Price
 from ..advise import ask
-from ..answer.advice import JobFigures, job_figures
+from ..answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
 from ..answer.what_if import gpus_argument
 from ..question.job import batch_of, parse_duration
 from ..question.question import Question
@@ -32,17 +31,6 @@ MOST_NODES = 4
 
 _MOST_BUDGET = 1e9
 _AMOUNT = re.compile(r"([$€£₹]|[a-z]{3})?\s*(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]{3})?", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentPlan(PlanSettings):
-    """The fastest plan that fits on the machines."""
-
-    rung: Rung | PlainPyTorch
-    tokens_per_second: float
-    device_bytes_per_gpu: int
-    host_bytes_per_node: int
-    fit_probability: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +60,8 @@ class OfferFigures:
     """No other is both cheaper and faster."""
     meets_limits: bool = False
     """It is in time and within the budget."""
-    plan: RentPlan
+    plan: PlanFigures
+    """The fastest that fits."""
     job: JobFigures
 
 
@@ -322,15 +311,7 @@ def _offer(machine: Machine, price: Price, question: Question, candidate: Candid
         duration_s=duration.duration_s,
         duration_s_low=low_s,
         duration_s_high=high_s,
-        plan=from_attributes(
-            RentPlan,
-            candidate,
-            candidate.plan,
-            tokens_per_second=candidate.tokens_per_s,
-            device_bytes_per_gpu=candidate.device_bytes,
-            host_bytes_per_node=candidate.memory.host_bytes_per_node,
-            fit_probability=candidate.fit.probability,
-        ),
+        plan=plan_figures(candidate),
         job=job_figures(duration, None),
     )
     return Offer(machine, question, candidate, figures)
