@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -143,24 +144,26 @@ Registration = Callable[[RuleCheck], RuleCheck]
 class Rules:
     """The rules of one subject, in the order in which they are written.
 
-    `error`, `warning` and `advice` make a rule of a check, which is an argument or the function that they decorate. The
-    code and the title are one string, the other words are the fields of `Rule` of the same names.
+    `error`, `warning` and `advice` make a rule of checks, which are arguments, or of the function that they decorate.
+    The code and the title are one string, the other words are the fields of `Rule` of the same names.
     """
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.rules: list[Rule] = []
 
-    def error(self, title: str, check: RuleCheck | None = None, **words: Any) -> Registration:
-        return self._register("error", title, check, words)
+    def error(self, title: str, *checks: RuleCheck, **words: Any) -> Registration:
+        return self._register("error", title, checks, words)
 
-    def warning(self, title: str, check: RuleCheck | None = None, **words: Any) -> Registration:
-        return self._register("warning", title, check, words)
+    def warning(self, title: str, *checks: RuleCheck, **words: Any) -> Registration:
+        return self._register("warning", title, checks, words)
 
-    def advice(self, title: str, check: RuleCheck | None = None, **words: Any) -> Registration:
-        return self._register("advice", title, check, words)
+    def advice(self, title: str, *checks: RuleCheck, **words: Any) -> Registration:
+        return self._register("advice", title, checks, words)
 
-    def _register(self, severity: Severity, title: str, check: RuleCheck | None, words: dict[str, Any]) -> Registration:
+    def _register(
+        self, severity: Severity, title: str, checks: tuple[RuleCheck, ...], words: dict[str, Any]
+    ) -> Registration:
         code, _, title = title.partition(" ")
 
         def registered(check: RuleCheck) -> RuleCheck:
@@ -168,6 +171,6 @@ class Rules:
             self.rules.append(rule)
             return check
 
-        if check is not None:
-            registered(check)
+        if checks:
+            registered(lambda config: chain.from_iterable(check(config) for check in checks))
         return registered

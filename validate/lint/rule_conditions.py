@@ -133,11 +133,11 @@ def is_block(other: str) -> Condition:
     return Condition(lambda config, _: isinstance(config.get(other), dict))
 
 
-def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}") -> RuleCheck:
+def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}", /, **more: object) -> RuleCheck:
     """A check that reports each of the keys for which the condition holds.
 
     what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
-        {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs.
+        {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs; and the fields in `more`.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
@@ -153,6 +153,6 @@ def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {valu
                     "optimizer": config.optimizer,
                     "ranks": config.world_size,
                 }
-                yield violation(path, what, **words)
+                yield violation(path, what, **words | more)
 
     return check

@@ -13,7 +13,7 @@ from . import rule_conditions as when
 from .installed_facts import source_folder
 from .linted_config import LintedConfig, number_in, shown
 from .rule import Rules, Violation, bad_value, unquoted, violation
-from .rule_conditions import at
+from .rule_conditions import Condition, at
 
 EXPERT_RULES = Rules("Mixtures of experts")
 _SOURCE = "module_inject/auto_ep_config.py validate_autoep_post_detection; module_inject/auto_ep_folding.py"
@@ -23,6 +23,9 @@ def _size(config: LintedConfig) -> int:
     """autoep_size where AutoEP is on, else 0."""
     size = config.number("expert_parallel.autoep_size")
     return int(size if size is not None else 1) if config.flag("expert_parallel.enabled") else 0
+
+
+_autoep = Condition(lambda config, _: bool(_size(config)))
 
 
 @EXPERT_RULES.warning(
@@ -63,23 +66,24 @@ def undividable_experts(config: LintedConfig) -> Iterator[Violation]:
             yield violation("expert_parallel.autoep_size", problem, fix=fix)
 
 
-@EXPERT_RULES.error(
+EXPERT_RULES.error(
     "DS654 AutoEP at stage 3 with what it does not know",
+    at(
+        ("zero_optimization.zero_hpz_partition_size", "sequence_parallel_size"),
+        when.number(lambda size: size > 1) & when.stages(3) & _autoep,
+        "AutoEP at stage 3 does not go with {name}",
+    ),
+    at(
+        "zero_optimization.zero_quantized_gradients",
+        when.on & when.stages(3) & _autoep,
+        "AutoEP at stage 3 does not go with {name}",
+    ),
     why="DeepSpeed asserts that experts which ranks keep are partitioned neither over ranks that share samples nor in "
     "second copies, and that their gradients travel as they are",
     fix="remove it, or use stage 2",
     since="0.19",
     source="runtime/engine.py _validate_zero3_moe_compatibility",
 )
-def unknown_at_stage_3(config: LintedConfig) -> Iterator[Violation]:
-    if config.stage != 3 or not _size(config):
-        return
-    sizes = ("zero_optimization.zero_hpz_partition_size", "sequence_parallel_size")
-    refused = [path for path in sizes if (config.number(path) or 1) > 1]
-    if config.flag("zero_optimization.zero_quantized_gradients"):
-        refused.append("zero_optimization.zero_quantized_gradients")
-    for path in refused:
-        yield violation(path, "AutoEP at stage 3 does not go with {name}", name=path.rpartition(".")[2])
 
 
 @EXPERT_RULES.warning(
@@ -131,20 +135,18 @@ CHECKPOINT_RULES.advice(
 )
 
 
-@CHECKPOINT_RULES.warning(
+_BLOCK = "activation_checkpointing"
+_contiguous = when.is_on(f"{_BLOCK}.contiguous_memory_optimization")
+_partitioned = when.is_on(f"{_BLOCK}.partition_activations")
+
+CHECKPOINT_RULES.warning(
     "DS805 contiguous checkpoints without what they need",
+    at(f"{_BLOCK}.contiguous_memory_optimization", when.on & ~_partitioned, "partition_activations is off"),
+    at(f"{_BLOCK}.number_checkpoints", ~when.not_null & _contiguous & _partitioned, "{name} is missing"),
     why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
     fix='set "partition_activations": true and "number_checkpoints"',
     source="runtime/activation_checkpointing/checkpointing.py configure",
 )
-def contiguous(config: LintedConfig) -> Iterator[Violation]:
-    block = "activation_checkpointing"
-    if not config.flag(f"{block}.contiguous_memory_optimization"):
-        return
-    if not config.flag(f"{block}.partition_activations"):
-        yield violation(f"{block}.contiguous_memory_optimization", "partition_activations is off")
-    elif config.get(f"{block}.number_checkpoints") is None:
-        yield violation(f"{block}.number_checkpoints", "number_checkpoints is missing")
 
 
 LOGGING_RULES = Rules("Logging and profiling")
@@ -250,41 +252,39 @@ def unknown_word(config: LintedConfig) -> Iterator[Violation]:
             yield bad_value(config, path, fix=phrase("write one of {values}", values=", ".join(map(shown, words))))
 
 
-@COMMUNICATION_RULES.error(
+_sums = when.known & Condition(lambda config, path: config.text(path).lower() == "sum")
+
+COMMUNICATION_RULES.error(
     "DS704 summed gradients where only means are reduced",
+    *(
+        at("gradient_allreduce_op", _sums & refused, "gradients are summed under {what}", what=named(what))
+        for what, refused in {
+            "stage 3": when.stages(3),
+            "ZenFlow": ~when.is_missing("zero_optimization.zenflow"),
+            "DeepCompile": when.is_on("compile.deepcompile"),
+        }.items()
+    ),
     why="stage 3, ZenFlow and DeepCompile refuse gradient_allreduce_op sum",
     fix='write "mean"',
     source="runtime/config.py _do_error_check",
     since="0.19.6",
 )
-def sums(config: LintedConfig) -> Iterator[Violation]:
-    if config.text("gradient_allreduce_op").lower() != "sum" or not config.knows("gradient_allreduce_op"):
-        return
-    for holds, what in (
-        (config.stage == 3, "stage 3"),
-        (config.get("zero_optimization.zenflow") is not None, "ZenFlow"),
-        (config.flag("compile.deepcompile"), "DeepCompile"),
-    ):
-        if holds:
-            yield violation("gradient_allreduce_op", "gradients are summed under {what}", what=named(what))
-            return
 
+_unmanaged = when.known & when.given & when.empty
 
-@COMMUNICATION_RULES.error(
+COMMUNICATION_RULES.error(
     "DS705 unmanaged accumulation with overlapped communication",
+    at(
+        "managed_gradient_accumulation",
+        _unmanaged & when.is_on("zero_optimization.overlap_comm") & ~when.stages(2, 3),
+        "overlap_comm is on at stage {stage}",
+    ),
+    at("managed_gradient_accumulation", _unmanaged & when.is_on("compile.deepcompile"), "DeepCompile is on"),
     why="where the script decides when to step, overlap_comm needs stage 2 or 3, and DeepCompile is refused",
     fix='set "overlap_comm": false, or use stage 2',
     source="runtime/engine.py _do_sanity_check",
     since="0.19.6",
 )
-def unmanaged(config: LintedConfig) -> Iterator[Violation]:
-    path = "managed_gradient_accumulation"
-    if not config.has(path) or config.get(path) or not config.knows(path):
-        return
-    if config.flag("zero_optimization.overlap_comm") and config.stage < 2:
-        yield violation(path, "overlap_comm is on at stage {stage}", stage=config.stage)
-    elif config.flag("compile.deepcompile"):
-        yield violation(path, "DeepCompile is on")
 
 
 COMMUNICATION_RULES.error(

@@ -10,7 +10,7 @@ from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.phrase import phrase
 from ...estimators.unsupported import unsupported
 from . import rule_conditions as when
-from .linted_config import LintedConfig, shown
+from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import Condition, at
 
@@ -41,6 +41,8 @@ def _is_part(ratio: Any) -> bool:
     return isinstance(ratio, bool | int | float) and 0 <= ratio < 1
 
 
+_part = Condition(lambda config, path: _is_part(config.get(path)))
+_cpu_adam = when.may_have_adam & ~when.torch_adam
 _whole_above_zero = Condition(lambda config, path: type(config.get(path)) is int and config.get(path) > 0)
 _ZENFLOW = "zero_optimization.zenflow"
 
@@ -105,22 +107,15 @@ OFFLOAD_RULES.warning(
 )
 
 
-@OFFLOAD_RULES.error(
+OFFLOAD_RULES.error(
     "DS408 a partly offloaded optimizer that is not Adam at stage 3",
+    at(_RATIO, _part & ~when.stages(3), "ratio is {value} at stage {stage}"),
+    at(_RATIO, when.number(_is_part) & when.stages(3) & when.offloaded & ~_cpu_adam, "the optimizer is {optimizer}"),
     why="the class asserts that a ratio below 1 comes with stage 3, and stage 3 that the optimizer is DeepSpeed's CPU "
     "Adam, whose copy steps the part on the GPU",
     fix="use AdamW and stage 3, or remove ratio",
     source="runtime/zero/config.py offload_ratio_check; " + _STAGE_3 + " __init__ (Hybrid Optimizer)",
 )
-def partly_offloaded(config: LintedConfig) -> Iterator[Violation]:
-    ratio = config.get(_RATIO)
-    if not _is_part(ratio):
-        return
-    cpu_adam = config.may_have_adam and not config.flag("optimizer.params.torch_adam")
-    if config.stage < 3:
-        yield violation(_RATIO, "ratio is {value} at stage {stage}", value=shown(ratio), stage=config.stage)
-    elif config.offload("optimizer") != "none" and not cpu_adam and not isinstance(ratio, bool):
-        yield violation(_RATIO, "the optimizer is {optimizer}", optimizer=config.optimizer)
 
 
 OFFLOAD_RULES.warning(

@@ -163,27 +163,22 @@ def no_norm(config: LintedConfig) -> Iterator[Violation]:
             return
 
 
-@ZERO_RULES.error(
+_averages = when.stages(3) | Condition(lambda config, _: config.text("gradient_allreduce_op").lower() != "sum")
+_scatters_means = when.stages(2, 3) & ~when.is_off("zero_optimization.reduce_scatter") & _averages
+
+ZERO_RULES.error(
     "DS312 scaled gradients with reduce_scatter",
+    at("prescale_gradients", ~when.empty & _scatters_means, "gradients are pre-scaled at stage {stage}"),
+    at(
+        "gradient_predivide_factor",
+        when.number(lambda factor: factor != 1) & _scatters_means,
+        "gradients are pre-divided by {number} at stage {stage}",
+    ),
     why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
     "pre-divided",
     fix="remove it",
     source=_STAGE_12 + ", " + _STAGE_3,
 )
-def scaled(config: LintedConfig) -> Iterator[Violation]:
-    averages = config.stage == 3 or config.text("gradient_allreduce_op").lower() != "sum"
-    if config.stage < 2 or config.off("zero_optimization.reduce_scatter") or not averages:
-        return
-    if config.get("prescale_gradients"):
-        yield violation("prescale_gradients", "gradients are pre-scaled at stage {stage}", stage=config.stage)
-    factor = config.number("gradient_predivide_factor")
-    if factor is not None and factor != 1:
-        yield violation(
-            "gradient_predivide_factor",
-            "gradients are pre-divided by {factor} at stage {stage}",
-            factor=f"{factor:g}",
-            stage=config.stage,
-        )
 
 
 @ZERO_RULES.advice(
