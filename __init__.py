@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .advisor.advise import advise, estimate
     from .advisor.answer.recommendation import Recommendation
     from .advisor.question.run import read_run
-    from .probes.dry_run import dry_run
+    from .probes.dry_run.run import dry_run
     from .probes.run import Run
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _LAZY = {
     "estimate": ".advisor.advise",
     "read_run": ".advisor.question.run",
     "Recommendation": ".advisor.answer.recommendation",
-    "dry_run": ".probes.dry_run",
+    "dry_run": ".probes.dry_run.run",
     "Run": ".probes.run",
 }
 

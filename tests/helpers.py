@@ -26,9 +26,9 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload
-from ds_advise.probes.dry_run import DryRunError, DryRunResult
-from ds_advise.probes.dry_run.run import _error, ask
+from ds_advise.probes.dry_run.run import DryRunError, _error, ask
 from ds_advise.probes.real_run.result import ProbeResult, RankFailure, RankReport, StepTime
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Request, Run
 from rich.console import Console
 

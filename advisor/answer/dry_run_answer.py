@@ -14,7 +14,7 @@ from ..search.candidate import Fit, Verdict, dry_run_fit
 if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
     from ...estimators.schedule.simulate import SimulatedStep
-    from ...probes.dry_run import DryRunResult
+    from ...probes.recording.result import DryRunResult
     from ...probes.run import Run
 
 STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")

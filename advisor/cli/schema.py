@@ -12,8 +12,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ...estimators.errors import WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION
-from ...probes.dry_run import DryRunResult
 from ...probes.real_run.result import ProbeResult
+from ...probes.recording.result import DryRunResult
 from ...probes.store import Record
 from ...validate.doctor.examine import Checkup
 from ..answer.advice import Advice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 
-from ...probes.dry_run import TimelinePoint
+from ...probes.recording.result import TimelinePoint
 from ..text.labels import MEMORY_FAMILIES, memory_by_family
 from ..text.units import gib
 from .canvas import (

@@ -14,8 +14,8 @@ from ...estimators.estimate import MemoryEstimate
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
-from ...probes.dry_run import DryRunResult, TimelinePoint
 from ...probes.dry_run.run import OnProgress, simulated_step
+from ...probes.recording.result import DryRunResult, TimelinePoint
 from ...probes.run import Run
 from ..answer.dry_run_answer import DryRunAnswer
 from .past_results import dry_run_once

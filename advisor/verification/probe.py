@@ -10,8 +10,9 @@ from typing import Any
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.json_form import to_json
-from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
+from ...probes.dry_run.run import NeedsValuesError, dry_run
 from ...probes.real_run.result import ProbeResult
+from ...probes.recording.result import DryRunResult
 from ...probes.run import Run, check_device
 from .dry_run import no_such_rank
 from .past_results import probe_and_keep

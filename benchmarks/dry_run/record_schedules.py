@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 
 from ds_advise.advisor.question.model_source import load_config
-from ds_advise.probes.dry_run import DryRunResult, dry_run
+from ds_advise.probes.dry_run.run import dry_run
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
 from ..accuracy.questions import model_source

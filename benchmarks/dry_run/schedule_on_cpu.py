@@ -26,8 +26,7 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Method, Workload
-from ds_advise.probes.dry_run import dry_run
-from ds_advise.probes.dry_run.run import simulated_step
+from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 

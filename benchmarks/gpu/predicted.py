@@ -14,8 +14,7 @@ from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
-from ds_advise.probes.dry_run import DryRunError, dry_run
-from ds_advise.probes.dry_run.run import simulated_step
+from ds_advise.probes.dry_run.run import DryRunError, dry_run, simulated_step
 
 from .configuration import Configuration, from_arguments
 from .machine.place import cluster_of

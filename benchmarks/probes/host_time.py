@@ -27,7 +27,7 @@ from typing import Any
 
 from ds_advise.estimators.hardware.cluster import HOST_SCORE_S
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.time.host_costs import REFERENCE, HostCosts
+from ds_advise.estimators.time.host_costs import HostCosts
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.benchmark_rank import HostScore
@@ -263,14 +263,14 @@ def solve(rows: Sequence[Row]) -> HostCosts:
         for name in UNKNOWNS
     }
     wanted = {name: sum(term.get(name, 0.0) for term in terms) for name in UNKNOWNS}
-    found = {name: getattr(REFERENCE, name) for name in UNKNOWNS} | APART  # what no row tells of stays
+    found = {name: getattr(HostCosts(), name) for name in UNKNOWNS} | APART  # what no row tells of stays
     for _ in range(SWEEPS):
         for name in (name for name in UNKNOWNS if name not in APART):
             own = products[name]
             if own[name]:
                 others = sum(own[other] * found[other] for other in UNKNOWNS if other != name)
                 found[name] = max(0.0, (wanted[name] - others) / own[name])
-    return REFERENCE._replace(**found)
+    return HostCosts()._replace(**found)
 
 
 SWEEPS = 4000
@@ -317,13 +317,13 @@ def report(rows: Sequence[Row]) -> None:
     costs = solve(rows)
     print("unit cost, us                solved  committed")
     for name in UNKNOWNS:
-        print(f"  {name:26}{getattr(costs, name) * 1e6:9.2f}{getattr(REFERENCE, name) * 1e6:11.2f}")
+        print(f"  {name:26}{getattr(costs, name) * 1e6:9.2f}{getattr(HostCosts(), name) * 1e6:11.2f}")
     families = list(dict.fromkeys(row.family for row in rows))
     others = {family: solve([row for row in rows if row.family != family]) for family in families}
     print(f"\n{'case':58} ms measured   all  left out  closed form")
     kinds: dict[str, list[float]] = {"all": [], "left out": [], "closed form": []}
     for row in rows:
-        errors = (error(row, costs), error(row, others[row.family]), closed_form_error(row, REFERENCE))
+        errors = (error(row, costs), error(row, others[row.family]), closed_form_error(row, HostCosts()))
         for kind, found in zip(kinds, errors, strict=True):
             kinds[kind].append(abs(found))
         passes = predicted(row, costs)

@@ -16,45 +16,48 @@ from ..hardware.cluster import HOST_SCORE_S, Cluster, host_score_s
 
 
 class HostCosts(NamedTuple):
-    """Seconds each. Costs of hooks do not include the operations that they dispatch."""
+    """Seconds each, by default on the reference core. Those of hooks do not include the operations that they
+    dispatch."""
 
-    operation_s: float
+    operation_s: float = 7.84e-6
     """A dispatched operation of a forward pass that launches a kernel: Python, dispatch, autograd's node, the
     operation's preparation; without `launch_s`."""
-    view_s: float
+    view_s: float = 1.6e-6
     """A dispatched operation without a kernel (view, transpose, detach) or an allocation."""
-    module_call_s: float
+    module_call_s: float = 5.63e-6
     """A call of an `nn.Module` without hooks."""
-    backward_operation_s: float
+    backward_operation_s: float = 8.02e-6
     """An operation of a backward pass, or of DeepSpeed's hooks in any pass, that launches a kernel."""
-    backward_view_s: float
-    recomputed_operation_s: float
+    backward_view_s: float = 1e-6
+    recomputed_operation_s: float = 7.58e-6
     """Extra cost of an operation under non-reentrant recomputation: its saved tensors pass through Python hooks."""
-    checkpoint_s: float
+    checkpoint_s: float = 264e-6
     """A checkpointed layer that runs again: states of generators, the graph."""
-    visit_forward_s: float
+    visit_forward_s: float = 198e-6
     """ZeRO-3's hooks around a module that runs forward or is recomputed."""
-    visit_backward_s: float
+    visit_backward_s: float = 98.3e-6
     """The same in the backward pass."""
-    gather_s: float
+    gather_s: float = 146e-6
     """A parameter that ZeRO-3 gathers and releases again."""
-    bucketed_gradient_s: float
+    bucketed_gradient_s: float = 22.2e-6
     """A gradient that stage 1 or 2 takes into its bucket."""
-    partitioned_gradient_s: float
+    partitioned_gradient_s: float = 75.4e-6
     """A gradient that stage 3 takes into its bucket."""
-    bucket_s: float
+    bucket_s: float = 95.7e-6
     """A bucket of gradients that is reduced."""
-    micro_batch_s: float
+    micro_batch_s: float = 775e-6
     """Of a micro batch outside the model: the engine's bookkeeping, its timers and checks."""
-    engine_step_s: float
+    engine_step_s: float = 823e-6
     """Of an optimizer step: norms, clipping, the optimizer's call, the engine's bookkeeping."""
-    step_operation_s: float
+    step_operation_s: float = 1.93e-6
     """An operation of the optimizer's step, of either kind."""
-    fold_s: float
+    fold_s: float = 328e-6
     """A weight W + B A that peft folds for a router or fused experts: it gives the module a class of its own, and takes
     it back."""
-    launch_s: float
-    """What CUDA adds to an operation that launches a kernel. Assumed until a GPU measures it."""
+    launch_s: float = 4e-6
+    """What CUDA adds to an operation that launches a kernel. Assumed until a GPU measures it: cudaLaunchKernel takes 3
+    to 5 us of the calling thread (NVIDIA developer blog, "Getting Started with CUDA Graphs", 2019: 3.8 us per launch
+    with kernels of 2.9 us)."""
 
     @property
     def launched_s(self) -> float:
@@ -99,30 +102,6 @@ class HostCosts(NamedTuple):
         return HostCosts(*(factor * cost for cost in self))
 
 
-REFERENCE = HostCosts(
-    operation_s=7.84e-6,
-    view_s=1.6e-6,
-    module_call_s=5.63e-6,
-    backward_operation_s=8.02e-6,
-    backward_view_s=1e-6,
-    recomputed_operation_s=7.58e-6,
-    checkpoint_s=264e-6,
-    visit_forward_s=198e-6,
-    visit_backward_s=98.3e-6,
-    gather_s=146e-6,
-    bucketed_gradient_s=22.2e-6,
-    partitioned_gradient_s=75.4e-6,
-    bucket_s=95.7e-6,
-    micro_batch_s=775e-6,
-    engine_step_s=823e-6,
-    step_operation_s=1.93e-6,
-    fold_s=328e-6,
-    launch_s=4e-6,
-)
-"""On the reference core. `launch_s`: cudaLaunchKernel takes 3 to 5 us of the calling thread (NVIDIA developer blog,
-"Getting Started with CUDA Graphs", 2019: 3.8 us per launch with kernels of 2.9 us)."""
-
-
 def host_costs(cluster: Cluster) -> HostCosts:
     """The costs on a core of the cluster's nodes; where the CPU is the device, nothing is launched."""
     return _costs(host_score_s(cluster), launches=not cluster.gpu.is_cpu)
@@ -130,5 +109,5 @@ def host_costs(cluster: Cluster) -> HostCosts:
 
 @lru_cache(maxsize=16)
 def _costs(score_s: float, *, launches: bool) -> HostCosts:
-    costs = REFERENCE.times(score_s / HOST_SCORE_S)
+    costs = HostCosts().times(score_s / HOST_SCORE_S)
     return costs if launches else costs._replace(launch_s=0.0)

@@ -5,6 +5,7 @@ The model is built from its configuration on the meta device, without weights; c
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import inspect
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.files import replace_file
 from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
@@ -66,13 +68,9 @@ def cached(file: Path, kind: type[Form]) -> Form | None:
 
 def keep(file: Path, recording: Any) -> None:
     """Write the recording; without a writable cache it is recorded again next time."""
-    try:
+    with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(to_json(recording), separators=(",", ":")), encoding="utf-8")
-        partial.replace(file)
-    except OSError:
-        return
+        replace_file(file, json.dumps(to_json(recording), separators=(",", ":")))
 
 
 def _record(config: Mapping[str, Any], name: str) -> ModelShape:

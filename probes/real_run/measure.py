@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..machine import with_nvml
+from ..machine import read_pairs, with_nvml
 
 _COLLECTIVES = """all_reduce reduce broadcast barrier all_gather all_gather_into_tensor all_gather_object reduce_scatter
     reduce_scatter_tensor all_to_all all_to_all_single scatter gather"""
-_STATUS = Path("/proc/self/status")
 
 
 class Clock:
@@ -100,18 +99,13 @@ def data_bytes() -> int:
 
 
 def _status(name: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"{_STATUS} has no {name}")
+    return int(read_pairs(Path("/proc/self/status"))[name].split()[0]) * 1024
 
 
 def storage_bytes() -> tuple[int, int]:
     """(read, written) by this process from and to block devices, without the page cache; zeros where unknown."""
-    with contextlib.suppress(OSError):
-        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        return int(counts["read_bytes"]), int(counts["write_bytes"])
-    return 0, 0
+    counts = read_pairs(Path("/proc/self/io"))
+    return int(counts.get("read_bytes", 0)), int(counts.get("write_bytes", 0))
 
 
 def folder_bytes(folder: str) -> int:

@@ -1,4 +1,4 @@
-"""One rank as a process, and its event log: `python -m ds_advise.probes.real_run FOLDER RANK WORKER`.
+"""One rank as a process, and its event log: `python -m ds_advise.probes.real_run.rank FOLDER RANK WORKER`.
 
 FOLDER holds the rank's task and its event log. WORKER is a module with a function `work(folder, rank, log)`,
 which returns a dict with a `report`.
@@ -96,10 +96,11 @@ def main() -> NoReturn:
     os._exit(0)  # the other ranks are done too; exit handlers of process groups would only wait for each other
 
 
-def die_with_the_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends, even by a kill; the parent may have ended already."""
+def die_with_the_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Let Linux end this process by a signal when its parent ends, even by a kill; the parent may have ended
+    already."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -119,3 +120,7 @@ def _one_line(error: BaseException) -> str:
     cause = f" ({_one_line(error.__cause__)})" if error.__cause__ is not None else ""
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     return (text or type(error).__name__)[:500] + cause
+
+
+if __name__ == "__main__":
+    main()

@@ -22,19 +22,18 @@ from typing import NoReturn
 import psutil
 
 from . import extension_lock
+from .rank import die_with_the_parent
 
 SHARED_MEMORY = Path("/dev/shm")
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> NoReturn:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     adopt_orphans(True)
     signal.signal(signal.SIGTERM, _end)  # before the death signal is requested, which is SIGTERM
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before it could be watched
+    die_with_the_parent(parent, signal.SIGTERM)
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:

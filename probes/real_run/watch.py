@@ -53,7 +53,7 @@ class _Rank:
         self.log = EventLogReader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
-                supervised([sys.executable, "-m", __package__, str(folder), str(number), worker]),
+                supervised([sys.executable, "-m", f"{__package__}.rank", str(folder), str(number), worker]),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

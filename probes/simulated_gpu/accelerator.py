@@ -96,18 +96,6 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     def Event(self) -> Any:
         return partial(Event, self._recorder)
 
-    def device_name(self, device_index: int | None = None) -> str:
-        return self.device_type if device_index is None else f"{self.device_type}:{device_index}"
-
-    def device(self, device_index: int | None = None) -> Any:
-        return contextlib.nullcontext()
-
-    def current_device_name(self) -> str:
-        return f"{self.device_type}:0"
-
-    def device_count(self) -> int:
-        return self._device_count
-
     @contextlib.contextmanager
     def stream(self, stream: Any) -> Any:
         before, self._stream = self._stream, stream
@@ -118,51 +106,6 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
             self._stream = before
             self._ledger.stream = before.number
 
-    def current_stream(self, device_index: int | None = None) -> Any:
-        return self._stream
-
-    def default_stream(self, device_index: int | None = None) -> Any:
-        return self._default_stream
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        self._recorder.synchronize()
-
-    def empty_cache(self) -> None:
-        self._ledger.empty_cache()
-
-    def memory_allocated(self, device_index: int | None = None) -> int:
-        return self._ledger.gpu.live_bytes
-
-    memory_reserved = memory_allocated
-
-    def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return self._ledger.gpu.peak_bytes
-
-    def total_memory(self, device_index: int | None = None) -> int:
-        return self._memory_bytes
-
-    def available_memory(self, device_index: int | None = None) -> int:
-        return self._memory_bytes - self._ledger.gpu.live_bytes
-
-    def get_rng_state(self, device_index: int | None = None) -> Any:
-        return torch.empty(16, dtype=torch.uint8)
-
-    # No-ops in CPU_Accelerator; the host of a GPU pins into a new block.
-    def pin_memory(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return tensor.pin_memory()
-
-    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory()
-
-    def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Any) -> torch.Tensor:
-        return tensor.new_empty(shape, pin_memory=True)
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_pinned()
-
-    def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self.device_type
-
     def get_op_builder(self, class_name: str) -> type | None:
         return op_builder(class_name, self._ledger, self._recorder)
 
@@ -172,6 +115,26 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
 
 
 _ANSWERS: dict[str, Any] = {
+    "device": contextlib.nullcontext(),
+    "device_name": lambda _, index=None: DEVICE_TYPE if index is None else f"{DEVICE_TYPE}:{index}",
+    "current_device_name": f"{DEVICE_TYPE}:0",
+    "device_count": lambda accelerator: accelerator._device_count,
+    "current_stream": lambda accelerator, _=None: accelerator._stream,
+    "default_stream": lambda accelerator, _=None: accelerator._default_stream,
+    "synchronize": lambda accelerator, _=None: accelerator._recorder.synchronize(),
+    "empty_cache": lambda accelerator: accelerator._ledger.empty_cache(),
+    "memory_allocated": lambda accelerator, _=None: accelerator._ledger.gpu.live_bytes,
+    "memory_reserved": lambda accelerator, _=None: accelerator._ledger.gpu.live_bytes,
+    "max_memory_allocated": lambda accelerator, _=None: accelerator._ledger.gpu.peak_bytes,
+    "total_memory": lambda accelerator, _=None: accelerator._memory_bytes,
+    "available_memory": lambda accelerator, _=None: accelerator._memory_bytes - accelerator._ledger.gpu.live_bytes,
+    "get_rng_state": lambda _accelerator, _=None: torch.empty(16, dtype=torch.uint8),
+    # No-ops in CPU_Accelerator; the host of a GPU pins into a new block.
+    "pin_memory": lambda _, tensor, *_more, **_options: tensor.pin_memory(),
+    "_torch_pin_memory": lambda _, tensor: tensor.pin_memory(),
+    "_torch_empty_pinned": lambda _, tensor, shape: tensor.new_empty(shape, pin_memory=True),
+    "is_pinned": lambda _, tensor: tensor.is_pinned(),
+    "on_accelerator": lambda _, tensor: tensor.device.type == DEVICE_TYPE,
     "is_synchronized_device": False,
     "use_host_timers": True,
     "resolves_data_dependency": False,
@@ -186,7 +149,7 @@ _ANSWERS: dict[str, Any] = {
     "set_rng_state": None,
     "op_builder_dir": "deepspeed.ops.op_builder",
 }
-"""Method -> its constant result."""
+"""Method -> its constant result, or the function that it is."""
 
 _TENSOR_TYPES = {
     "ByteTensor": torch.uint8,
@@ -205,6 +168,6 @@ def _tensors_of(dtype: torch.dtype) -> Any:
 
 
 for _name, _answer in _ANSWERS.items():
-    setattr(SimulatedAccelerator, _name, _always(_answer))
+    setattr(SimulatedAccelerator, _name, _answer if callable(_answer) else _always(_answer))
 for _name, _dtype in _TENSOR_TYPES.items():
     setattr(SimulatedAccelerator, _name, _tensors_of(_dtype))

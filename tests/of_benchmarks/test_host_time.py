@@ -9,7 +9,7 @@ from ds_advise.estimators.hardware.cluster import HOST_SCORE_S, Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.time.host_costs import REFERENCE, host_costs
+from ds_advise.estimators.time.host_costs import HostCosts, host_costs
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
 
@@ -20,17 +20,17 @@ from benchmarks.probes.host_time_cases import HostTimeCase, HostTimeError, host_
 def test_committed_costs_are_those_of_the_measured_cases() -> None:
     solved = host_time.solve(host_time.read())
     for name in host_time.UNKNOWNS:
-        assert getattr(REFERENCE, name) == pytest.approx(getattr(solved, name), rel=0.02)
+        assert getattr(HostCosts(), name) == pytest.approx(getattr(solved, name), rel=0.02)
 
 
 def test_costs_predict_the_cases_that_they_were_solved_from() -> None:
     rows = host_time.read()
-    errors = sorted(abs(host_time.error(row, REFERENCE)) for row in rows)
+    errors = sorted(abs(host_time.error(row, HostCosts())) for row in rows)
     assert errors[len(errors) // 2] < 0.09 and errors[-1] < 0.35
 
 
 def test_counts_of_the_closed_form_are_as_good() -> None:
-    errors = sorted(abs(host_time.closed_form_error(row, REFERENCE)) for row in host_time.read())
+    errors = sorted(abs(host_time.closed_form_error(row, HostCosts())) for row in host_time.read())
     assert errors[len(errors) // 2] < 0.12 and errors[-1] < 0.4
 
 

@@ -21,10 +21,10 @@ from ds_advise.estimators.models.model_shape import Input, ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run import DryRunResult
 from ds_advise.probes.dry_run.run import ask_each, request_for
 from ds_advise.probes.model_recorder import recorded_model
 from ds_advise.probes.model_recorder.module import recorded_object
+from ds_advise.probes.recording.result import DryRunResult
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import dry_runs_in_forks, printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ds_advise.probes.dry_run import DryRunError, dry_run
+from ds_advise.probes.dry_run.run import DryRunError, dry_run
 
 from ..configuration import from_arguments
 from ..machine.place import NotPossibleError, Place

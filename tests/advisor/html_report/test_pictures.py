@@ -31,7 +31,7 @@ from ds_advise.advisor.text.labels import memory_family, time_family
 from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.schedule.recorded import RecordedOperation
 from ds_advise.estimators.schedule.simulate import name_of
-from ds_advise.probes.dry_run import TimelinePoint
+from ds_advise.probes.recording.result import TimelinePoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,7 +15,8 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
-from ds_advise.probes.dry_run import DryRunResult, NeedsValuesError, TimelinePoint
+from ds_advise.probes.dry_run.run import NeedsValuesError
+from ds_advise.probes.recording.result import DryRunResult, TimelinePoint
 from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page

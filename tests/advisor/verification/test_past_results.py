@@ -14,10 +14,9 @@ from ds_advise.advisor.verification.past_results import dry_run_once, keep_probe
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run import DryRunResult, Peak, PhaseMemory
 from ds_advise.probes.machine import this_machine
 from ds_advise.probes.real_run.result import ProbeResult
-from ds_advise.probes.recording.result import Reserved
+from ds_advise.probes.recording.result import DryRunResult, Peak, PhaseMemory, Reserved
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store, model_key
 

@@ -9,7 +9,7 @@ import pytest
 from ds_advise.advisor.cli import main as cli
 from ds_advise.advisor.question.run import read_ds_config
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.probes.dry_run import DryRunError
+from ds_advise.probes.dry_run.run import DryRunError
 
 from tests.helpers import SMALL_LLAMA
 

@@ -14,8 +14,8 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, LossKernel, Method, OptimizerStep, Software, Workload
-from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
-from ds_advise.probes.dry_run.run import ask_each, request_for
+from ds_advise.probes.dry_run.run import DryRunError, NeedsValuesError, ask_each, dry_run, request_for
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
 from tests.helpers import WIDE_LLAMA, ask_forks, dry_runs_in_forks, h100s, imports_of, zero_config

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
-from ds_advise.probes.dry_run.run import ask_each, request_for
+from ds_advise.probes.dry_run.run import DryRunError, ask_each, dry_run, request_for
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
 from tests.helpers import h100s

@@ -24,8 +24,8 @@ from ds_advise.estimators.time.flops import block_attention, micro_batch_flops
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.time.memory_bound import put_together
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run import DryRunResult, dry_run
-from ds_advise.probes.dry_run.run import simulated_step
+from ds_advise.probes.dry_run.run import dry_run, simulated_step
+from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.recording.schedule import _computed, _of_groups
 from ds_advise.probes.run import Run
 from rich.console import Console
