@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ...ds_configs.jobs import JobKind
-from ...ds_configs.jobs.files import JobFile, fsdp2_config, job_files, start_accelerate
-from ...ds_configs.jobs.job import Job
+from ...ds_configs.job import Job, JobKind
+from ...ds_configs.job_files import JobFile, fsdp2_config, job_files, start_accelerate
 from ...ds_configs.launch_commands import config_arguments
 from ...ds_configs.training_script import arguments_class, python_source, script_arguments
 from ..search.candidate import Candidate

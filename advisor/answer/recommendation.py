@@ -11,7 +11,7 @@ from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
 
 if TYPE_CHECKING:
-    from ...ds_configs.jobs.files import JobFile
+    from ...ds_configs.job_files import JobFile
     from ...probes.real_run.result import ProbeResult
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
     from ..search.rollouts import RolloutOutcome

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from ...ds_configs.jobs import JobKind
+from ...ds_configs.job import JobKind
 from ...estimators.plan import PlainPyTorch
 from ...probes.gc_pause import gc_paused
 from ..question.options import (

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ...ds_configs.jobs import JOB_KINDS
+from ...ds_configs.job import JOB_KINDS
 from ..question.option import Option, parse_count
 from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, RolloutOptions, names_in
 from ..text.language import Language, language_of_environment

@@ -40,7 +40,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ...ds_configs.jobs import JobKind
+    from ...ds_configs.job import JobKind
     from ...probes.run import Run
     from ..launch.check import Check
 

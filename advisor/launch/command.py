@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ds_configs.jobs.job import Job
+from ...ds_configs.job import Job
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     LAUNCHER_MODULES,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...ds_configs.files import config_text
-from ...ds_configs.jobs import JOB_KINDS
+from ...ds_configs.job import JOB_KINDS
 from ...ds_configs.training_script import script_lines, trainer_lines
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.gpus import gpus

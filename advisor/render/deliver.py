@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...ds_configs.files import config_text, write_config, write_text
-from ...ds_configs.jobs import JobKind
+from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
 from ..answer.start import plan_config, recommended_config

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.files import write_text
-from ...ds_configs.jobs import JobKind
-from ...ds_configs.jobs.files import job_files
+from ...ds_configs.job import JobKind
+from ...ds_configs.job_files import job_files
 from ...estimators.estimate import Evidence
 from ..launch.check import Objection
 from ..launch.command import dry_lines, job_of

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.ds_configs.jobs import JobKind
-from ds_advise.ds_configs.jobs.files import job_files
-from ds_advise.ds_configs.jobs.job import Job
+from ds_advise.ds_configs.job import Job, JobKind
+from ds_advise.ds_configs.job_files import job_files
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from ds_advise.advisor.cli.main import run
-from ds_advise.ds_configs.jobs import JobKind
+from ds_advise.ds_configs.job import JobKind
 
 from tests.helpers import TINY
 
@@ -128,7 +128,7 @@ def test_ray_trains(emit: Emit) -> None:
 @pytest.mark.skipif(not _runs("mpirun", "--version"), reason="Open MPI is not installed")
 def test_the_command_of_the_pods_trains(emit: Emit) -> None:
     """What the launcher pod runs, by mpirun on one node: the ranks have torchrun's variables and train."""
-    from ds_advise.ds_configs.jobs.kubernetes import _by_mpirun
+    from ds_advise.ds_configs.schedulers import _by_mpirun
     from ds_advise.estimators.hardware.cluster import Cluster
 
     from tests.ds_configs.test_job_files import CPU, job

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge, scaling
 from ds_advise.advisor.page.options import command_of, options_in, question_of
-from ds_advise.ds_configs.jobs import JOB_KINDS
+from ds_advise.ds_configs.job import JOB_KINDS
 
 from tests.helpers import TINY
 

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..launch_commands import PORT
-from . import JobKind
-from .job import Job, yaml_text
-from .kubernetes import create_configmap, train_job
-from .schedulers import ray_script, skypilot_task, slurm_script
+from .job import Job, JobKind, yaml_text
+from .launch_commands import PORT
+from .schedulers import create_configmap, ray_script, skypilot_task, slurm_script, train_job
 
 
 def accelerate_config(job: Job) -> str:

@@ -1,16 +1,17 @@
-"""An sbatch script: srun starts torchrun once on every node."""
+"""Files for schedulers: Slurm, SkyPilot, Ray Train, Kubeflow Trainer."""
 
 from __future__ import annotations
 
 import pprint
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
-from ...estimators.errors import ClusterError
-from ...estimators.hardware.cluster import Cluster, cpu_cores
-from ..launch_commands import IN_ALLOCATION, Rendezvous, launcher_words, shell_line
+from ..estimators.errors import ClusterError
+from ..estimators.hardware.cluster import Cluster, cpu_cores
 from .job import Job, yaml_text
+from .launch_commands import IN_ALLOCATION, PORT, Rendezvous, launcher_words, shell_line
 
 
 def slurm_script(job: Job) -> str:
@@ -77,13 +78,8 @@ def _resuming(output_dir: str) -> list[str]:
     ]
 
 
-_GPUS = frozenset(
-    re.findall(
-        r"\S+",
-        """A10 A10G A30 A40 A100 A100-80GB A800 B200 GH200 H100 H100-NVL H200 L4 L40 L40S MI300X P100 RTX3060 RTX3070
-        RTX3090 RTX4090 RTX5060 RTX5090 RTX6000-Ada RTXA4000 RTXA4500 RTXA5000 RTXA6000 T4 V100 V100-32GB""",
-    )
-)
+_SKYPILOT_GPUS = """A10 A10G A30 A40 A100 A100-80GB A800 B200 GH200 H100 H100-NVL H200 L4 L40 L40S MI300X P100 RTX3060
+    RTX3070 RTX3090 RTX4090 RTX5060 RTX5090 RTX6000-Ada RTXA4000 RTXA4500 RTXA5000 RTXA6000 T4 V100 V100-32GB"""
 """GPUs in SkyPilot's catalogue (skypilot-org/skypilot-catalog catalogs/v8/common/accelerators.csv). It tells apart no
 form factors, and names the larger of two sizes only."""
 
@@ -92,7 +88,7 @@ def gpu_name(cluster: Cluster) -> str:
     """The GPU's name in SkyPilot's catalogue. Raises ClusterError where it has none, or only its memory is known."""
     gpu = cluster.gpu
     name = re.sub(r"-(PCIe|SXM\d?)\b", "", gpu.name).replace(" Ada", "-Ada").replace(" ", "")
-    known = next((each for each in (name, re.sub(r"-\d+GB$", "", name)) if each in _GPUS), None)
+    known = next((each for each in (name, re.sub(r"-\d+GB$", "", name)) if each in _SKYPILOT_GPUS.split()), None)
     if gpu.assumed or known is None:
         what = "a GPU of which only the memory is given" if gpu.assumed else gpu.name
         raise ClusterError(
@@ -133,7 +129,7 @@ def skypilot_task(job: Job) -> str:
     )
 
 
-_SCRIPT = '''\
+_RAY_SCRIPT = '''\
 """{script} on {place} with Ray Train: python FILE, from the folder of the paths below.
 
 It joins the Ray cluster of $RAY_ADDRESS, or starts one on this machine. Every node must have this folder.
@@ -192,7 +188,7 @@ if __name__ == "__main__":
 def ray_script(job: Job) -> str:
     """The script's source."""
     cluster, threads = job.cluster, job.cluster.threads_per_rank
-    return _SCRIPT.format(
+    return _RAY_SCRIPT.format(
         script=job.script,
         place=job.place,
         arguments=[*job.arguments, *job.config_words],
@@ -207,3 +203,108 @@ def ray_script(job: Job) -> str:
         run=f"run_{'module' if job.is_module else 'path'}",
         name=job.name,
     )
+
+
+_POD_FOLDER = "/job"
+"""Where the pods find the script and the configuration."""
+
+_KUBEFLOW_IMAGE = "ghcr.io/kubeflow/trainer/deepspeed-runtime"
+"""Of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml)."""
+
+_OF_OPEN_MPI = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
+"""torchrun's variables by Open MPI's. DeepSpeed finds these by itself, transformers does not."""
+
+
+def train_job(job: Job) -> str:
+    """A TrainJob of Kubeflow Trainer v2.
+
+    Several nodes take its runtime for DeepSpeed, where mpirun starts the ranks; the runtime makes ssh keys and
+    hostfile. It always starts a launcher and at least one more pod (kubeflow/trainer
+    pkg/runtime/framework/plugins/mpi/mpi.go `EnforceMLPolicy`), so one node takes its runtime for torch, with the same
+    image.
+    """
+    cluster = job.cluster
+    several = cluster.nodes > 1
+    resources: dict[str, Any] = {}
+    if job.host_gib is not None:
+        resources["requests"] = {"memory": f"{job.host_gib}Gi"}
+    if not cluster.gpu.is_cpu:
+        vendor = "amd" if cluster.gpu.vendor == "AMD" else "nvidia"
+        resources["limits"] = {f"{vendor}.com/gpu": cluster.gpus_per_node}
+    mounts = {
+        "job": (_POD_FOLDER, {"configMap": {"name": job.name}}),
+        "shm": ("/dev/shm", {"emptyDir": {"medium": "Memory"}}),
+    }
+    pods = {
+        "containers": [
+            {"name": "node", "volumeMounts": [{"name": name, "mountPath": path} for name, (path, _) in mounts.items()]}
+        ],
+        "volumes": [{"name": name, **source} for name, (_, source) in mounts.items()],
+    }
+    patches = [
+        {"name": name, "template": {"spec": {"template": {"spec": pods}}}}
+        for name in (("node", "launcher") if several else ("node",))
+    ]
+    body = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": job.name},
+        "spec": {
+            "runtimeRef": {"name": "deepspeed-distributed" if several else "torch-distributed"},
+            "trainer": {
+                "image": _KUBEFLOW_IMAGE,
+                "numNodes": cluster.nodes,
+                "numProcPerNode": cluster.gpus_per_node,
+                "resourcesPerNode": resources,
+                "command": ["bash", "-c"],
+                "args": ["\n".join([*(_by_mpirun if several else _by_torchrun)(job), ""])],
+            },
+            "runtimePatches": [
+                {"manager": "ds-advise", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patches}}}}
+            ],
+        },
+    }
+    return yaml_text(
+        body,
+        f"{job.script} on {job.place}. The pods take script and configuration from a ConfigMap, made by",
+        create_configmap(job),
+        "Other files, and checkpoints that outlive the pods, need a volume to which all pods may write: add its",
+        "persistentVolumeClaim to volumes and volumeMounts below, with its folder as output_dir.",
+    )
+
+
+def create_configmap(job: Job) -> str:
+    """The command that puts the script and the configuration where the pods look for them."""
+    return shlex.join(
+        ["kubectl", "create", "configmap", job.name, *(f"--from-file={file}" for file in _own_files(job))]
+    )
+
+
+def _own_files(job: Job) -> list[str]:
+    return [job.config_path] if job.is_module else [job.config_path, job.script]
+
+
+def _in_pod(job: Job, word: str) -> str:
+    return f"{_POD_FOLDER}/{Path(word).name}" if word in _own_files(job) else word
+
+
+def _exports(job: Job) -> list[str]:
+    given = [f"export {name}={shlex.quote(_in_pod(job, value))}" for name, value in job.variables.items()]
+    return [*given, f"export OMP_NUM_THREADS={job.threads('$(nproc)')}"]
+
+
+def _by_torchrun(job: Job) -> list[str]:
+    words = ["torchrun", "--nproc_per_node", str(job.cluster.gpus_per_node), *["--module"] * job.is_module]
+    return [*_exports(job), shlex.join([*words, *(_in_pod(job, word) for word in job.target)])]
+
+
+def _by_mpirun(job: Job) -> list[str]:
+    """Without the binding of Open MPI, which would leave each rank one core or one NUMA node."""
+    ranks = " ".join(f"{name}=$OMPI_COMM_WORLD_{theirs}" for name, theirs in _OF_OPEN_MPI.items())
+    program = shlex.join(["python3", *["-m"] * job.is_module, *(_in_pod(job, word) for word in job.target)])
+    each = "; ".join([*_exports(job), f"export {ranks} MASTER_PORT={PORT}", f"exec {program}"])
+    return [
+        "# Rank 0 runs on the first node of the runtime's hostfile.",
+        "export MASTER_ADDR=$(head -n 1 \"$OMPI_MCA_orte_default_hostfile\" | cut -d ' ' -f 1)",
+        f"mpirun -np {job.cluster.world_size} --bind-to none -x MASTER_ADDR bash -c {shlex.quote(each)}",
+    ]

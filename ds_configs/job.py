@@ -7,11 +7,16 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.phrase import whole_gib
-from ..launch_commands import threads_setting
+from ..estimators.hardware.cluster import Cluster
+from ..estimators.phrase import whole_gib
+from .launch_commands import threads_setting
+
+JobKind = Literal["slurm", "kubernetes", "skypilot", "ray", "accelerate", "hostfile"]
+"""What a job file is for."""
+
+JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 
 @dataclass(frozen=True, kw_only=True)
