@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .facts import ConfigBlock, DeepSpeedFacts, Parameter, Signatures
-from .parsed_sources import UNKNOWN, ParsedSources, assignments, literal, parse
-from .read_classes import CLASS_FILES, class_blocks
+from .read_classes import CLASS_FILES, UNKNOWN, ParsedSources, assignments, class_blocks, literal, parse
 
 _READERS: dict[str, dict[str, str]] = {
     "runtime/config.py": {
