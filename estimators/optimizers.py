@@ -20,7 +20,6 @@ from .workload import OptimizerStep
 class OptimizerSpec:
     """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or takes it from the user."""
 
-    display_name: str
     state_bytes: float
     """Bytes of state per fp32 master element on the GPU, without the master weight itself."""
     cpu_state_bytes: float | None
@@ -75,7 +74,6 @@ class OptimizerSpec:
 
 
 _ADAM = OptimizerSpec(
-    display_name="Adam",
     state_bytes=8,
     cpu_state_bytes=8,
     source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
@@ -93,7 +91,6 @@ _ADAM = OptimizerSpec(
 OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": replace(
         _ADAM,
-        display_name="AdamW",
         block_type="AdamW",
         extra_block_params=(),
         trainer_names=(
@@ -110,7 +107,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     # Two int8 states and, for each, one fp32 scale per block of 256 elements: 2 (1 + 4/256).
     # torchao's 8-bit AdamW has states of the same size.
     "adamw_8bit": OptimizerSpec(
-        display_name="8-bit AdamW",
         state_bytes=2.03125,
         cpu_state_bytes=None,
         source="bitsandbytes optim/optimizer.py Optimizer2State, blockwise with block size 256; its kernels run on "
@@ -121,7 +117,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     # A flat partition has one dimension, so Adafactor keeps the whole second moment; grad^2 and the update are
     # temporaries.
     "adafactor": OptimizerSpec(
-        display_name="Adafactor",
         state_bytes=4,
         cpu_state_bytes=None,
         step_elements=2,
@@ -131,7 +126,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         trainer_names=("adafactor",),
     ),
     "sgd": OptimizerSpec(
-        display_name="SGD",
         state_bytes=0,
         cpu_state_bytes=0,
         source="torch.optim.SGD without momentum",
@@ -139,7 +133,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         trainer_names=("sgd",),
     ),
     "sgd_momentum": OptimizerSpec(
-        display_name="SGD with momentum",
         state_bytes=4,
         cpu_state_bytes=4,
         source="torch.optim.SGD momentum_buffer",
@@ -147,7 +140,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         extra_block_params=(("momentum", 0.9),),
     ),
     "rmsprop": OptimizerSpec(
-        display_name="RMSprop",
         state_bytes=4,
         cpu_state_bytes=4,
         step_elements=1,
@@ -158,7 +150,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         trainer_names=("rmsprop",),
     ),
     "lamb": OptimizerSpec(
-        display_name="LAMB",
         state_bytes=8,
         cpu_state_bytes=None,
         partitions=False,
@@ -171,7 +162,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     # The host version allocates a second state that it never reads. Lion's betas are not Adam's, with which the
     # Trainer would compare them.
     "lion": OptimizerSpec(
-        display_name="Lion",
         state_bytes=4,
         cpu_state_bytes=8,
         source="deepspeed 0.19.8 ops/lion/fused_lion.py (exp_avg), cpu_lion.py (exp_avg and exp_avg_sq)",
@@ -182,7 +172,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         trainer_names=("lion", "lion_32bit", "paged_lion", "paged_lion_32bit"),
     ),
     "adagrad": OptimizerSpec(
-        display_name="Adagrad",
         state_bytes=4,
         cpu_state_bytes=4,
         step_elements=2,
@@ -196,7 +185,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         trainer_names=("adagrad",),
     ),
     "muon": OptimizerSpec(
-        display_name="Muon",
         state_bytes=4,
         cpu_state_bytes=4,
         source="deepspeed 0.19.8 runtime/zero/muon/muon_optimizer.py MuonWithAuxAdam: momentum_buffer, and Adam for "

@@ -76,11 +76,11 @@ class MemorySampler:
         return tuple((int(info.used), int(info.total)) for info in infos)
 
 
-def oom_kills(root: Path = Path("/")) -> dict[str, int]:
+def oom_kills() -> dict[str, int]:
     """Processes killed by the kernel because memory ran out, by the counter's file: of this cgroup and those above it
     (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
-    counts = {str(group.events_file): group.killed for group in memory_groups(root)}
-    machine = root / "proc/vmstat"
+    counts = {str(group.events_file): group.killed for group in memory_groups()}
+    machine = Path("/proc/vmstat")
     count = read_pairs(machine, " ").get("oom_kill", "")
     counts[str(machine)] = int(count) if count.isdecimal() else None
     return {name: count for name, count in counts.items() if count is not None}

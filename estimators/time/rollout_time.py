@@ -71,8 +71,6 @@ class Engine(NamedTuple):
     token_s: float
     """Seconds of one token of all of them."""
     prefill_s: float
-    cache_s: float
-    """The part of token_s that reads keys and values."""
     host_s: float
     """Seconds that the host launches one token's kernels; 0 with CUDA graphs."""
 
@@ -202,9 +200,7 @@ def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: 
         host_s = GENERATE_HOST * (work.forward_s(costs, 0) + launched * costs.launched_s)
         token_s = computed_s if gpu.is_cpu else max(computed_s, host_s)
     prefill_s = (prefilled.forward_s - prefilled.after_layers_s) / ranks
-    return Engine(
-        engines=engines, sequences=sequences, token_s=token_s, prefill_s=prefill_s, cache_s=cache_s, host_s=host_s
-    )
+    return Engine(engines=engines, sequences=sequences, token_s=token_s, prefill_s=prefill_s, host_s=host_s)
 
 
 def _split_s(model: ModelShape, workload: Workload, cluster: Cluster, sequences: int) -> float:
