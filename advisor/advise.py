@@ -72,8 +72,12 @@ def ask(
         if given["seq_len"] == "max":
             chosen["seq_len"] = _first_length(shape, given["document_len"])
         job: dict[str, Any] = {}
+        is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
+        is_free &= has_job and given["micro_batch"] != "max"
         if has_job:
-            from .question.job import batch_of, job_of, price_of  # imported here: few questions are about a whole job
+            # Imported here: few questions are about a whole job.
+            from .data.counting import batch_of
+            from .question.job import job_of, price_of
 
             name = model if isinstance(model, str) else shape.name
             asked = job_of(given, name, shape, seq_len=chosen["seq_len"], say=say)
@@ -83,8 +87,7 @@ def ask(
                 chosen["seq_len"] = asked.seq_len or chosen["seq_len"]
                 if given["eval_logits"]:
                     chosen["eval_samples"] = given["eval_samples"] or asked.job.evaluation_samples or None
-                is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
-                if is_free and given["micro_batch"] != "max":
+                if is_free:
                     chosen["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro_batch)
                 if given["packing"] and given["attention"] != "flash":
                     chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
@@ -94,6 +97,8 @@ def ask(
             cluster=cluster,
             micro_batch_size=micro_batch,
             free_loss=given["loss"] == "auto",
+            free_precision=given["precision"] == "auto",
+            free_batch=is_free,
             free_rollouts=free_settings(given),
             **{name: chosen[name] for name in _SHARED},
             **job,

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ...estimators.errors import WorkloadError
-from ..question.cluster import join_nodes
 from ..question.question import Question
 from ..search.candidate import Candidate, predict
 from ..search.search import fastest
@@ -77,7 +76,7 @@ def _gpus(question: Question) -> Iterator[Pair]:
     per_node, count = max(8, cluster.gpus_per_node), 1
     while count <= max(_MOST_GPUS, cluster.world_size) and not cluster.gpu.is_cpu:
         nodes = max(1, count // per_node)
-        machines = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=count // nodes))
+        machines = replace(cluster, nodes=nodes, gpus_per_node=count // nodes)
         with suppress(WorkloadError):  # the global batch does not divide
-            yield str(count), fastest(replace(question, cluster=machines))
+            yield str(count), fastest(question.about_cluster(machines))
         count *= 2

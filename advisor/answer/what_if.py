@@ -19,7 +19,7 @@ from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import ring
 from ...estimators.workload import DEFAULT
-from ..question.cluster import join_nodes, parse_ram
+from ..question.cluster import parse_ram
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep, duration_of
 from ..search.search import SampleBytes, fastest, of_any_loss
@@ -223,10 +223,12 @@ def _gpus(question: Question) -> Iterator[Asked]:
             per_node = min(per_node * 2, MOST_GPUS_PER_NODE)
         else:
             nodes *= 2
-        larger = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=per_node))
-        if not _divides(question, larger.world_size):
+        larger = replace(cluster, nodes=nodes, gpus_per_node=per_node)
+        try:
+            altered = question.about_cluster(larger)
+        except WorkloadError:  # a batch that the user fixed does not divide
             return
-        yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+        yield f"--gpus {gpus_argument(larger)}", altered
 
 
 def _larger_gpus(question: Question) -> Iterator[Asked]:
@@ -236,17 +238,11 @@ def _larger_gpus(question: Question) -> Iterator[Asked]:
         gpu = find_gpu(name)
         if gpu.memory_bytes > cluster.gpu.memory_bytes:
             larger = replace(cluster, gpu=gpu)
-            yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+            yield f"--gpus {gpus_argument(larger)}", question.about_cluster(larger)
     usable, _ = parse_ram(LARGE_NODE_RAM)
     large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=usable)
-    for flags, altered in _gpus(replace(question, cluster=large_node)):
+    for flags, altered in _gpus(question.about_cluster(large_node)):
         yield f"{flags} --ram {LARGE_NODE_RAM}", altered
-
-
-def _divides(question: Question, ranks: int) -> bool:
-    """Whether the batch sizes that the user fixed are possible on a number of GPUs."""
-    batch = question.workload.global_batch_size
-    return batch is None or (batch % ranks == 0 and (batch // ranks) % (question.micro_batch_size or 1) == 0)
 
 
 def gpus_argument(cluster: Cluster) -> str:

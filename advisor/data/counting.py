@@ -193,3 +193,8 @@ def global_batch(samples: int, *, ranks: int, micro_batch: int | None) -> int:
     wanted = min(GLOBAL_BATCH, max(1, samples // _STEPS_PER_EPOCH))
     unit = ranks * (micro_batch or 1)
     return -(-wanted // unit) * unit
+
+
+def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
+    """The default global batch of a job: as in `train` for samples, None (left to the search) for tokens."""
+    return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)

@@ -12,7 +12,7 @@ from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezv
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...probes.run import Device
-from ..question.cluster import cluster_here, cluster_of, counts_in, join_nodes
+from ..question.cluster import cluster_here, cluster_of, counts_in
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
     "hostfile": ("deepspeed",),
@@ -77,7 +77,7 @@ class Place:
                 why="without one only this node's ranks are started",
                 fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
             )
-        return join_nodes(cluster), rendezvous if cluster.nodes > 1 else None
+        return cluster, rendezvous if cluster.nodes > 1 else None
 
     def _check_counts(self, source: str, nodes: int, gpus_per_node: int | None) -> None:
         """Raises ClusterError where `--gpus` or `--nodes` contradict the counts of the source of the nodes."""

@@ -20,11 +20,6 @@ MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 DEFAULT_CPU_RANKS = 2
 """The fewest ranks that communicate."""
 
-_ASSUMED_GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
-"""Bandwidth between nodes without --interconnect, by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100,
-400 Gb/s), p5 and p6-b200 (8 x H100 or B200, 3200 Gb/s), the most common cloud machines of each (docs.aws.amazon.com,
-EC2 accelerated computing instances). Other nodes get 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at most."""
-
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
 """Memory is sold in powers of two, drives are sold in powers of ten."""
@@ -121,7 +116,7 @@ def parse_cluster(
         if gpus is `auto` (the container's limit first), else unknown.
     nvme: `PATH:SIZE` or `SIZE`, per node; by default unknown.
     interconnect: bandwidth between nodes, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, `ib-hdr`, each with an
-        optional `8x`. `GB/s` is bytes and everything else bits. By default that of `join_nodes`.
+        optional `8x`. `GB/s` is bytes and everything else bits. By default `network_bytes_per_s`.
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond the size of real machines.
     """
@@ -147,21 +142,11 @@ def parse_cluster(
         if cluster.gpu.assumed:
             cluster = _assuming(cluster, phrase("{gpu} as fast as a known card of its size", gpu=cluster.gpu.name))
     if interconnect is None:
-        return join_nodes(cluster)
+        return cluster
     rate = _rate(interconnect)
     if cluster.nodes == 1:
         return _assuming(cluster, phrase("--interconnect has no effect on one node"))
     return replace(cluster, interconnect_bytes_per_s=rate)
-
-
-def join_nodes(cluster: Cluster) -> Cluster:
-    """The cluster with the usual bandwidth between nodes of its GPUs, unless it is known."""
-    if cluster.nodes == 1 or cluster.interconnect_bytes_per_s is not None:
-        return cluster
-    linked = cluster.gpu.peer_link == "nvlink"
-    gbit_per_s = _ASSUMED_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100
-    joined = replace(cluster, interconnect_bytes_per_s=gbit_per_s * 1e9 / 8)
-    return _assuming(joined, phrase("{speed} Gb/s between nodes (--interconnect)", speed=gbit_per_s))
 
 
 def _assuming(cluster: Cluster, assumption: str) -> Cluster:

@@ -14,7 +14,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
-from ..data.counting import EPOCHS, count_data, global_batch
+from ..data.counting import EPOCHS, count_data
 from .options import JobOptions, QuestionOptions, names_in
 from .rollouts import rollouts_of
 
@@ -138,11 +138,6 @@ def _of_completions(asked: AskedJob, rollouts: Rollouts | None) -> AskedJob:
     job = replace(asked.job, samples=each * asked.job.samples, lengths=())
     basis = phrase("Each sample is a prompt, trained on {count} times.", count=each)
     return asked._replace(job=job, basis=(*asked.basis, basis))
-
-
-def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
-    """The default global batch of a job: as in `train` for samples, None (left to the search) for tokens."""
-    return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)
 
 
 def parse_amount(of: str, text: int | str) -> int:

@@ -85,6 +85,10 @@ class Question:
     """bf16 needs training in bf16 with AdamW or Adam."""
     free_loss: bool = False
     """Whether the search may turn on the loss that one argument of the training backend turns on."""
+    free_precision: bool = False
+    """Whether the precision is the best of the GPUs (`about_cluster`)."""
+    free_batch: bool = False
+    """Whether the global batch is the job's default for the GPUs (`about_cluster`)."""
     zeropp: bool = False
     """Whether ZeRO-3 with quantized collectives is tried too."""
     free_rollouts: tuple[str, ...] = ()
@@ -144,6 +148,19 @@ class Question:
                 why=f"it does not patch {model.model_type} models",
                 fix="leave --kernels out",
             )
+
+    def about_cluster(self, cluster: Cluster) -> Question:
+        """The question about other machines, as it would be asked: what was left to the GPUs follows them. Raises
+        WorkloadError where it cannot be asked."""
+        workload = self.workload
+        if self.free_precision:
+            workload = replace(workload, precision=cluster.gpu.half_precision)
+        if self.free_batch and self.job is not None:
+            from ..data.counting import batch_of  # imported here: few questions are about a whole job
+
+            batch = batch_of(self.job, ranks=cluster.world_size, micro_batch=self.micro_batch_size)
+            workload = replace(workload, global_batch_size=batch)
+        return replace(self, cluster=cluster, workload=workload)
 
     def _check_sequence_parallel_size(self, size: int) -> None:
         ranks = self.cluster.world_size

@@ -140,7 +140,7 @@ def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
 def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
     """The precision, with `auto` resolved. Raises WorkloadError if the GPU does not support it."""
     if precision == "auto":
-        return "bf16" if gpu is None or gpu.has_bf16 else "fp16"
+        return "bf16" if gpu is None else gpu.half_precision
     if precision == "bf16" and gpu is not None and not gpu.has_bf16:
         raise WorkloadError(
             f"the {gpu.name} has no bf16 units",

@@ -16,9 +16,8 @@ from ...estimators.time.job import JobDuration, Price
 from ..advise import ask
 from ..answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
 from ..answer.what_if import gpus_argument
-from ..question.job import batch_of, parse_duration
+from ..question.job import parse_duration
 from ..question.question import Question
-from ..question.workload import resolve_precision
 from ..search.candidate import Candidate, duration_of
 from ..search.search import SampleBytes, fastest
 from .prices import SIGNS, Machine, PriceTable, read_prices, shipped_prices
@@ -185,7 +184,7 @@ def rent(
             phrase("{tokens} tokens are assumed for the job (--data, --samples or --tokens set it).", tokens=TOKENS),
         )
     about = _about_any(model, table, question)
-    market = _Market(about, precision=question.get("precision", "auto"), global_batch=question.get("global_batch"))
+    market = _Market(about)
     found = list(market.offers(table.machines, most_nodes=most_nodes))
     return RentAdvice(
         table=table,
@@ -245,12 +244,9 @@ def budget_amount(text: str | float, currency: str) -> float:
 class _Market:
     """The question asked about machine after machine; each distinct cluster is searched once."""
 
-    def __init__(self, question: Question, *, precision: str, global_batch: int | None) -> None:
-        """question: about any machine. precision, global_batch: as the user gave them, since the defaults depend on the
-        machine."""
+    def __init__(self, question: Question) -> None:
+        """question: about any machine."""
         self._question = question
-        self._precision = precision
-        self._global_batch = global_batch
         self._sample_bytes: SampleBytes = {}
         self._found: dict[Cluster, tuple[Question, Candidate, JobDuration] | str] = {}
 
@@ -276,14 +272,8 @@ class _Market:
 
     def _search(self, cluster: Cluster) -> tuple[Question, Candidate, JobDuration] | str:
         """The question about a cluster, its best plan and the job under it, or why there is none."""
-        question = self._question
-        assert question.job is not None, "a cost is that of a job"
-        batch = self._global_batch
-        batch = batch or batch_of(question.job, ranks=cluster.world_size, micro_batch=question.micro_batch_size)
         try:
-            precision = resolve_precision(self._precision, cluster.gpu)
-            workload = replace(question.workload, precision=precision, global_batch_size=batch)
-            question = replace(question, cluster=cluster, workload=workload)
+            question = self._question.about_cluster(cluster)
             candidate = fastest(question, self._sample_bytes)
         except (ClusterError, WorkloadError) as error:
             return error.what

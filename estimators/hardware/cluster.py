@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..phrase import phrase
 
@@ -56,6 +56,11 @@ class Gpu:
         return self.bf16_flops_per_s is not None
 
     @property
+    def half_precision(self) -> Literal["bf16", "fp16"]:
+        """The format of 16 bits that it trains in without being asked."""
+        return "bf16" if self.has_bf16 else "fp16"
+
+    @property
     def is_half_rate(self) -> bool:
         """Tensor cores sum in fp32 at half their rate: GeForce from Ampere on (NVIDIA's GA102, Ada and RTX Blackwell
         whitepapers), and similar server cards."""
@@ -93,7 +98,7 @@ class Cluster:
     nvme_path: str = ""
     """The folder on the NVMe drive."""
     interconnect_bytes_per_s: float | None = None
-    """Network between nodes, one way, per node."""
+    """Network between nodes, one way, per node (`network_bytes_per_s`)."""
     cpu_cores_per_node: int | None = None
     host_score_s: float | None = None
     """Measured single-thread score of a core (`probes/benchmark_rank.py`); fewer seconds are faster."""
@@ -142,6 +147,11 @@ _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
 """Cores of a node with NVLink GPUs (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56); others: 32, so that memory bounds the
 optimizer's step."""
 
+_GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
+"""Bandwidth between nodes by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100, 400 Gb/s), p5 and p6-b200
+(8 x H100 or B200, 3200 Gb/s), the most common cloud machines of each (docs.aws.amazon.com, EC2 accelerated computing
+instances). Other nodes get 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at most."""
+
 HOST_SCORE_S = 0.018
 """Single-thread score of an idle Intel Xeon (Cascade Lake) at 2.5 GHz, a usual cloud host of A100 and V100, to which
 the unit costs of `time/host_costs.py` belong."""
@@ -186,9 +196,20 @@ def _by_gpu(known: Mapping[str, float], cluster: Cluster, *, otherwise: float) -
     return known.get(cluster.gpu.architecture, otherwise) if built else otherwise
 
 
-def assumed_of_host(cluster: Cluster) -> tuple[str, ...]:
+def network_bytes_per_s(cluster: Cluster) -> float:
+    """Network between nodes, one way, per node: the stated one, or that of machines with such GPUs."""
+    if cluster.interconnect_bytes_per_s is not None:
+        return cluster.interconnect_bytes_per_s
+    linked = cluster.gpu.peer_link == "nvlink"
+    return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100) * 1e9 / 8
+
+
+def assumed_of_machines(cluster: Cluster) -> tuple[str, ...]:
     """A phrase for each assumed figure."""
     phrases = []
+    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
+        speed = f"{network_bytes_per_s(cluster) * 8 / 1e9:g}"
+        phrases.append(phrase("{speed} Gb/s between nodes (--interconnect)", speed=speed))
     if cluster.dram_bytes_per_s_per_node is None:
         speed = f"{dram_bytes_per_s(cluster) / 1e9:g}"
         phrases.append(phrase("{speed} GB/s of host memory bandwidth per node", speed=speed))

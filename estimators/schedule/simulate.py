@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..estimate import TimeEstimate
-from ..hardware.cluster import Cluster, nvme_read_bytes_per_s, nvme_write_bytes_per_s
+from ..hardware.cluster import Cluster, network_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.host_costs import HostCosts, host_costs
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
@@ -335,8 +335,6 @@ def _collective_s(operation: RecordedOperation, cluster: Cluster) -> float:
 def _ring(operation: RecordedOperation, cluster: Cluster) -> Ring:
     """The ring over the members of the operation's process group. A node's other groups exchange theirs at the same
     time, through the same adapters."""
-    nodes, network = operation.nodes, cluster.interconnect_bytes_per_s
-    local = max(1, operation.ranks // nodes)
-    together = max(1, cluster.gpus_per_node // local)
-    network = None if network is None else network / together
-    return ring(replace(cluster, nodes=nodes, gpus_per_node=local, interconnect_bytes_per_s=network))
+    local = max(1, operation.ranks // operation.nodes)
+    network = network_bytes_per_s(cluster) / max(1, cluster.gpus_per_node // local)
+    return ring(replace(cluster, nodes=operation.nodes, gpus_per_node=local, interconnect_bytes_per_s=network))

@@ -34,8 +34,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from ..errors import ClusterError
-from ..hardware.cluster import Cluster, Gpu
+from ..hardware.cluster import Cluster, Gpu, network_bytes_per_s
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.partition import SWAP_MIN_BYTES
 from ..memory.trainable import TensorSet, larger_than, share_from
@@ -117,19 +116,13 @@ def _link_bytes_per_s(gpu: Gpu) -> float:
 
 
 def ring(cluster: Cluster) -> Ring:
-    """The ring over all ranks of the cluster. Raises ClusterError for several nodes without an interconnect."""
+    """The ring over all ranks of the cluster."""
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
         rates["gpu links"] = _link_bytes_per_s(gpu)
     if nodes > 1:
-        if cluster.interconnect_bytes_per_s is None:
-            raise ClusterError(
-                f"nothing is known of the network between {nodes} nodes",
-                why="every collective crosses it",
-                fix="give the cluster interconnect_bytes_per_s",
-            )
-        rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
+        rates["network"] = network_bytes_per_s(cluster) * NETWORK_SHARE
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
     hops = nodes * (local - 1) * (LOCAL_HOP_S if nodes == 1 else POSTED_HOP_S) + (nodes - 1) * NETWORK_HOP_S
     slowest = rates.get(resource, 1.0)
@@ -154,13 +147,13 @@ def ring_of_replicas(cluster: Cluster, group: int) -> Ring:
     share its adapters."""
     if group == 1:
         return ring(cluster)
-    network, together = cluster.interconnect_bytes_per_s, min(group, cluster.gpus_per_node)
+    together = min(group, cluster.gpus_per_node)
     return ring(
         replace(
             cluster,
             nodes=max(1, cluster.nodes * together // group),
             gpus_per_node=cluster.gpus_per_node // together,
-            interconnect_bytes_per_s=None if network is None else network / together,
+            interconnect_bytes_per_s=network_bytes_per_s(cluster) / together,
         )
     )
 
@@ -200,7 +193,7 @@ class QuantizedReduction(NamedTuple):
     @classmethod
     def of(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
         """None where gradients are not quantized, as on one node."""
-        if not plan.zero_quantized_gradients or cluster.nodes == 1 or cluster.interconnect_bytes_per_s is None:
+        if not plan.zero_quantized_gradients or cluster.nodes == 1:
             return None
         matrices = len(tensors.trainable)  # adapters have no vectors
         if tensors.workload.method == "full":
@@ -210,7 +203,7 @@ class QuantizedReduction(NamedTuple):
             size_bytes=quantized_bytes(tensors.trainable_numel, 4),
             calls=4 * matrices,
             link_bytes_per_s=_link_bytes_per_s(cluster.gpu),
-            network_bytes_per_s=cluster.interconnect_bytes_per_s * NETWORK_SHARE,
+            network_bytes_per_s=network_bytes_per_s(cluster) * NETWORK_SHARE,
             call_s=CALL_S + (LOCAL_HOP_S + NETWORK_HOP_S) / 2,
             local=cluster.gpus_per_node,
             nodes=cluster.nodes,
@@ -254,9 +247,9 @@ class Exchange(NamedTuple):
             size = 2 * tokens * copies * model.hidden_size * workload.weight_bytes
             calls = 4 * sum(count for count, _ in mixtures)
         rate, resource, hop_s = _link_bytes_per_s(cluster.gpu), "gpu links", LOCAL_HOP_S
-        if ranks > local and cluster.interconnect_bytes_per_s is not None:
+        if ranks > local:
             leaving = (ranks - local) / (ranks - 1)
-            network = cluster.interconnect_bytes_per_s * NETWORK_SHARE / local / leaving
+            network = network_bytes_per_s(cluster) * NETWORK_SHARE / local / leaving
             if network < rate:
                 rate, resource, hop_s = network, "network", NETWORK_HOP_S
         measured_s = cluster.collective_call_s if cluster.nodes == 1 else None

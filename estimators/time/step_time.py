@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
-from ..hardware.cluster import HOST_CORE, Cluster, assumed_of_host
+from ..hardware.cluster import HOST_CORE, Cluster, assumed_of_machines
 from ..memory.activations.kernels import with_offered_attention
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
@@ -159,7 +159,7 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
     if time is not None and cluster.host_score_s is None:
         launches = sum(term.seconds for term in time.terms if term.resource == "launch")
         core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
-    return (*cluster.assumptions, *assumed_of_host(cluster), *core, phrase("data loading that keeps up"))
+    return (*cluster.assumptions, *assumed_of_machines(cluster), *core, phrase("data loading that keeps up"))
 
 
 STEP_REDUCTIONS = (0, 2, 2, 1)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ds_advise.advisor.question.cluster import join_nodes
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.hardware.cluster import Cluster, Gpu
 from ds_advise.probes.machine import visible_gpus
@@ -48,4 +47,4 @@ class Place:
 def cluster_of(gpu: Gpu, world_size: int) -> Cluster:
     """A job's machines, made of GPUs of one kind."""
     per_node = min(world_size, GPUS_PER_NODE)
-    return join_nodes(Cluster(nodes=world_size // per_node, gpus_per_node=per_node, gpu=gpu))
+    return Cluster(nodes=world_size // per_node, gpus_per_node=per_node, gpu=gpu)

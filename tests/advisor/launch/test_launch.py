@@ -23,7 +23,6 @@ from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.script_source import ScriptSource
 from ds_advise.advisor.launch.session import Session, next_launch, tensor_bytes, with_less_memory
-from ds_advise.advisor.question.cluster import join_nodes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import render_figures
@@ -332,7 +331,7 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     seen = prediction_of(run)
     assert seen is not None and seen.evidence == "probe"
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
-    on_two_nodes = prediction_of(replace(run, cluster=join_nodes(replace(run.cluster, nodes=2, gpus_per_node=1))))
+    on_two_nodes = prediction_of(replace(run, cluster=replace(run.cluster, nodes=2, gpus_per_node=1)))
     assert on_two_nodes is None or on_two_nodes.evidence == "analytic"  # as many ranks, with a network between them
 
 

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import cluster_here, cluster_of, parse_cluster
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE
+from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE, assumed_of_machines, network_bytes_per_s
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
 
 from tests.helpers import imports_of
@@ -51,15 +51,14 @@ def test_assumptions_are_sentences_of_the_answer() -> None:
     assert alone.interconnect_bytes_per_s is None and "no effect" in alone.assumptions[-1]
 
 
-def test_several_nodes_without_an_interconnect_get_a_stated_one() -> None:
-    """The assumed network depends on the GPU."""
+def test_the_network_between_nodes_is_assumed_by_the_gpu() -> None:
+    """Unless it is stated; the answer says so."""
     known = {"2x8xV100-32GB": 100, "2x8xA100-SXM4-80GB": 400, "2x8xH100-SXM5": 3200, "2x8xRTX4090": 100}
     for spec, gbit_per_s in known.items():
-        assumed = parse_cluster(spec)
-        assert assumed.interconnect_bytes_per_s == gbit_per_s * 1e9 / 8
-        assert f"{gbit_per_s} Gb/s between nodes (--interconnect)" in assumed.assumptions
+        assert network_bytes_per_s(parse_cluster(spec)) == gbit_per_s * 1e9 / 8
+        assert f"{gbit_per_s} Gb/s between nodes (--interconnect)" in assumed_of_machines(parse_cluster(spec))
     stated = parse_cluster("2x8xA100-SXM4-80GB", interconnect="8x200Gb/s")
-    assert stated.interconnect_bytes_per_s == 200e9 and stated.assumptions == ()
+    assert network_bytes_per_s(stated) == 200e9 and not any("Gb/s" in each for each in assumed_of_machines(stated))
 
 
 @pytest.mark.parametrize(

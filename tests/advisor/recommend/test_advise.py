@@ -152,6 +152,9 @@ def test_nothing_fits_is_an_answer_with_the_least_changes() -> None:
         ("Qwen2.5-72B", "8xA100-80GB", {}),
         ("Llama-3.1-405B", "RTX3090", {}),
         ("Llama-3.1-8B", "8xH100", {"seq_len": 16384}),
+        ("gemma-2-9b", "V100-32GB", {"seq_len": 16384, "global_batch": 256}),  # the GPUs that help have bf16
+        ("Qwen3-30B-A3B", "2x1xRTX4090", {"ram": "256GB"}),  # and another network between nodes
+        ("Qwen2.5-14B", "2x32GB", {"samples": "20000"}),  # and the job's batch is of their number
     ],
 )
 def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str, Any]) -> None:

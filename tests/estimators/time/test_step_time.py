@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
-from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.estimators.hardware.cluster import AttentionSpeed, Cluster, dram_bytes_per_s
 from ds_advise.estimators.hardware.gpus import find_gpu
@@ -505,9 +504,3 @@ def test_packed_documents_attend_to_themselves_alone() -> None:
     packed = estimate_time(model, dataclasses.replace(workload, document_len=4096), EIGHT, chosen).components
     assert packed["attention"] == pytest.approx(whole["attention"] / 4, rel=0.15)
     assert packed["matrix products"] == whole["matrix products"]
-
-
-def test_several_nodes_without_a_network_are_an_error() -> None:
-    """A cluster made in Python must say how its nodes are joined."""
-    with pytest.raises(ClusterError):
-        estimate_time(MODEL, WORKLOAD, dataclasses.replace(NODES, interconnect_bytes_per_s=None), plan())
