@@ -184,7 +184,7 @@ def _structure(path: Path) -> str:
             return _safetensors(path)
         content = json.loads(path.read_bytes()) if path.suffix == ".json" else None
     except (ValueError, TypeError, KeyError, AttributeError):
-        return "is empty" if not path.stat().st_size else "is no JSON" if path.suffix == ".json" else "is cut off"
+        return "is empty" if not path.stat().st_size else "is not JSON" if path.suffix == ".json" else "is cut off"
     if path.name.endswith(".index.json") and isinstance(content, dict):
         parts = sorted({str(part) for part in content.get("weight_map", {}).values()})
         return "".join(f"names {part}, which is missing" for part in parts[:1] if not (path.parent / part).exists())

@@ -157,7 +157,7 @@ class WeightsOf:
             except ValueError as error:
                 raise ConfigFileError(
                     f"{path.name} is not loaded",
-                    why="it is no archive of torch.save's, so what it names cannot be listed",
+                    why="it is not an archive of torch.save's, so what it names cannot be listed",
                     fix="take another checkpoint",
                 ) from error
             foreign = [name for name in named if name not in _KNOWN]

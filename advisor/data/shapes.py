@@ -76,7 +76,7 @@ def recognise(row: Row) -> str:
             return name
     known = "; ".join(f"{name} ({shape.fields})" for name, shape in ROW_SHAPES.items())
     raise DataError(
-        f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} are no known shape",
+        f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} match no known shape",
         why="it is not clear what is trained",
         fix=f"name the fields as one of: {known}",
     )
@@ -108,7 +108,7 @@ def _chat(row: Row) -> Chat:
         except ValueError:
             _refuse(row, f"{name} is text that is not JSON")
     if not isinstance(listed, list) or not listed:
-        _refuse(row, f"{name} is no list of messages")
+        _refuse(row, f"{name} is not a list of messages")
     messages = [_message(row, number, message) for number, message in enumerate(listed, 1)]
     if messages[0]["role"] != "system":
         messages = [*_system(row), *messages]
@@ -125,7 +125,7 @@ def _system(row: Row) -> list[Message]:
 def _message(row: Row, number: int, message: Any) -> Message:
     """One message of either spelling: role and content, or ShareGPT's from and value."""
     if not isinstance(message, dict):
-        _refuse(row, f"message {number} is no object")
+        _refuse(row, f"message {number} is not an object")
     role = message.get("role", message.get("from"))
     if role not in _ROLES:
         _refuse(row, f"message {number} has the role {role!r}")
@@ -148,7 +148,7 @@ def _instruction(row: Row) -> Chat:
     question = _string(row, _first(row.fields, _QUESTIONS) or _QUESTIONS[0])
     further = row.fields.get("input")
     if further is not None and not isinstance(further, str):
-        _refuse(row, "input is no text")
+        _refuse(row, "input is not text")
     return _exchange(row, f"{question}\n\n{further}" if further else question, _answer(row, _ANSWERS))
 
 
@@ -200,7 +200,7 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
 def _string(row: Row, name: str) -> str:
     value = row.fields.get(name)
     if not isinstance(value, str):
-        _refuse(row, f"{name} is {'missing' if value is None else 'no text'}")
+        _refuse(row, f"{name} is {'missing' if value is None else 'not text'}")
     return value
 
 

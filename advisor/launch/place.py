@@ -113,7 +113,7 @@ def slurm_rendezvous(environment: Mapping[str, str] = os.environ) -> tuple[Rende
     nodes, node_list, job = (environment.get(f"SLURM_JOB_{name}", "") for name in ("NUM_NODES", "NODELIST", "ID"))
     if not (re.fullmatch(r"\d{1,6} \d{1,18}", f"{nodes} {job}", flags=re.ASCII) and re.match(r"[^,\[]", node_list)):
         raise ClusterError(
-            "--slurm, but this is no Slurm allocation (SLURM_JOB_ID is not set)",
+            "--slurm, but this is not a Slurm allocation (SLURM_JOB_ID is not set)",
             why="srun starts the nodes of an allocation",
             fix="start it with sbatch or inside salloc; --dry and --emit slurm need none",
         )
@@ -135,7 +135,7 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
         port = str(PORT)
     if not (address and re.fullmatch(r"\d{1,5}", port, flags=re.ASCII) and 0 < int(port) < 65536):
         raise ClusterError(
-            f"--master {master[:60]!r} is no address",
+            f"--master {master[:60]!r} is not an address",
             why="all nodes meet there",
             fix="write the first node's name or address, and optionally a port: node-0:29500",
         )

@@ -144,7 +144,7 @@ class ScriptSource:
     @property
     def adapters(self) -> dict[str, Any] | None:
         """The arguments of peft's LoraConfig, under the names of a script's options. None where it makes none or makes
-        it under a condition, where what says their size is no literal, and without target modules, which peft then
+        it under a condition, where their size is not a literal, and without target modules, which peft then
         chooses by the model."""
         choices = (node for node in ast.walk(self._tree) if isinstance(node, ast.If | ast.IfExp))
         optional = {node for choice in choices if not _is_main_guard(choice) for node in ast.walk(choice)}

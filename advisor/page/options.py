@@ -68,7 +68,7 @@ def question_of(state: State) -> Question:
 def model_of(state: State) -> ModelShape:
     """The catalogue's model, or that of the pasted configuration.
 
-    Raises DsAdviseError where there is no such model, and for a text that is no model's configuration.
+    Raises DsAdviseError where there is no such model, and for a text that is not a model's configuration.
     """
     if state.get("config"):
         return shape_of(pasted_object(state["config"]), name=PASTED, source="the pasted config.json")

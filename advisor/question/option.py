@@ -29,7 +29,7 @@ class Option(NamedTuple):
     kind: Literal["switch", "choice", "count", "count or max", "number", "text"] = "text"
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = MappingProxyType({})
-    """Values that are asked for and are no choices: why, and what to ask instead."""
+    """Values that users ask for and that are not choices -> the reason, and what to ask instead."""
 
     @property
     def flag(self) -> str:

@@ -105,7 +105,7 @@ def read_prices(path: Path) -> PriceTable:
         own = row.get("currency", "").upper() or "USD"
         if not re.fullmatch("[A-Z]{3}", own):
             fix = "write its code, such as USD, EUR or CNY"
-            raise ConfigFileError(f"{where}: {own[:20]!r} is no currency", fix=fix)
+            raise ConfigFileError(f"{where}: {own[:20]!r} is not a currency", fix=fix)
         currency = currency or own
         if own != currency:
             fix = "give all of them in one currency"
@@ -141,7 +141,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 )
             yield reader.line_num, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
     except csv.Error as error:
-        raise ConfigFileError(f"{path.name} line {reader.line_num} is no CSV: {error}", fix=_EXAMPLE) from None
+        raise ConfigFileError(f"{path.name} line {reader.line_num} is not CSV: {error}", fix=_EXAMPLE) from None
 
 
 def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:

@@ -41,7 +41,7 @@ class ForeignConfig:
     framework: Framework
     ranks: int
     config: Any
-    """The settings, or the file's text where it is no JSON."""
+    """The settings, or the file's text where it is not JSON."""
     engine: str = ""
     """"" where it runs, else the phase in which the engine refused it and the exception's class."""
     only_read: str = ""

@@ -48,7 +48,7 @@ def _nothing_inside(path: Path) -> None:
         ("global_step8/mp_rank_00_model_states.pt", Path.unlink, "is missing", "is missing"),
         ("latest", Path.unlink, "is missing", "is missing"),
         ("trainer_state.json", _empty, "is empty", "is cut off after 0 of"),
-        ("trainer_state.json", _cut, "is no JSON", "is cut off after"),
+        ("trainer_state.json", _cut, "is not JSON", "is cut off after"),
         (MODEL, _cut, "is cut off", "is cut off after"),
         (MODEL, _flip, "", "has changed since it was saved"),
         ("rng_state_0.pth", _cut, "is cut off", "is cut off after"),

@@ -114,7 +114,7 @@ def _write_pickle(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (_write_pickle, "is not loaded: it is no archive of torch.save's"),
+        (_write_pickle, "is not loaded: it is not an archive of torch.save's"),
         (_remove_layer, "does not hold the weights of its config.json: model.layers.2."),
         (_widen, "(256, 64), and (300, 64) in the model"),
         (_plant_code, "is not loaded: it names posix.system, whose code would run"),

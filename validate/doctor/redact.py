@@ -70,7 +70,7 @@ class Redactor:
 
 
 def _mask_address(match: re.Match[str]) -> str:
-    """Loopback and unspecified addresses are kept; version numbers are no addresses."""
+    """Loopback and unspecified addresses are kept; version numbers are not addresses."""
     try:
         address = ipaddress.ip_address(match[0])
     except ValueError:

@@ -19,7 +19,7 @@ from .rules import RULES
 from .rules_batch import is_for_the_trainer
 
 MOST_FINDINGS = 200
-"""A file with more is no configuration."""
+"""A file with more is not a configuration."""
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 

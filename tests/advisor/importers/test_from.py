@@ -171,9 +171,9 @@ def test_a_configuration_within_the_file_stays_in_it(capsys: pytest.CaptureFixtu
 BAD = {
     "there is no such file": ("missing.yaml", None, "no such file"),
     "it is empty": ("x.yaml", "", "empty"),
-    "it is no YAML": ("x.yaml", "a: [1", "not YAML"),
-    "it is no JSON": ("x.json", '{"a": ', "not JSON"),
-    "it is no text": ("x.yaml", "a\0b", "not text"),
+    "it is not YAML": ("x.yaml", "a: [1", "not YAML"),
+    "it is not JSON": ("x.json", '{"a": ', "not JSON"),
+    "it is not text": ("x.yaml", "a\0b", "not text"),
     "it is a list": ("x.yaml", "- 1\n- 2", "no keys"),
     "its keys are of no tool": ("x.yaml", "services: 1\nversion: 2", "services, version"),
     "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration, without model"),

@@ -140,8 +140,8 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     ("arguments", "message"),
     [
         ("--gpus 2x8xH100 -- train.py", "no rendezvous given"),
-        ("--gpus 8xH100 --slurm -- train.py", "no Slurm allocation"),
-        ("--gpus 8xH100 --master a:b --nodes 2 -- train.py", "is no address"),
+        ("--gpus 8xH100 --slurm -- train.py", "not a Slurm allocation"),
+        ("--gpus 8xH100 --master a:b --nodes 2 -- train.py", "is not an address"),
         ("--gpus 8xH100 --master a --nodes 2 --node-rank 2 -- train.py", "no node 2 among 2"),
         ("--gpus 8xH100 --hostfile hosts --launcher torchrun -- train.py", "pass --launcher deepspeed"),
         ("--gpus 8xH100 --hostfile none -- train.py", "no such file"),

@@ -160,9 +160,9 @@ def test_the_report_has_every_machine_as_a_point_and_the_deadline(
     ("words", "why"),
     [
         ("--deadline soon", "--deadline 'soon'"),
-        ("--budget much", "--budget 'much' is no amount"),
+        ("--budget much", "--budget 'much' is not an amount"),
         ("--budget 50EUR", "in EUR, and the prices are in USD"),
-        ("--budget -5", "is no amount"),
+        ("--budget -5", "is not an amount"),
         ("--max-nodes 0", "not a whole number"),
         ("--tokens 1B", "both give the amount"),
         ("--prices nowhere.csv", "No such file"),

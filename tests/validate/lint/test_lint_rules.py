@@ -125,7 +125,7 @@ def test_a_rule_is_silent_for_versions_that_it_does_not_hold_for() -> None:
 
 
 def test_a_flood_of_findings_is_cut() -> None:
-    """A file that is no configuration at all gives an answer of a readable length, at once."""
+    """A file that is not a configuration at all gives an answer of a readable length, at once."""
     report = judged("{" + ",".join(f'"key{index}": 1' for index in range(5000)) + "}")
     assert len(report.findings) == 200 and report.more > 0
 
