@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
 import sys
 import time
@@ -116,33 +115,6 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError:
         return b""
-
-
-def test_an_impossible_measurement_has_an_outcome(place: Place) -> None:
-    """An error is an outcome, too, and does not stop the rest."""
-    assert measure(measurement("context"), place, limit_s=60)["outcome"] == "not possible"
-    answer = measure(replace(measurement("x"), kind="extensions"), place, limit_s=60)
-    assert answer["outcome"] == "failed"
-    assert "KeyError" in answer["reason"]
-
-
-def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
-    """Without an installation, here and in the processes that are started."""
-    (tmp_path / "any name").symlink_to(ROOT)
-    script = (
-        "import subprocess, sys, pathlib\n"
-        "from benchmarks.gpu.machine.checkout import make_importable\n"
-        f"make_importable(pathlib.Path({str(tmp_path)!r}))\n"
-        "import ds_advise\n"
-        "print(pathlib.Path(ds_advise.__file__).resolve(), flush=True)\n"
-        "where = 'import ds_advise, pathlib; print(pathlib.Path(ds_advise.__file__).resolve())'\n"
-        "subprocess.run([sys.executable, '-c', where], cwd='/', check=True)\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path / "any name", env=environment, capture_output=True, text=True
-    )
-    assert run.stdout.split("\n")[:2] == [str(ROOT / "__init__.py")] * 2, run.stderr
 
 
 def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from ds_advise.estimators.hardware.cluster import HOST_SCORE_S, Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
@@ -13,8 +11,8 @@ from ds_advise.estimators.time.host_costs import HostCosts, host_costs
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
 
-from benchmarks.probes import host_time, host_time_cases
-from benchmarks.probes.host_time_cases import HostTimeCase, HostTimeError, host_times
+from benchmarks.probes import host_time
+from benchmarks.probes.host_time_cases import HostTimeCase, host_times
 
 
 def test_committed_costs_are_those_of_the_measured_cases() -> None:
@@ -58,11 +56,3 @@ def test_a_real_step_is_timed_and_counted() -> None:
     assert first.counts["forward"].calls == third.counts["forward"].calls == 2 * 13 + 7
     assert first.counts["forward"].gathered == 0 < third.counts["forward"].gathered
     assert first.counts["backward"].reduced == 0 and third.counts["backward"].reduced == third.parameters
-
-
-def test_a_case_that_cannot_run_has_a_reason(tmp_path: Path) -> None:
-    """The error in its answer; without an answer what its process printed last."""
-    (tmp_path / "answer-0.json").write_text('{"error": "no such model"}')
-    for index, reason in enumerate(("no such model", "killed")):
-        with pytest.raises(HostTimeError, match=reason):
-            host_time_cases._read(tmp_path, index, "killed")
