@@ -11,6 +11,7 @@ from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
+from ..estimators.phrase import phrase
 from ..estimators.plan import PLANS, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
@@ -137,13 +138,13 @@ def _check_max(given: QuestionOptions) -> None:
     searched = [OPTIONS[name].flag for name in ("model_size", "micro_batch", "seq_len") if given[name] == "max"]
     if len(searched) > 1:
         raise WorkloadError(
-            f"{' and '.join(f'{flag} max' for flag in searched)} contradict each other",
+            phrase("{names} contradict each other", names=" and ".join(f"{flag} max" for flag in searched)),
             why="only one value can be searched",
             fix="pass a number for the others",
         )
     if given["data"] is not None and searched and searched != ["--micro-batch"]:
         raise WorkloadError(
-            f"{searched[0]} max and --data contradict each other",
+            phrase("{option} max and --data contradict each other", option=searched[0]),
             why="the data are counted for one model, and decide the sequence length",
             fix="give their number with --samples",
         )
@@ -202,7 +203,10 @@ def estimate(
 def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a rung, or of plain PyTorch, with these settings; the same errors as `estimate`."""
     if rung not in PLANS:
-        raise WorkloadError(f"unknown strategy {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
+        raise WorkloadError(
+            phrase("unknown strategy {rung!r}", rung=rung[:40]),
+            fix=phrase("pass one of {names}", names=", ".join(PLANS)),
+        )
     question, _ = with_fastest_rollout(question)
     chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
     if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
@@ -211,7 +215,7 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     candidates, obstacle = candidates_of(rung, question, settings=chosen)
     best = best_of_rung(candidates, LEAST[question.risk])
     if best is None:
-        raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
+        raise WorkloadError(phrase("{rung} cannot run here", rung=rung), why=obstacle, fix="pass another --rung")
     return best
 
 

@@ -10,6 +10,7 @@ from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.families import family_of, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
+from ..estimators.phrase import phrase
 from ..estimators.plan import PLAN_FIELDS, Plan
 from ..estimators.workload import Framework, Workload
 from .training_script import script_makes_optimizer
@@ -156,7 +157,7 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
     spec = OPTIMIZERS[workload.optimizer]
     if plan.offload_optimizer != "none" and spec.cpu_state_bytes is None:
         raise WorkloadError(
-            f"{workload.optimizer} cannot run with its states in host RAM",
+            phrase("{optimizer} cannot run with its states in host RAM", optimizer=workload.optimizer),
             why="DeepSpeed has no CPU form of it",
             fix="choose adamw, or a plan that does not offload the optimizer",
         )

@@ -89,14 +89,14 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     except (OSError, RuntimeError) as error:  # a loop of links, no current folder
         raise ConfigFileError(
-            f"{path} leads nowhere",
+            phrase("{path} leads nowhere", path=path),
             why="a link points to itself, or the folder is gone",
             fix="pass another path with -o",
         ) from error
     if target.exists():
         if not target.is_file():
             raise ConfigFileError(
-                f"{path} is not a regular file",
+                phrase("{path} is not a regular file", path=path),
                 why="the configuration cannot replace it",
                 fix="pass another path with -o",
             )
@@ -112,7 +112,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
         replace_file(target, text)
     except OSError as error:
         raise ConfigFileError(
-            f"cannot write {path}: {error.strerror}",
+            phrase("cannot write {path}: {reason}", path=path, reason=error.strerror),
             why="the configuration was not written",
             fix="pass a path in a folder that you may write to with -o, or --no-write",
         ) from error

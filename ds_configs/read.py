@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.phrase import named, phrase
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan
 from ..estimators.workload import OptimizerStep, Precision, Workload
 
@@ -320,9 +321,14 @@ def _batch(
     micro = micro or total // ranks // (accumulation or 1)
     accumulation = accumulation or (total // micro // ranks if total and micro else 1)
     if total and micro * accumulation * ranks != total:
+        fields = {"total": total, "micro": micro, "accumulation": accumulation, "ranks": ranks}
         raise ConfigFileError(
-            f"train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
-            f"are {micro * accumulation * ranks}",
+            phrase(
+                "train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x "
+                "{ranks} GPUs are {product}",
+                product=micro * accumulation * ranks,
+                **fields,
+            ),
             why="DeepSpeed stops at the contradiction",
             fix="remove train_batch_size: it follows from the others",
         )
@@ -334,9 +340,9 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
     value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
     if given and value != given:
         raise ConfigFileError(
-            f"{key} is {value}, but TrainingArguments has {given}",
+            phrase("{key} is {value}, but TrainingArguments has {given}", key=key, value=value, given=given),
             why="the Trainer stops at the contradiction",
-            fix=f'set {key} to "auto"',
+            fix=phrase('set {key} to "auto"', key=key),
         )
     return value
 
@@ -387,4 +393,5 @@ def _share(block: Mapping[str, Any], key: str, *, default: float, where: str) ->
 
 
 def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:
-    return ConfigFileError(f"{key} is {value!r}", why="DeepSpeed refuses it", fix=f"set it to {wanted}")
+    what, fix = phrase("{key} is {value!r}", key=key, value=value), phrase("set it to {wanted}", wanted=named(wanted))
+    return ConfigFileError(what, why="DeepSpeed refuses it", fix=fix)

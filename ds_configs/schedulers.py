@@ -10,6 +10,7 @@ from typing import Any
 
 from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Cluster, cpu_cores
+from ..estimators.phrase import phrase
 from .job import Job, yaml_text
 from .launch_commands import IN_ALLOCATION, PORT, Rendezvous, launcher_words, shell_line
 
@@ -92,7 +93,7 @@ def gpu_name(cluster: Cluster) -> str:
     if gpu.assumed or known is None:
         what = "a GPU of which only the memory is given" if gpu.assumed else gpu.name
         raise ClusterError(
-            f"SkyPilot's catalogue has no name for {what}",
+            phrase("SkyPilot's catalogue has no name for {what}", what=what),
             why="its file must name the GPU to rent",
             fix="pass --gpus with one that clouds rent, such as 8xH100, or leave skypilot out",
         )

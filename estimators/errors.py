@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from .phrase import named
+
 
 class DsAdviseError(Exception):
     """A question that cannot be answered. The three parts are one line each."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         """what: what was wrong, naming the value. why: the reason, or why it cannot be guessed. fix: the flag, file or
-        command that helps, without a full stop."""
+        command that helps, without a full stop. A catalogue may have literals and `phrase`s."""
         super().__init__(what)
-        self.what, self.why, self.fix = map(_without_stop, (what, why, fix))
+        self.what, self.why, self.fix = (named(_without_stop(part)) for part in (what, why, fix))
 
     def __str__(self) -> str:
         return "  ".join(part for part in (self.what, self.why, self.fix) if part)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from .errors import WorkloadError
 from .losses import LOSSES, default_loss
 from .models.model_shape import ModelShape, Tensor
+from .phrase import phrase
 from .plan import Plan
 from .rollouts import Rollouts
 from .workload import NEXT_TOKEN, Framework, LossKernel, Objective, Software, Workload
@@ -175,7 +176,7 @@ def trained_model(model: ModelShape, objective: Objective) -> ModelShape:
         return model
     if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise WorkloadError(
-            f"a {objective} model of {model.name} is not known",
+            phrase("a {objective} model of {model} is not known", objective=objective, model=model.name),
             why="heads for rewards are those of causal language models",
             fix="pass another model, or another --objective",
         )

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Gpu
 from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+from ..estimators.phrase import phrase
 
 
 def read_text(file: Path) -> str:
@@ -212,7 +213,7 @@ def visible_gpus() -> list[Gpu]:
         gpus = _query(lambda nvml: [_gpu(nvml, handle) for handle in visible_handles(nvml)])
     except pynvml.NVMLError as error:
         raise ClusterError(
-            f"no NVIDIA driver answers on this machine ({error})",
+            phrase("no NVIDIA driver answers on this machine ({error})", error=error),
             why="without --gpus, the GPUs are those that it lists",
             fix=_OTHER_FIX,
         ) from None
@@ -220,7 +221,7 @@ def visible_gpus() -> list[Gpu]:
         raise ClusterError(
             "no GPU is visible",
             why="--gpus auto takes the GPUs that CUDA uses",
-            fix=f"check CUDA_VISIBLE_DEVICES, or {_OTHER_FIX}",
+            fix=phrase("check CUDA_VISIBLE_DEVICES, or {advice}", advice=_OTHER_FIX),
         )
     return gpus
 
@@ -236,8 +237,8 @@ def check_gpus(count: int) -> None:
     if found >= count:
         return
     raise ClusterError(
-        f"this machine has {f'only {found}' if found else 'no'} GPU{'s' * (found > 1)}",
-        why=f"{count} are needed, one for each rank" if found else "every rank needs one",
+        phrase("this machine has only {found} of the GPUs", found=found) if found else "this machine has no GPU",
+        why=phrase("{count} are needed, one for each rank", count=count) if found else "every rank needs one",
         fix="pass --device cpu, or use ds-advise dry-run, which simulates GPUs",
     )
 

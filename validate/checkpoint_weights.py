@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
+from ..estimators.phrase import phrase
 from ..estimators.workload import TORCH_DTYPES, Precision
 from .checkpoint import (
     CHECKSUMS,
@@ -122,7 +123,7 @@ def check_convertible(contents: CheckpointContents) -> None:
         reason = "without ZeRO the weights are whole in mp_rank_00_model_states.pt"
         fix = "load them with the training script: engine.load_checkpoint, then model.save_pretrained"
     if reason:
-        raise ConfigFileError(f"{contents.folder} cannot be converted", why=reason, fix=fix)
+        raise ConfigFileError(phrase("{folder} cannot be converted", folder=contents.folder), why=reason, fix=fix)
 
 
 class WeightsOf:
@@ -156,15 +157,15 @@ class WeightsOf:
                 named = get_unsafe_globals_in_checkpoint(str(path))
             except ValueError as error:
                 raise ConfigFileError(
-                    f"{path.name} is not loaded",
+                    phrase("{path} is not loaded", path=path.name),
                     why="it is not an archive of torch.save's, so what it names cannot be listed",
                     fix="take another checkpoint",
                 ) from error
             foreign = [name for name in named if name not in _KNOWN]
             if foreign:
                 raise ConfigFileError(
-                    f"{path.name} is not loaded",
-                    why=f"it names {foreign[0]}, whose code would run",
+                    phrase("{path} is not loaded", path=path.name),
+                    why=phrase("it names {foreign}, whose code would run", foreign=foreign[0]),
                     fix="convert it with the training script",
                 )
 
@@ -172,7 +173,7 @@ class WeightsOf:
         """Names and shapes are those of the model's own class. Aliases of tied weights are left out."""
         if any(".lora_A." in name for name in self.tensors):
             raise ConfigFileError(
-                f"{self.folder} holds LoRA adapters",
+                phrase("{folder} holds LoRA adapters", folder=self.folder),
                 why="peft saves them as adapter_model.safetensors",
                 fix="use that file, or ds-advise train --merge",
             )
@@ -189,7 +190,7 @@ class WeightsOf:
         ]
         if wrong:
             raise ConfigFileError(
-                f"{self.folder} does not hold the weights of its config.json",
+                phrase("{folder} does not hold the weights of its config.json", folder=self.folder),
                 why=wrong[0] + (f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""),
                 fix="put the training's config.json into the folder",
             )
@@ -218,7 +219,7 @@ class WeightsOf:
             raise ConfigFileError(f"{target} exists", why="nothing is overwritten", fix="pass --force")
         if target.is_dir() and any(path.is_dir() for path in target.iterdir()):
             raise ConfigFileError(
-                f"{target} is not replaced",
+                phrase("{target} is not replaced", target=target),
                 why="it holds other folders, such as checkpoints, which --force would delete",
                 fix="name another folder",
             )

@@ -14,6 +14,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.phrase import phrase
 from ...estimators.plan import PLANS, PlainPyTorch, Plan, Rung
 from ...estimators.time.job import Job, JobDuration, Price, job_duration
 from ...estimators.unsupported import unsupported
@@ -230,7 +231,7 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     if name in PLANS and not Path(name).exists():
         if context is None:
             raise WorkloadError(
-                f"{name} is a strategy: its numbers follow from the model and the GPUs",
+                phrase("{name} is a strategy: its numbers follow from the model and the GPUs", name=name),
                 fix="pass --model and --gpus, or a ds_config.json in its place",
             )
         return _rung_side(name, context, facts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
 from ...estimators.json_form import from_attributes
+from ...estimators.phrase import phrase
 from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
 from ..search.candidate import Candidate, Verdict
 from ..text.labels import component_title
@@ -233,9 +234,11 @@ def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
         return chosen
     step = next((step for step in answer.ladder if step.rung == rung), None)
     if step is None:
-        raise WorkloadError(f"unknown strategy {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
+        raise WorkloadError(
+            phrase("unknown strategy {rung!r}", rung=rung), fix=phrase("pass one of {names}", names=", ".join(RUNGS))
+        )
     if step.candidate is None:
-        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung")
+        raise WorkloadError(phrase("{rung} cannot run here", rung=rung), why=step.reason, fix="pass another --rung")
     return step.candidate
 
 

@@ -54,12 +54,10 @@ _LAUNCHED_BY_DS_ADVISE = phrase("Or let ds-advise check, start and watch it:")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A sentence, and lines to copy below it."""
+    """A sentence, and lines of shell or Python to copy below it."""
 
     text: str
     code: tuple[str, ...] = ()
-    is_shell: bool = False
-    """Whether the lines are shell commands, which may be continued after a backslash."""
 
 
 def plan_config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
@@ -183,9 +181,9 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool) -> It
     if chosen is not None:
         yield from (_in_full if details else _in_short)(answer, chosen, config_path)
         launch = _launch(answer, chosen, config_path)
-        yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,), is_shell=True)
+        yield Block(text=_LAUNCHED_BY_DS_ADVISE, code=(launch,))
     for file in answer.job_files:
-        yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start, is_shell=True)
+        yield Block(text=phrase("Or with {file}:", file=file.path), code=file.start)
 
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Block:
@@ -202,7 +200,7 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -
         steps=plan.gradient_accumulation_steps,
         checkpointing=checkpointing_title(plan),
     )
-    return Block(text=text, code=(_launch(answer, candidate, config_path),), is_shell=True)
+    return Block(text=text, code=(_launch(answer, candidate, config_path),))
 
 
 def _launch(answer: Recommendation, candidate: Candidate, config_path: str, nodes: str = " --hostfile hostfile") -> str:
@@ -263,10 +261,10 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
     settings = start_settings(answer, chosen) if question.cluster.nodes == 1 else []
     exports = (f"export {setting}" for setting, _ in settings)
     if server := server_commands(workload, question.cluster, question.model.name):
-        yield Block(text=_SERVER, code=tuple(server), is_shell=True)
+        yield Block(text=_SERVER, code=tuple(server))
     commands = start_commands(answer, chosen, config_path)["deepspeed"]
     text = phrase("Start it (--details has all launchers and arguments):")
-    yield Block(text=text, code=(*exports, *commands), is_shell=True)
+    yield Block(text=text, code=(*exports, *commands))
 
 
 def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
@@ -276,24 +274,24 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     if answer.question.workload.uses_trainer:
         yield Block(text=_checkpoints(answer, chosen, config_path))
     if server := server_commands(answer.question.workload, cluster, answer.question.model.name):
-        yield Block(text=_SERVER, code=tuple(server), is_shell=True)
+        yield Block(text=_SERVER, code=tuple(server))
     for setting, why in start_settings(answer, chosen):
-        yield Block(text=why, code=(f"export {setting}",), is_shell=True)
+        yield Block(text=why, code=(f"export {setting}",))
     if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
         yield Block(text=_kept_threads(answer, chosen, cluster.threads_per_rank))
     by_launcher = start_commands(answer, chosen, config_path)
     first, *others = by_launcher
-    yield Block(text=phrase("Start it with {launcher}:", launcher=first), code=tuple(by_launcher[first]), is_shell=True)
+    yield Block(text=phrase("Start it with {launcher}:", launcher=first), code=tuple(by_launcher[first]))
     for launcher in others:
         how = phrase("Or with {launcher}:", launcher=launcher)
         if launcher == "srun":
             how = phrase("Or with srun in a Slurm allocation (--emit slurm writes a job script):")
         elif cluster.nodes > 1:
             how = phrase("Or with {launcher} on every node:", launcher=launcher)
-        yield Block(text=how, code=tuple(by_launcher[launcher]), is_shell=True)
+        yield Block(text=how, code=tuple(by_launcher[launcher]))
     if "srun" in by_launcher:
         command = _launch(answer, chosen, config_path, " --slurm")
-        yield Block(text=phrase("Or let ds-advise check, start and watch it there:"), code=(command,), is_shell=True)
+        yield Block(text=phrase("Or let ds-advise check, start and watch it there:"), code=(command,))
 
 
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
@@ -343,17 +341,22 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
 def _position_ids(ranks: int) -> Block:
     """What Ulysses needs of the data loader (deepspeed `UlyssesSPDataLoaderAdapter`)."""
     return Block(
-        text="DeepSpeed's loader for Ulysses is empty in every second epoch: repeat the data instead of the epoch. "
-        f"Every batch needs position_ids and a length that {ranks} divides. In the data collator, with batch padded to "
-        f"a multiple of {ranks}:",
+        text=phrase(
+            "DeepSpeed's loader for Ulysses is empty in every second epoch: repeat the data instead. In the data "
+            "collator, pad batch to a multiple of {ranks}, and add:",
+            ranks=ranks,
+        ),
         code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
     )
 
 
-def _kept_threads(answer: Recommendation, chosen: Candidate, threads: int) -> str:
+def _kept_threads(answer: Recommendation, chosen: Candidate, threads: int) -> Phrase:
     """The threads that the user has set, and the gain of others."""
     cores = cores_per_rank(answer.question.cluster)
     plan, cluster = chosen.plan, answer.question.cluster
     ratio = _step_s(answer.question, plan, cluster.threads_per_rank) / _step_s(answer.question, plan, cores)
-    gain = f"; with {cores}, the cores per rank, a step would be {times(ratio)} as fast" if ratio > _LEAST_RATIO else ""
-    return f"OMP_NUM_THREADS={threads} is set here and stays{gain}."
+    text = phrase("OMP_NUM_THREADS={threads} is set here and stays", threads=threads)
+    if ratio > _LEAST_RATIO:
+        gain = {"cores": cores, "ratio": times(ratio)}
+        text = phrase("{kept}; with {cores}, the cores per rank, a step would be {ratio} as fast", kept=text, **gain)
+    return phrase("{words}.", words=text)

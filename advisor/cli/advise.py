@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from ...ds_configs.job import JobKind
+from ...estimators.phrase import phrase
 from ...estimators.plan import PlainPyTorch
 from ...probes.gc_pause import gc_paused
 from ..question.options import (
@@ -109,7 +110,9 @@ def advise(
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
     if destination != "-" and not Path(destination).name:
-        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
+        raise click.UsageError(
+            phrase("--output {folder} is a folder; name a file in it, or pass --no-write", folder=destination)
+        )
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     shows_estimate = output.mode == "json" or details or html is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from ..text.output import Output
 from .options import FORCE, PATH, output_options, warn_ignored
 
@@ -41,7 +42,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if not to_hf:
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
-        raise click.UsageError(f"{folder} is not a folder")
+        raise click.UsageError(phrase("{folder} is not a folder", folder=folder))
     found = read_checkpoint(folder)
     contents = contents_of(found)
     if contents.stage == "none" and not contents.weights:

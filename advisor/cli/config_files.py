@@ -11,6 +11,7 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.phrase import phrase
 from ..text.output import Output
 from .options import (
     ACCUMULATION,
@@ -96,7 +97,7 @@ def _show_rules(code: str | None, output: Output) -> int:
         return 0
     rule = next((rule for rule in RULES if rule.code == code.upper()), None)
     if rule is None:
-        raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
+        raise click.UsageError(phrase("there is no rule {code!r}; --list shows them", code=code[:20]))
     output.print(partial(render_rule, rule), output.console())
     return 0
 
@@ -212,7 +213,7 @@ def compare(
             ("--plot", plot is not None),
         ):
             if given:
-                raise click.UsageError(f"{option} needs --model")
+                raise click.UsageError(phrase("{option} needs --model", option=option))
     question["gradient_checkpointing"] = question["gradient_checkpointing"] or "on"  # the same on both sides
     context = None if model is None else read_context(model, gpus=gpus or "auto", say=output.say, **question)
     comparison = compare_sides(first, second, context)
@@ -287,7 +288,9 @@ def from_file(
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if destination is not None and not destination.name:
-        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or leave it out")
+        raise click.UsageError(
+            phrase("--output {folder} is a folder; name a file in it, or pass --no-write", folder=destination)
+        )
     answer, failure = import_file(file, destination=destination, **question), None
     if destination is not None and answer.files:
         try:

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ...ds_configs.job import JOB_KINDS
+from ...estimators.phrase import phrase
 from ..question.option import Option, parse_count
 from ..question.options import GROUPS, OPTIONS, RENAMED, MethodOptions, RolloutOptions, names_in
 from ..text.language import Language, language_of_environment
@@ -33,7 +34,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
         try:
             return value if isinstance(value, int) else parse_count(str(value))
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(error.args[0], param, ctx)
 
 
 class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
@@ -46,6 +47,8 @@ class _Choice(click.Choice):  # type: ignore[type-arg,unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in self._refused:
             self.fail(self._refused[value], param, ctx)
+        if value not in self.choices:
+            self.fail(phrase("{value!r} is not one of {names}", value=value, names=", ".join(self.choices)), param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -216,7 +219,9 @@ def _job_kinds(_context: click.Context, _parameter: click.Parameter, values: Seq
     kinds = tuple(kind.strip() for value in values for kind in value.split(","))
     for kind in kinds:
         if kind not in JOB_KINDS:
-            raise click.BadParameter(f"{kind[:40]!r} is none of {', '.join(JOB_KINDS)}")
+            raise click.BadParameter(
+                phrase("{value!r} is not one of {names}", value=kind[:40], names=", ".join(JOB_KINDS))
+            )
     return kinds
 
 

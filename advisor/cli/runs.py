@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.phrase import phrase
 from ..question.options import (
     OPTIONS,
     CpuOptions,
@@ -385,7 +386,7 @@ def train(
         return go_on({name: options[name] for name in given_by_user() & options.keys()}, folder, controls)
     for name in ("model", "data"):
         if not options[name]:
-            raise click.UsageError(f"--{name} is missing")
+            raise click.UsageError(phrase("--{name} is missing", name=name))
     advice = {name: options[name] for name in _TRAINED}
     if dry:
         return show(options, advice, folder, output)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...estimators.phrase import phrase
 from ..text.output import seldom
 from ..text.units import percent, seconds
 from .rows import DataError, read_rows
@@ -274,7 +275,7 @@ def cut(
     index, cuts = indexed(data, trained)
     if not len(index):
         raise DataError(
-            f"{data.name}: no sample keeps an answer within {seq_len} tokens",
+            phrase("{data}: no sample keeps an answer within {seq_len} tokens", data=data.name, seq_len=seq_len),
             why="text beyond the sequence length is cut",
             fix="pass a larger --seq-len",
         )

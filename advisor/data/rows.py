@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 
 from ...estimators.errors import DsAdviseError
+from ...estimators.phrase import named, phrase
 from ..text.units import counted_noun
 
 _CSV = (".csv", ".tsv")
@@ -49,9 +51,9 @@ def read_rows(path: Path) -> Iterator[Row]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(
-            f"{path}: unknown kind of data file",
-            why=f"the suffix {suffix or '(none)'} is not known",
-            fix=f"rename it to end with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, depending on its content",
+            phrase("{path}: unknown kind of data file", path=path),
+            why=phrase("the suffix {suffix} is not known", suffix=suffix or "(none)"),
+            fix=phrase("rename it to end with one of {names}, as its content is", names=", ".join(SUFFIXES)),
         )
     return _parquet(path) if suffix == ".parquet" else _text(path, suffix)
 
@@ -75,7 +77,8 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
     except UnicodeDecodeError as problem:
         raise _not_utf_8(path) from problem
     except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({os.strerror(problem.errno or 0)})", fix="check --data") from problem
+        what = phrase("{path}: cannot be read ({reason})", path=path, reason=os.strerror(problem.errno or 0))
+        raise DataError(what, fix="check --data") from problem
 
 
 def _not_utf_8(path: Path) -> DataError:
@@ -87,14 +90,17 @@ def _not_utf_8(path: Path) -> DataError:
                 line.decode()
             except UnicodeDecodeError as problem:
                 why = f"byte {line[problem.start]:#04x} cannot be read"
-                return DataError(f"{path.name}, line {number}: not UTF-8 text", why=why, fix=fix)
-    return DataError(f"{path}: not UTF-8 text", fix=fix)
+                where = f"{path.name}, line {number}"
+                return DataError(phrase("{path}: not UTF-8 text", path=where), why=why, fix=fix)
+    return DataError(phrase("{path}: not UTF-8 text", path=path), fix=fix)
 
 
 def _plain_text(path: Path, stream: TextIO) -> Iterator[Row]:
     if isinstance(_parsed(stream.readline(_PIECE)), dict):
         raise DataError(
-            f"{path}: holds JSON Lines", why="as plain text its braces would be trained", fix="name it .jsonl"
+            phrase("{path}: holds JSON Lines", path=path),
+            why="as plain text its braces would be trained",
+            fix="name it .jsonl",
         )
     stream.seek(0)
     line, piece = 1, _piece(stream)
@@ -195,10 +201,13 @@ def _parquet(path: Path) -> Iterator[Row]:
         import datasets
     except ImportError as problem:
         raise DataError(
-            f"{path.name}: Parquet needs the datasets library", why="it is not installed", fix="pip install datasets"
+            phrase("{path}: Parquet needs the datasets library", path=path.name),
+            why="it is not installed",
+            fix="pip install datasets",
         ) from problem
     if not path.is_file():
-        raise DataError(f"{path}: cannot be read (no such file)", fix="check --data")
+        what = phrase("{path}: cannot be read ({reason})", path=path, reason=os.strerror(errno.ENOENT))
+        raise DataError(what, fix="check --data")
     try:
         # Streaming: no copy of the file is made in a cache.
         rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
@@ -217,4 +226,5 @@ def _reason(problem: BaseException) -> str:
 
 
 def _refuse(place: str, what: str) -> NoReturn:
-    raise DataError(f"{place}: {what}", why="every row must be one sample", fix="repair or remove it")
+    what = phrase("{place}: {what}", place=place, what=named(what))
+    raise DataError(what, why="every row must be one sample", fix="repair or remove it")

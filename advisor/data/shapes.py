@@ -78,7 +78,7 @@ def recognise(row: Row) -> str:
     raise DataError(
         f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} match no known shape",
         why="it is not clear what is trained",
-        fix=f"name the fields as one of: {known}",
+        fix=phrase("name the fields as one of: {known}", known=known),
     )
 
 
@@ -218,7 +218,7 @@ def _answer(row: Row, names: Sequence[str]) -> str:
 
 def _refuse(row: Row, what: str) -> NoReturn:
     raise DataError(
-        f"{row.place}: {what}",
+        phrase("{place}: {what}", place=row.place, what=what),
         why="every row must be one whole sample",
         fix="repair or remove it, or name another shape with --format",
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import phrase
 from .rows import DataError
 from .shapes import Chat, Message, RowSample, TextPart
 
@@ -27,7 +28,7 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
     except Exception as problem:  # of many kinds: missing and broken files, code that would have to be trusted
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         raise ModelConfigError(
-            f"{name}: no tokenizer that can be read ({lines[0][:150]})",
+            phrase("{name}: no tokenizer that can be read ({lines})", name=name, lines=lines[0][:150]),
             why="text must become tokens, and code from the model's folder is not executed",
             fix="put tokenizer.json and tokenizer_config.json next to config.json",
         ) from problem
@@ -38,7 +39,7 @@ def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
     folder = _folder(name, shape, (*_DESCRIPTIONS, _WEIGHTS), offline=offline)
     if not any(folder.glob(_WEIGHTS)):
         raise ModelConfigError(
-            f"{name}: no safetensors in {folder}",
+            phrase("{name}: no safetensors in {folder}", name=name, folder=folder),
             why="training starts from weights, and pickled ones can run code when read",
             fix="give the folder that holds model.safetensors, or convert: model.save_pretrained(folder)",
         )
@@ -148,7 +149,7 @@ class Renderer:
             return start, len(until)
         if is_last:
             raise DataError(
-                f"{place}: the chat template leaves out the last answer",
+                phrase("{place}: the chat template leaves out the last answer", place=place),
                 why="there is nothing to learn from",
                 fix="repair the row, or the tokenizer's chat_template",
             )

@@ -26,6 +26,7 @@ from ...ds_configs.files import config_text, replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.json_form import to_json
+from ...estimators.phrase import phrase
 from ..answer.explanation import in_words, with_numbers
 from ..search.candidate import Candidate
 from ..text.labels import component_title
@@ -49,7 +50,9 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
         return
     if plot.suffix.lower() not in (".svg", ".png"):
         raise ConfigFileError(
-            f"{plot} is no picture that can be drawn", why="--plot draws SVG and PNG", fix="name it .svg or .png"
+            phrase("{plot} is no picture that can be drawn", plot=plot),
+            why="--plot draws SVG and PNG",
+            fix="name it .svg or .png",
         )
     if plot.suffix.lower() == ".png" and find_spec("resvg_py") is None:
         raise ConfigFileError(
@@ -64,19 +67,23 @@ def check_target(path: Path, option: str, *, force: bool) -> None:
     """Raises ConfigFileError where the file that an option names cannot be written, or exists, unless `force`."""
     other = f"pass another file to {option}"
     if path.exists() and not path.is_file():
-        raise ConfigFileError(f"{path} is not a regular file", why="it cannot be replaced", fix=other)
+        raise ConfigFileError(phrase("{path} is not a regular file", path=path), why="it cannot be replaced", fix=other)
     if not path.parent.is_dir():
-        raise ConfigFileError(f"{path} cannot be written", why="its folder does not exist", fix=other)
+        raise ConfigFileError(phrase("{path} cannot be written", path=path), why="its folder does not exist", fix=other)
     if path.exists() and not force:
         raise ConfigFileError(
-            f"{path} exists", why="it would be lost", fix=f"pass --force, or another file to {option}"
+            phrase("{path} exists", path=path),
+            why="it would be lost",
+            fix=phrase("pass --force, or another file to {option}", option=option),
         )
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise ConfigFileError(
-            f"{path} cannot be written", why=(error.strerror or "the folder refuses it").lower(), fix=other
+            phrase("{path} cannot be written", path=path),
+            why=(error.strerror or "the folder refuses it").lower(),
+            fix=other,
         ) from error
 
 
@@ -86,7 +93,9 @@ def write_file(content: bytes, path: Path, option: str) -> None:
         replace_file(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise ConfigFileError(
-            f"{path} cannot be written", why=(error.strerror or "").lower(), fix=f"pass another file to {option}"
+            phrase("{path} cannot be written", path=path),
+            why=(error.strerror or "").lower(),
+            fix=phrase("pass another file to {option}", option=option),
         ) from error
 
 

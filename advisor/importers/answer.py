@@ -84,9 +84,9 @@ def import_file(
     source, known = recognised(path, format)
     if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
         raise ConfigFileError(
-            f"-o {destination} does not end in {source.path.suffix}",
-            why=f"the changed file is {source.path}, which {path} names",
-            fix=f"pass -o with a name that ends in {source.path.suffix}",
+            phrase("-o {destination} does not end in {suffix}", destination=destination, suffix=source.path.suffix),
+            why=phrase("the changed file is {path}, which {link} names", path=source.path, link=path),
+            fix=phrase("pass -o with a name that ends in {suffix}", suffix=source.path.suffix),
         )
     run = known.read(source)
     run = _with_options(run, ds_config, model, overrides)
@@ -99,7 +99,7 @@ def import_file(
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
-        obstacle = WorkloadError(f"{path} names no model", fix="pass --model")
+        obstacle = WorkloadError(phrase("{path} names no model", path=path), fix="pass --model")
     elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)

@@ -167,7 +167,7 @@ def _config(run: ImportedRun) -> Mapping[str, Any]:
         return _WITHOUT_CONFIG
     if run.deepspeed.config is None:
         raise ConfigFileError(
-            f"the configuration {run.deepspeed.name[:80]} is not here",
+            phrase("the configuration {name} is not here", name=run.deepspeed.name[:80]),
             why="it decides what each GPU holds",
             fix="run this where it is, or name it with --ds-config FILE",
         )

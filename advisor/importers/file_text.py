@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from ...validate.lint.config_file import Remove, Replace, apply
 from ...validate.lint.document import Document, read_document
 from .imported_run import KeyPath, Value
@@ -73,9 +74,9 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     except yaml.reader.ReaderError as problem:
         raise ConfigFileError(f"{name}: not YAML: a character that no text has", fix=_FIX) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
-        raise ConfigFileError(f"{name}: not YAML that can be read", fix=_FIX) from problem
+        raise ConfigFileError(phrase("{name}: not YAML that can be read", name=name), fix=_FIX) from problem
     if not isinstance(value, dict):
-        raise ConfigFileError(f"{name}: holds no keys with values", fix=_FIX)
+        raise ConfigFileError(phrase("{name}: holds no keys with values", name=name), fix=_FIX)
     return {str(key): item for key, item in value.items()}
 
 

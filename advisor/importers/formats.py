@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from .accelerate import ACCELERATE, AccelerateFormat
 from .openrlhf import OPENRLHF
 from .source import Source, find_file, read_source
@@ -32,7 +33,8 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         named = next(form for form in FORMATS if form.name == name)
         if source.line is not None and name != "script" and not named.matches(source):
             raise ConfigFileError(
-                f"{path} is a script, and its training command is not that of {name}", fix="leave --format out"
+                phrase("{path} is a script, and its training command is not that of {name}", path=path, name=name),
+                fix="leave --format out",
             )
         return source, named
     form = next((form for form in FORMATS if form.matches(source)), None)
@@ -40,13 +42,13 @@ def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{source.path} is a DeepSpeed configuration, without model and batch",
+            phrase("{path} is a DeepSpeed configuration, without model and batch", path=source.path),
             fix="pass it to ds-advise lint, compare or dry-run",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
-        f"{source.path}: its keys ({keys}) are those of no known tool",
-        fix=f"name it with --format, one of {', '.join(NAMES)}",
+        phrase("{path}: its keys ({keys}) are those of no known tool", path=source.path, keys=keys),
+        fix=phrase("name it with --format, one of {names}", names=", ".join(NAMES)),
     )
 
 
@@ -63,7 +65,7 @@ def _followed(source: Source) -> Source:
         )
     if path is None:
         raise ConfigFileError(
-            f"{source.path} trains with the configuration {name[:80]}, which is not on this machine",
+            phrase("{path} needs {name}, which is not on this machine", path=source.path, name=name[:80]),
             why="it describes the training",
             fix="run this where it is, or name that file",
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ...ds_configs.files import read_text
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import named, phrase
 from ...validate.lint.document import MAX_BYTES, read_document
 from ..launch.script_arguments import ScriptArguments
 from ..question.run import read_ds_config
@@ -84,7 +85,8 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
     fix = "give a configuration of one of the tools, or a script that trains"
     text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
     if "\0" in text or not text.strip():
-        raise ConfigFileError(f"{path}: {'not text' if text.strip() else 'the file is empty'}", fix=fix)
+        problem = "not text" if text.strip() else "the file is empty"
+        raise ConfigFileError(phrase("{place}: {what}", place=path, what=named(problem)), fix=fix)
     return parsed(path, text, kind or _kind(path, text))
 
 
@@ -99,7 +101,7 @@ def parsed(path: Path, text: str, kind: Kind) -> Source:
     lines = training_lines(read_shell(text, job.variables() if job is not None else None))
     if not lines:
         raise ConfigFileError(
-            f"{path}: no command in it trains",
+            phrase("{path}: no command in it trains", path=path),
             why="it calls neither a launcher, nor python with training arguments, nor one of the tools",
             fix="name the script that calls them, or the configuration",
         )
@@ -185,7 +187,7 @@ def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | N
 def _spliced(text: str, span: tuple[int, int] | None, new: str, name: str) -> str:
     if span is None:
         raise ConfigFileError(
-            f"--{name} is composed of several parts of the script, so it cannot be changed there",
+            phrase("--{name} is composed of several parts of the script, so it cannot be changed there", name=name),
             fix="write its value in one place",
         )
     return text[: span[0]] + new + text[span[1] :]

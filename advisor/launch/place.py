@@ -11,6 +11,7 @@ from pathlib import Path
 from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezvous, read_hostfile, slurm_port
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import phrase
 from ...probes.run import Device
 from ..question.cluster import cluster_here, cluster_of, counts_in
 
@@ -67,13 +68,13 @@ class Place:
                 cluster = replace(cluster, nodes=self.nodes)
             if self.node_rank >= cluster.nodes:
                 raise WorkloadError(
-                    f"there is no node {self.node_rank} among {cluster.nodes}",
+                    phrase("there is no node {node_rank} among {nodes}", node_rank=self.node_rank, nodes=cluster.nodes),
                     why="nodes count from 0",
                     fix="pass --nodes N, and --node-rank from 0 to N - 1",
                 )
         elif (self.nodes or cluster.nodes) > 1:
             raise ClusterError(
-                f"{self.nodes or cluster.nodes} nodes, but no rendezvous given",
+                phrase("{count} nodes, but no rendezvous given", count=self.nodes or cluster.nodes),
                 why="without one only this node's ranks are started",
                 fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
             )
@@ -135,7 +136,7 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
         port = str(PORT)
     if not (address and re.fullmatch(r"\d{1,5}", port, flags=re.ASCII) and 0 < int(port) < 65536):
         raise ClusterError(
-            f"--master {master[:60]!r} is not an address",
+            phrase("--master {master!r} is not an address", master=master[:60]),
             why="all nodes meet there",
             fix="write the first node's name or address, and optionally a port: node-0:29500",
         )
@@ -152,8 +153,8 @@ def launcher_for(rendezvous: Rendezvous | None, requested: Launcher | None) -> L
     able = _LAUNCHERS[rendezvous.kind]
     if requested is not None and requested not in able:
         raise ClusterError(
-            f"--launcher {requested} does not start nodes this way",
+            phrase("--launcher {requested} does not start nodes this way", requested=requested),
             why=f"of the three, {' and '.join(able)} {'does' if len(able) == 1 else 'do'}",
-            fix=f"pass --launcher {able[0]}",
+            fix=phrase("pass --launcher {launcher}", launcher=able[0]),
         )
     return requested or (able[0] if len(able) == 1 else None)

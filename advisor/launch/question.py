@@ -13,6 +13,7 @@ from typing import Any
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...ds_configs.read import has_auto, precision_in
 from ...estimators.errors import ConfigFileError, DsAdviseError
+from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Framework, Workload
 from ...probes.run import Run, check_device
 from ..question.run import configured_run, read_ds_config
@@ -280,7 +281,7 @@ def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: Sc
             raise ConfigFileError(
                 f"the script gets --{name} {text[:80]}, which differs from {config_file}",
                 why="the checked configuration and that of the training must be the same",
-                fix=f"leave --{name} to launch, or launch the script's file",
+                fix=phrase("leave --{name} to launch, or launch the script's file", name=name),
             )
 
 

@@ -17,6 +17,7 @@ import psutil
 from rich.console import Console
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from ...probes.machine import search_path
 from ...probes.real_run.supervisor import adopt_orphans, clean_up, kill_descendants, supervised
 from .command import environment_of, launch_line
@@ -158,13 +159,13 @@ def _make_folder(folder: Path) -> None:
         used = any(folder.glob("rank*.jsonl"))
     except OSError as error:
         raise ConfigFileError(
-            f"{folder} cannot be made ({error.strerror})",
+            phrase("{folder} cannot be made ({reason})", folder=folder, reason=error.strerror),
             why="the ranks' output is kept there",
             fix="pass a folder that can be written to with --log-dir",
         ) from None
     if used:
         raise ConfigFileError(
-            f"{folder} holds the records of another launch",
+            phrase("{folder} holds the records of another launch", folder=folder),
             why="the records of two launches must not be mixed",
             fix="pass a new folder with --log-dir",
         )

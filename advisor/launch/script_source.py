@@ -15,6 +15,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
+from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Objective
 from ...probes.machine import search_path
 from .script_arguments import ScriptArguments
@@ -282,14 +283,14 @@ def _not_a_script(path: Path) -> ConfigFileError:
         return ConfigFileError("-m after -- is taken for the script", fix="write it before: -m -- package.train")
     if path.is_file() or shutil.which(target, path=search_path()) is not None:
         return ConfigFileError(
-            f"{target} is a program and no training script",
+            phrase("{target} is a program and no training script", target=target),
             why="launch starts the ranks itself, with the launcher that the script needs (--launcher)",
-            fix=f"write the Python script and its arguments alone: {example}",
+            fix=phrase("write the Python script and its arguments alone: {example}", example=example),
         )
     return ConfigFileError(
-        f"there is no script {target}",
+        phrase("there is no script {target}", target=target),
         why="the ranks cannot start without it",
-        fix=f"give its path relative to this folder: {example}",
+        fix=phrase("give its path relative to this folder: {example}", example=example),
     )
 
 

@@ -18,6 +18,7 @@ from ...estimators.estimate import Estimate, total_bytes
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
+from ...estimators.phrase import phrase
 from ...probes.store import record_of, try_store
 from ...validate.checkpoint import checkpoints_in, newest_usable, step_of
 from ..text.labels import plan_title
@@ -151,7 +152,7 @@ def next_launch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigFileError(
-            f"{folder} cannot be made ({error.strerror})",
+            phrase("{folder} cannot be made ({reason})", folder=folder, reason=error.strerror),
             why="the next plan's configuration is written there",
             fix="free some space, or make the folder writable",
         ) from None

@@ -88,7 +88,7 @@ def pasted_object(text: str) -> dict[str, Any]:
     """A pasted model configuration. Raises ModelConfigError for a text that is not a JSON object."""
     if len(text) > _LONGEST_CONFIG:
         raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-    fix = "paste the whole file, from the first { to the last }"
+    fix = "paste the whole file, its outer braces too"
     return parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
 
 

@@ -66,14 +66,14 @@ def _cluster(options: Mapping[str, Any]) -> Cluster:
             raise ClusterError(
                 "--gpus has no meaning with --device cpu",
                 why="its ranks are processes on the host",
-                fix=f"pass --ranks {DEFAULT_CPU_RANKS} instead",
+                fix=phrase("pass --ranks {ranks} instead", ranks=DEFAULT_CPU_RANKS),
             )
         from .this_machine import cpu_cluster  # imported here: few questions are about this machine
 
         return cpu_cluster(ranks or DEFAULT_CPU_RANKS, memory_limit_bytes(options))
     if ranks is not None or memory is not None:
         raise ClusterError(
-            f"{'--ranks' if ranks is not None else '--memory'} needs --device cpu",
+            phrase("{option} needs --device cpu", option="--ranks" if ranks is not None else "--memory"),
             why="a GPU is one rank and has its own memory",
             fix="pass --gpus, or add --device cpu",
         )
@@ -178,13 +178,17 @@ def _described(gpus: str) -> Cluster:
         )
     if not 0 < nodes <= MOST_NODES or per_node < 1:
         raise ClusterError(
-            f"--gpus {gpus!r}", why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed", fix=_GRAMMAR
+            phrase("--gpus {gpus!r}", gpus=gpus),
+            why=phrase("1 to {most} nodes and at least 1 GPU are needed", most=MOST_NODES),
+            fix=_GRAMMAR,
         )
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
-            f"--gpus {gpus!r} puts {per_node} GPUs into one node",
-            why=f"a node holds at most {MOST_GPUS_PER_NODE}, and GPUs of different nodes communicate over the network",
-            fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}",
+            phrase("--gpus {gpus!r} puts {per_node} GPUs into one node", gpus=gpus, per_node=per_node),
+            why=phrase("a node holds at most {most}", most=MOST_GPUS_PER_NODE),
+            fix=phrase(
+                "write nodes x GPUs x kind, such as {example}", example=f"{min(MOST_NODES, -(-per_node // 8))}x8x{kind}"
+            ),
         )
     gpu, assumptions = _gpu_of_kind(kind, gpus)
     return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=assumptions)
@@ -200,9 +204,9 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         return gpu, (known,)
     if size and len(size[1]) < 4:
         raise ClusterError(
-            f"--gpus {gpus!r} ends in a number without a unit",
+            phrase("--gpus {gpus!r} ends in a number without a unit", gpus=gpus),
             why="it could be a count or a memory size",
-            fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}",
+            fix=phrase("for memory write {number}GB; {grammar}", number=gpus.strip(), grammar=_GRAMMAR),
         )
     try:
         gpu = find_gpu(kind)
@@ -213,8 +217,8 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["before"], other["kind"] or other["behind"]
-            fix = f"write --gpus {count}x{kind.strip()}"
-            raise ClusterError(f"--gpus {gpus!r} has the count in another place", fix=fix) from None
+            fix = phrase("write --gpus {gpus}", gpus=f"{count}x{kind.strip()}")
+            raise ClusterError(phrase("--gpus {gpus!r} has the count in another place", gpus=gpus), fix=fix) from None
         raise
     return gpu, ((phrase("{kind} means the {gpu}", kind=kind.strip(), gpu=gpu.name),) if assumes_sxm(kind, gpu) else ())
 
@@ -241,7 +245,7 @@ def _this_machine() -> Cluster:
     kinds = {gpu.name for gpu in found}
     if len(kinds) > 1:
         raise ClusterError(
-            f"this machine's GPUs differ: {', '.join(sorted(kinds))}",
+            phrase("this machine's GPUs differ: {names}", names=", ".join(sorted(kinds))),
             why="all ranks hold the same share of the model and wait for the slowest",
             fix="select equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB",
         )
@@ -268,7 +272,7 @@ def _rate(text: str) -> float:
         number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)", link, flags=re.IGNORECASE)
         if number is None:
             raise ClusterError(
-                f"--interconnect {text!r} is not a known rate or network",
+                phrase("--interconnect {text!r} is not a known rate or network", text=text),
                 why="the time of every collective depends on it",
                 fix=fix,
             )
@@ -277,7 +281,7 @@ def _rate(text: str) -> float:
     rate *= adapters
     if not 1e8 <= rate <= 2e12:
         raise ClusterError(
-            f"--interconnect {text!r} is {rate / 1e9:g} GB/s per node",
+            phrase("--interconnect {text!r} is {rate:g} GB/s per node", text=text, rate=rate / 1e9),
             why="networks carry between 0.1 and 2000 GB/s",
             fix=fix,
         )
@@ -304,17 +308,18 @@ def parse_ram(text: str) -> tuple[int, str]:
 
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` or `256GiB`. GB of memory are powers of two, GB of a drive are powers of ten."""
-    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}"
+    fix = phrase("write it as {example}", example=f"{option} {'/mnt/nvme:2TB' if option == '--nvme' else '200GiB'}")
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE)
     unit = match[2].lower() if match else ""
     scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
     if match is None or scale is None:
-        raise ClusterError(f"{option} {text!r} is not a size", why="a number and a unit are needed", fix=fix)
+        what = phrase("{option} {text!r} is not a size", option=option, text=text)
+        raise ClusterError(what, why="a number and a unit are needed", fix=fix)
     size = int(float(match[1]) * scale)
     if not least <= size <= most:
         raise ClusterError(
-            f"{option} {text!r} is out of range",
-            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
+            phrase("{option} {text!r} is out of range", option=option, text=text),
+            why=phrase("from {least:g} GB to {most:g} TB are accepted", least=least / 1e9, most=most / 1e12),
             fix=fix,
         )
     return size
@@ -325,14 +330,16 @@ def _check_text(option: str, text: str | None) -> None:
         return
     if not text.strip():
         raise ClusterError(
-            f"{option} is empty", why="nothing can be read from it", fix=f"leave {option} out or give a value"
+            phrase("{option} is empty", option=option),
+            why="nothing can be read from it",
+            fix=phrase("leave {option} out or give a value", option=option),
         )
     # A path may be in any script; sizes, counts and names are ASCII, and full-width digits are typing errors.
     ascii_part = text.rpartition(":")[2] if option == "--nvme" else text
     if len(text) > _LONGEST_TEXT or not ascii_part.isascii() or not text.isprintable():
         shown = text if len(text) <= 40 else text[:40] + "..."
         raise ClusterError(
-            f"{option} {shown!r} cannot be read",
+            phrase("{option} {shown!r} cannot be read", option=option, shown=shown),
             why="it is too long, or has characters other than plain letters, digits and signs",
-            fix=_GRAMMAR if option == "--gpus" else f"write {option} as the help shows it",
+            fix=_GRAMMAR if option == "--gpus" else phrase("write {option} as the help shows it", option=option),
         )

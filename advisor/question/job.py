@@ -51,11 +51,12 @@ def check_job(options: Mapping[str, Any]) -> None:
     given = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
     amounts = [f"--{name}" for name in ("data", "samples", "tokens") if name in given]
     if len(amounts) > 1:
-        raise WorkloadError(f"{' and '.join(amounts)} both give the amount of training", fix="leave all but one out")
+        both = phrase("{names} both give the amount of training", names=" and ".join(amounts))
+        raise WorkloadError(both, fix="leave all but one out")
     for name in ("epochs", "price", "eval_split"):
         if given.get(name) and not amounts:
             raise WorkloadError(
-                f"--{name.replace('_', '-')} needs the amount of training",
+                phrase("--{option} needs the amount of training", option=name.replace("_", "-")),
                 why="duration and cost are those of a whole job",
                 fix="add --data FILE, --samples N or --tokens 1B",
             )
@@ -76,10 +77,16 @@ def check_epochs(epochs: float | None, eval_split: float) -> None:
     """Raises WorkloadError for values out of range."""
     if not 0 <= eval_split < 1:
         fix = "pass a share such as --eval-split 0.05"
-        raise WorkloadError(f"--eval-split is {eval_split:g}", why="it is a share below 1", fix=fix)
+        raise WorkloadError(
+            phrase("--eval-split is {eval_split:g}", eval_split=eval_split), why="it is a share below 1", fix=fix
+        )
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
         fix = "pass a number such as --epochs 3"
-        raise WorkloadError(f"--epochs is {epochs:g}", why=f"it must be above 0 and at most {_MOST_EPOCHS}", fix=fix)
+        raise WorkloadError(
+            phrase("--epochs is {epochs:g}", epochs=epochs),
+            why=phrase("it must be above 0 and at most {most}", most=_MOST_EPOCHS),
+            fix=fix,
+        )
 
 
 def job_of(
@@ -147,9 +154,9 @@ def parse_amount(of: str, text: int | str) -> int:
     number = round(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
     if not 0 < number <= _MOST:
         raise WorkloadError(
-            f"--{of} {str(text)[:40]!r} is not a number of {of}",
-            why=f"from 1 to {_MOST // 10**12:,}T are accepted",
-            fix=f"write it as --{of} 20000, 500k or 1B",
+            phrase("--{of} {text!r} is not a number of {of}", of=of, text=str(text)[:40]),
+            why=phrase("from 1 to {most:,}T are accepted", most=_MOST // 10**12),
+            fix=phrase("write it as {example}", example=f"--{of} 20000, 500k, 1B"),
         )
     return number
 
@@ -159,8 +166,9 @@ def parse_duration(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)", text.strip().lower(), re.ASCII)
     duration_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not duration_s:
-        fix = f"write it as {option} 24h, 90m or 3d"
-        raise WorkloadError(f"{option} {text[:40]!r} is not a duration", why="a number and a unit are needed", fix=fix)
+        fix = phrase("write it as {example}", example=f"{option} 24h, 90m, 3d")
+        what = phrase("{option} {text!r} is not a duration", option=option, text=text[:40])
+        raise WorkloadError(what, why="a number and a unit are needed", fix=fix)
     return duration_s
 
 
@@ -175,7 +183,7 @@ def parse_price(text: str) -> Price:
     figure = float(match["figure"]) if match else 0.0
     if match is None or not 0 < figure <= _MOST_PER_HOUR:
         raise WorkloadError(
-            f"--price {text[:40]!r} is not a price",
+            phrase("--price {text!r} is not a price", text=text[:40]),
             why="an hourly price is needed, per GPU unless /node is given",
             fix="write it as --price 2.49/h or --price $20/node/h",
         )

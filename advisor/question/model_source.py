@@ -18,6 +18,7 @@ from ...estimators.errors import ModelConfigError, UnknownModelError, WorkloadEr
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import Input, ModelShape, OwnModule
+from ...estimators.phrase import phrase
 from ...estimators.workload import DEFAULT_SEQ_LEN
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -65,8 +66,8 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     name = name_or_path.strip()
     if is_own_module(name):
         raise UnknownModelError(
-            f"{name[:80]} is a module of your own, which this command does not record",
-            fix=f"ask ds-advise {name[:80]} --input-shape 3,32,32, or ds-advise dry-run",
+            phrase("{name} is a module of your own, which this command does not record", name=name[:80]),
+            fix=phrase("ask ds-advise {name} --input-shape 3,32,32, or ds-advise dry-run", name=name[:80]),
         )
     try:
         path = Path(name).expanduser()
@@ -80,9 +81,11 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:
         base = _base_of_adapters(path) if is_folder else ""
         raise UnknownModelError(
-            f"{name}: {'no config.json in this folder' if is_folder else 'no such file or folder'}",
-            why=f"it holds adapters of {base}" if base else "",
-            fix=f"give {base}, with --method lora to train such adapters"
+            phrase("{path}: no config.json in this folder", path=name)
+            if is_folder
+            else phrase("{path}: no such file or folder", path=name),
+            why=phrase("it holds adapters of {base}", base=base) if base else "",
+            fix=phrase("give {base}, with --method lora to train such adapters", base=base)
             if base
             else "give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
@@ -134,8 +137,8 @@ def inputs_of(shapes: str | None, types: str | None) -> tuple[Input, ...]:
     names = names * len(given) if len(names) == 1 else names
     if len(names) != len(given) or not {*names} <= {*_TYPES}:
         raise WorkloadError(
-            f"--input-dtype {types!r:.40} does not fit --input-shape {shapes!r:.40}",
-            why=f"it is one type for all inputs or one for each, of {', '.join(_TYPES)}",
+            phrase("--input-dtype {types!r:.40} does not fit --input-shape {shapes!r:.40}", types=types, shapes=shapes),
+            why=phrase("it is one type for all inputs or one for each, of {names}", names=", ".join(_TYPES)),
             fix="write it as int64, or float+int64",
         )
     return tuple(Input(_sizes(text), name) for text, name in zip(given, names, strict=True))
@@ -147,7 +150,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         return ()
     if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
         raise WorkloadError(
-            f"--input-shape {text[:40]!r} is not a shape",
+            phrase("--input-shape {text!r} is not a shape", text=text[:40]),
             why="it is the size of one sample, by dimension",
             fix="write it as 3,32,32; several inputs as 3,32,32+77; one number per sample as scalar",
         )
@@ -160,7 +163,7 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
     checkpointing = given["gradient_checkpointing"]
     if given["method"] != "full":
         raise WorkloadError(
-            f"--method {given['method']} does not apply to a module of your own",
+            phrase("--method {method} does not apply to a module of your own", method=given["method"]),
             why="its own code makes its adapters",
             fix="let the function return get_peft_model(...), and leave --method out",
         )
@@ -205,7 +208,7 @@ def module_of_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShap
 
 def _cannot(name: str, why: str, fix: str) -> ModelConfigError:
     return ModelConfigError(
-        f"{name} cannot be recorded",
+        phrase("{name} cannot be recorded", name=name),
         why=why,
         fix=fix or "ds-advise probe runs any module on a GPU, or with --device cpu",
     )

@@ -16,6 +16,7 @@ from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer
+from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
@@ -114,7 +115,7 @@ class Question:
             workload.precision != "bf16" or not optimizer(workload.optimizer).is_adam
         ):
             raise WorkloadError(
-                "optimizer states in bf16 are not possible with "
+                f"optimizer states in bf16 are not possible with "
                 f"{workload.optimizer if workload.precision == 'bf16' else workload.precision}",
                 why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",
                 fix="leave --optimizer-dtype out",
@@ -141,11 +142,13 @@ class Question:
             raise WorkloadError("tiles are not possible here", why=obstacle, fix="leave --mlp and --loss tiled out")
         obstacle = unusable_loss(model, workload.loss)
         if obstacle is not None:
-            raise WorkloadError(f"the {workload.loss} loss is not possible here", why=obstacle, fix="leave --loss out")
+            raise WorkloadError(
+                phrase("the {loss} loss is not possible here", loss=workload.loss), why=obstacle, fix="leave --loss out"
+            )
         if workload.kernels == "liger" and not supports(model, "liger"):
             raise WorkloadError(
-                f"Liger has no kernels for {model.name}",
-                why=f"it does not patch {model.model_type} models",
+                phrase("Liger has no kernels for {model}", model=model.name),
+                why=phrase("it does not patch {model_type} models", model_type=model.model_type),
                 fix="leave --kernels out",
             )
 
@@ -168,7 +171,7 @@ class Question:
         obstacle = obstacle or (f"{ranks} GPUs do not divide into groups of {size}" if ranks % size else None)
         if obstacle is not None:
             raise WorkloadError(
-                f"{size} GPUs cannot share a sample",
+                phrase("{size} GPUs cannot share a sample", size=size),
                 why=obstacle,
                 fix="pass another --sequence-parallel-size, or leave it out"
                 + context_parallel_words(self.model, self.workload, size),
@@ -191,16 +194,22 @@ class Question:
         ranks = self.cluster.world_size // (self.sequence_parallel_size or 1)
         if global_batch % ranks:
             lower = global_batch // ranks * ranks
+            fix = phrase("pass --global-batch {size}", size=lower + ranks)
             return WorkloadError(
-                f"a global batch of {global_batch} does not divide over {ranks} GPUs",
+                phrase("a global batch of {size} does not divide over {ranks} GPUs", size=global_batch, ranks=ranks),
                 why="every GPU takes the same number of samples per optimizer step",
-                fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""),
+                fix=phrase("{first} or {last}", first=fix, last=lower) if lower else fix,
             )
+        each = global_batch // ranks
+        fields = {"batch": global_batch, "ranks": ranks, "each": each, "size": self.micro_batch_size or 1}
         return WorkloadError(
-            f"a global batch of {global_batch} over {ranks} GPUs is {global_batch // ranks} samples per GPU, "
-            f"which micro batches of {self.micro_batch_size or 1} do not divide",
+            phrase(
+                "a global batch of {batch} over {ranks} GPUs is {each} samples per GPU, which micro batches of {size} "
+                "do not divide",
+                **fields,
+            ),
             why="global batch = micro batch x accumulation steps x GPUs",
-            fix=f"pass a --micro-batch that divides {global_batch // ranks}, or another --global-batch",
+            fix=phrase("pass a --micro-batch that divides {each}, or another --global-batch", each=each),
         )
 
     def _incomplete_groups(self, rollouts: Rollouts) -> WorkloadError:

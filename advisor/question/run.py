@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from ...estimators.errors import ModelConfigError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
@@ -94,7 +95,7 @@ def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:
     module = question.model.module
     if module is not None and not module.factory:
         raise ModelConfigError(
-            f"{question.model.name} is an object of this process",
+            phrase("{name} is an object of this process", name=question.model.name),
             why="a dry run and a probe build it in a process of their own",
             fix="write a function that returns it into a file, and name it: train.py:build_model",
         )

@@ -17,6 +17,7 @@ from ...estimators.models.images import check_image_tokens, with_images
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
 from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.phrase import phrase
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import DEFAULT_SEQ_LEN, NEXT_TOKEN, Framework, LossKernel, Precision, Software, Workload
 from .options import OPTIONS, with_defaults
@@ -104,7 +105,7 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
     if model is not None and model.fixed_len is not None:
         if seq_len not in (None, model.fixed_len):
             raise WorkloadError(
-                f"every sample of {model.name} has {model.fixed_len} tokens",
+                phrase("every sample of {model} has {fixed_len} tokens", model=model.name, fixed_len=model.fixed_len),
                 why="its images have one size",
                 fix="leave --seq-len out",
             )
@@ -114,9 +115,14 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
         return min(DEFAULT_SEQ_LEN, longest) if longest else DEFAULT_SEQ_LEN
     if model is not None and longest is not None and seq_len > longest:
         raise WorkloadError(
-            f"{model.name} has {longest} learned positions, fewer than a sequence of {seq_len}",
+            phrase(
+                "{model} has {most} learned positions, fewer than a sequence of {length}",
+                model=model.name,
+                most=longest,
+                length=seq_len,
+            ),
             why="the position embedding has no row for the tokens beyond",
-            fix=f"pass --seq-len {longest} or less",
+            fix=phrase("pass --seq-len {longest} or less", longest=longest),
         )
     return seq_len
 
@@ -143,7 +149,7 @@ def resolve_precision(precision: str, gpu: Gpu | None) -> Precision:
         return "bf16" if gpu is None else gpu.half_precision
     if precision == "bf16" and gpu is not None and not gpu.has_bf16:
         raise WorkloadError(
-            f"the {gpu.name} has no bf16 units",
+            phrase("the {gpu} has no bf16 units", gpu=gpu.name),
             why="bf16 is emulated there, several times slower than fp16",
             fix="pass --precision fp16 (or auto)",
         )
@@ -172,7 +178,10 @@ def settings_of(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types)}")
+            raise WorkloadError(
+                phrase("{option} has no setting {name!r}", option=option, name=str(name)[:40]),
+                fix=phrase("set one of {names}", names=", ".join(types)),
+            )
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
 
@@ -196,7 +205,10 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return int(version[1]), int(version[3] or 0)
     elif value in choices:
         return value
-    raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {' or '.join(choices)}")
+    raise WorkloadError(
+        phrase("{name} is {value!r}", name=name, value=str(value)[:40]),
+        fix=phrase("pass one of {names}", names=", ".join(choices)),
+    )
 
 
 def _loss(given: Mapping[str, Any], framework: Framework, software: Software) -> LossKernel:
@@ -209,8 +221,8 @@ def _loss(given: Mapping[str, Any], framework: Framework, software: Software) ->
     possible = OBJECTIVES[objective].losses
     if asked not in possible:
         raise WorkloadError(
-            f"--loss {asked} does not go with --objective {objective}",
-            why=f"that has {own}",
+            phrase("--loss {asked} does not go with --objective {objective}", asked=asked, objective=objective),
+            why=phrase("that has {own}", own=own),
             fix="leave --loss out",
         )
     return cast(LossKernel, asked)
@@ -221,7 +233,7 @@ def _evaluation_batch(given: Mapping[str, Any]) -> int | None:
     for logits of trainers whose metrics have none."""
     if given["eval_logits"] and OBJECTIVES[given["objective"]].trainer:
         raise WorkloadError(
-            f"--eval-logits does not go with --objective {given['objective']}",
+            phrase("--eval-logits does not go with --objective {objective}", objective=given["objective"]),
             why="its trainer's metrics are computed batch by batch",
             fix="leave --eval-logits out",
         )
@@ -234,7 +246,7 @@ def _document_length(document_len: int | None, seq_len: int) -> int | None:
         return None
     if document_len > seq_len:
         raise WorkloadError(
-            f"documents of {document_len} tokens do not fit into samples of {seq_len}",
+            phrase("documents of {tokens} tokens do not fit into samples of {most}", tokens=document_len, most=seq_len),
             why="--document-len is the mean length of the documents packed into a sample",
             fix="pass a longer --seq-len, or leave --document-len out",
         )
@@ -244,7 +256,7 @@ def _document_length(document_len: int | None, seq_len: int) -> int | None:
 def _dropout(probability: float) -> float:
     if not 0 <= probability < 1:
         raise WorkloadError(
-            f"lora_dropout is {probability}",
+            phrase("lora_dropout is {probability}", probability=probability),
             why="it must be from 0 to below 1",
             fix="pass a probability such as --lora-dropout 0.05",
         )
@@ -258,7 +270,7 @@ def _names(option: str, given: str | Sequence[str] | None, fix: str) -> tuple[st
     listed = given.split(",") if isinstance(given, str) else given
     names = tuple(name.strip() for name in listed if name.strip())
     if not names and isinstance(given, str):
-        raise WorkloadError(f"{option} names no module", fix=fix)
+        raise WorkloadError(phrase("{option} names no module", option=option), fix=fix)
     return names or None
 
 
@@ -284,8 +296,8 @@ def _optimizer(name: str) -> str:
     key = next((known for known in OPTIMIZERS if letters(known) == letters(name)), None)
     if key is None:
         raise WorkloadError(
-            f"unknown optimizer {name!r}",
+            phrase("unknown optimizer {name!r}", name=name),
             why="the memory depends on its state bytes per parameter",
-            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
+            fix=phrase("pass one of {names}", names=", ".join(sorted(OPTIMIZERS))),
         )
     return key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -13,7 +14,7 @@ from ...estimators.phrase import listed, phrase
 from ..answer.recommendation import Recommendation
 from ..answer.view import AnswerView, LadderRow, view_of
 from ..text.language import translate
-from ..text.lines import WIDTH, bar, blank, commands, copyable, padded, row, sentence
+from ..text.lines import WIDTH, bar, blank, commands, padded, row, sentence
 
 _WIDTHS = {
     "rung": -19,
@@ -47,13 +48,24 @@ def print_answer(
     details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
     """
     view = view_of(answer, config_path=config_path, all_candidates=all_candidates, details=details)
-    # Where the script needs many lines, those that say why give way: first the step's time, then the memory.
-    for shown in (view, replace(view, time=""), replace(view, time="", memory="")):
+    for shown in _shorter(view):
         with console.capture() as printed:
             _print_view(shown, console, details=details)
         if details or console.width < WIDTH or printed.get().count("\n") <= _MOST_LINES:
             break
     console.file.write(printed.get())
+
+
+def _shorter(view: AnswerView) -> Iterator[AnswerView]:
+    """The answer, and then what is left of it where the script needs many lines: the lines that say why give way, those
+    on the step's time first, and at last the plans that do not fit the GPU."""
+    yield view
+    for why in ({"time": ""}, {"memory": ""}, {"phases": ()}):
+        view = replace(view, **why)
+        yield view
+    note = phrase("--details shows the plans that need more memory")
+    fitting = tuple(step for step in view.ladder if step.tokens_per_s)
+    yield replace(view, ladder=fitting, ladder_notes=(*view.ladder_notes, note))
 
 
 def _print_view(view: AnswerView, console: Console, *, details: bool) -> None:
@@ -100,7 +112,7 @@ def _print_steps(view: AnswerView, console: Console) -> None:
     for block in view.steps:
         sentence(console, " ".join([*map(translate, written), translate(block.text)]))
         written.clear()
-        (commands if block.is_shell else copyable)(console, block.code)
+        commands(console, block.code)
 
 
 def paragraph(console: Console, *lines: str, title: str = "", style: str = "") -> None:

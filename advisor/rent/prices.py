@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import phrase
 from ...estimators.time.job import Price
 from ..question.cluster import MOST_NODES, parse_cluster
 
@@ -105,14 +106,14 @@ def read_prices(path: Path) -> PriceTable:
         own = row.get("currency", "").upper() or "USD"
         if not re.fullmatch("[A-Z]{3}", own):
             fix = "write its code, such as USD, EUR or CNY"
-            raise ConfigFileError(f"{where}: {own[:20]!r} is not a currency", fix=fix)
+            raise ConfigFileError(phrase("{where}: {own!r} is not a currency", where=where, own=own[:20]), fix=fix)
         currency = currency or own
         if own != currency:
             fix = "give all of them in one currency"
             raise ConfigFileError(f"{where}: prices in {currency} and {own} cannot be compared", fix=fix)
         machines += _machines(row, where)
     if currency is None:
-        raise ConfigFileError(f"{path.name} has no machine in it", fix=_EXAMPLE)
+        raise ConfigFileError(phrase("{path} has no machine in it", path=path.name), fix=_EXAMPLE)
     return PriceTable(name=path.name, machines=tuple(machines), currency=currency)
 
 
@@ -201,8 +202,8 @@ def _number(row: Mapping[str, str], column: str, where: str, default: float, *, 
     is_number = re.fullmatch(r"\d{1,9}(\.\d{1,20})?", text, re.ASCII)
     if is_number is None or not 0 < float(text) <= most:
         raise ConfigFileError(
-            f"{where}: {column} is {text[:40]!r}",
-            why=f"a number above 0 and up to {most:,.0f} is needed, without a currency",
+            phrase("{where}: {column} is {text!r}", where=where, column=column, text=text[:40]),
+            why=phrase("a number above 0 and up to {most:,.0f} is needed, without a currency", most=most),
             fix="leave it empty where it is not known",
         )
     return float(text)

@@ -49,7 +49,7 @@ def language_of_environment() -> Language:
 def catalogue(name: str) -> dict[str, str]:
     """The translation of every template in a file of this folder."""
     # Imported here: English needs neither.
-    import ast
+    import json
     from importlib.resources import files
 
     entries: list[dict[str, str]] = []
@@ -61,7 +61,7 @@ def catalogue(name: str) -> dict[str, str]:
         keyword = word.strip() or keyword
         if word.startswith("msgid"):
             entries.append({"msgid": "", "msgstr": ""})
-        entries[-1][keyword] += cast(str, ast.literal_eval(f'"{text}'))
+        entries[-1][keyword] += cast(str, json.loads(f'"{text}'))
     return {entry["msgid"]: entry["msgstr"] for entry in entries if entry["msgid"]}
 
 

@@ -99,13 +99,14 @@ def padded(text: str, width: int) -> str:
 
 
 def copyable(console: Console, lines: Sequence[str]) -> None:
-    """Commands or code: never wrapped, so that they can be copied."""
+    """Lines of a file: never wrapped, so that they can be copied."""
     for line in lines:
         row(console, Text(f"   {line}", style="bold"))
 
 
 def commands(console: Console, lines: Sequence[str]) -> None:
-    """Shell commands: where the terminal is too narrow for one, it goes on after a backslash, as a shell reads it."""
+    """Shell commands or Python: where the terminal is too narrow for a line, it goes on after a backslash, as both
+    languages read it."""
     for command in lines:
         columns = max(console.width, NARROWEST)
         if command.startswith("#"):  # a comment ends with its line
@@ -119,20 +120,21 @@ def commands(console: Console, lines: Sequence[str]) -> None:
 
 
 def _continued(command: str, columns: int) -> list[str]:
-    """The lines of a command, broken at a space, or in a word after `=`: a shell joins what stands on both sides of the
-    backslash, so the rest of a word is not indented. Quoted text is not broken."""
+    """The lines of a command, broken at a space, or after `=`, a comma or a parenthesis in a word that is longer than
+    a line: what stands on both sides of the backslash is joined, so the rest of a word is not indented. Quoted text
+    and comments are not broken."""
     parts, indent, rest = [], "   ", command
-    while len(indent) + len(rest) > columns and "'" not in command and '"' not in command:
+    while len(indent) + len(rest) > columns:
         room = columns - len(indent) - 2
-        at = max(rest.rfind(" ", 1, room + 1), rest.rfind("=", 1, room) + 1)
+        open_text = re.sub(r"'[^']*'|\"[^\"]*\"|\s#.*|^\s+", lambda found: "_" * len(found[0]), rest)
+        at = open_text.rfind(" ", 1, room + 1)
+        if len(open_text[at + 1 :].partition(" ")[0]) > columns - len("     "):
+            at = max(at, 1 + max(open_text.rfind(mark, 1, room) for mark in "=(),"))
         if at <= 0:
             break
-        if rest[at] == " ":
-            parts.append(f"{indent}{rest[:at]} \\")
-            rest, indent = rest[at + 1 :], "     "
-        else:
-            parts.append(f"{indent}{rest[:at]}\\")
-            rest, indent = rest[at:], ""
+        is_space = open_text[at] == " "
+        parts.append(f"{indent}{rest[:at]}{' ' * is_space}\\")
+        rest, indent = rest[at + is_space :], "     " * is_space
     return [*parts, indent + rest]
 
 

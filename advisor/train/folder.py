@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from ...ds_configs.files import read_json_object, write_config
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from ...estimators.workload import TORCH_DTYPES, Workload
 from ...probes.run import Device
 from ...probes.scratch import try_lock
@@ -62,7 +63,7 @@ class TrainingFolder:
         if usable is None and damaged:
             problems = "; ".join(f"{each.folder.name}: {each.problem}" for each in damaged)
             raise ConfigFileError(
-                f"{self.path} has no whole checkpoint",
+                phrase("{path} has no whole checkpoint", path=self.path),
                 why=problems,
                 fix="start it again with --force and without --resume",
             )
@@ -98,7 +99,7 @@ class TrainingFolder:
             if used and not force:
                 advice = "pass --resume to go on with it, " if self.job.exists() else "pass "
                 raise ConfigFileError(
-                    f"{self.path} is not empty",
+                    phrase("{path} is not empty", path=self.path),
                     why="its files may be lost",
                     fix=f"{advice}--force to use it anyway, or another --output-dir",
                 )
@@ -139,7 +140,7 @@ class TrainingFolder:
             lock.seek(0)
             holder = lock.read().decode(errors="replace") or "another process"
             raise ConfigFileError(
-                f"{self.path} is being trained in: {holder}",
+                phrase("{path} is being trained in: {holder}", path=self.path, holder=holder),
                 why="both would write its checkpoints",
                 fix="wait for that training or stop it (Ctrl-C saves), or pass another --output-dir",
             )
@@ -154,7 +155,7 @@ class TrainingFolder:
         """
         if not self.job.exists():
             raise ConfigFileError(
-                f"{self.path} holds no training to resume",
+                phrase("{path} holds no training to resume", path=self.path),
                 why="it has no training/job.json",
                 fix="leave --resume out, or pass the --output-dir of the interrupted training",
             )
@@ -170,7 +171,7 @@ class TrainingFolder:
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
     return ConfigFileError(
-        f"{path}: cannot be written to ({os.strerror(problem.errno or 0)})",
+        phrase("{path}: cannot be written to ({reason})", path=path, reason=os.strerror(problem.errno or 0)),
         why="the model is saved there",
         fix="pass another --output-dir",
     )

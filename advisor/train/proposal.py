@@ -15,6 +15,7 @@ from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.memory.activations.loss import tiles_of
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import phrase
 from ...estimators.time.job import job_duration
 from ...estimators.workload import Method, Workload
 from ...probes.machine import installed_version
@@ -55,8 +56,8 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
     transformers = installed_version("transformers")
     if int(transformers.partition(".")[0]) < _TRANSFORMERS:
         raise WorkloadError(
-            f"train needs transformers {_TRANSFORMERS} or newer",
-            why=f"{transformers} is installed",
+            phrase("train needs transformers {transformers} or newer", transformers=_TRANSFORMERS),
+            why=phrase("{transformers} is installed", transformers=transformers),
             fix='pip install "ds-advise[train]"',
         )
     if workload.method == "qlora" and device == "cpu":

@@ -16,6 +16,7 @@ from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import phrase
 from ...estimators.time.job import checkpoint_bytes
 from ...probes.run import Device, Run
 from ...validate.checkpoint import step_of
@@ -137,7 +138,7 @@ def prove(
             return replace(answer, recommended=candidate.with_estimate(as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
-                f"the probe failed: {result.failure.message}",
+                phrase("the probe failed: {message}", message=result.failure.message),
                 why="the training runs the same steps",
                 fix="repair that, or pass --no-check to start anyway",
             )
@@ -168,19 +169,19 @@ def resume(
         raise ClusterError(
             f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
             why="each rank of a ZeRO checkpoint reads its own file",
-            fix=f"give it {job.ranks} again",
+            fix=phrase("give it {ranks} again", ranks=job.ranks),
         )
     earlier = read_result(folder.result)
     if earlier is not None and earlier.finished:
         raise ConfigFileError(
-            f"the training in {folder.path} has ended after {earlier.step} steps",
+            phrase("the training in {path} has ended after {step} steps", path=folder.path, step=earlier.step),
             why="there is nothing to resume",
             fix="start another one in another --output-dir",
         )
     checkpoint = folder.newest_usable(job.ranks, controls.output.say)
     if checkpoint is None:
         raise ConfigFileError(
-            f"{folder.path} has no whole checkpoint",
+            phrase("{path} has no whole checkpoint", path=folder.path),
             why="the training ended before the first one",
             fix="start it again with --force and without --resume",
         )

@@ -10,6 +10,7 @@ from typing import Any
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.json_form import to_json
+from ...estimators.phrase import phrase
 from ...probes.dry_run.run import NeedsValuesError, dry_run
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import DryRunResult
@@ -137,7 +138,7 @@ def compared_probe(
         raise no_such_rank(rank, run.cluster.world_size)
     if run.cluster.nodes > 1 and not settings.get("solo"):
         raise ClusterError(
-            f"{run.cluster.nodes} nodes are not here",
+            phrase("{nodes} nodes are not here", nodes=run.cluster.nodes),
             why="a probe starts all ranks on this machine",
             fix="pass --solo, which runs one rank of the job",
         )

@@ -83,8 +83,8 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
     """
     if not SMALLEST_GB <= gigabytes <= LARGEST_GB:
         raise ClusterError(
-            f"{gigabytes:g} GB is no GPU's memory",
-            why=f"sizes from {SMALLEST_GB} to {LARGEST_GB} GB are accepted",
+            phrase("{gigabytes:g} GB is no GPU's memory", gigabytes=gigabytes),
+            why=phrase("sizes from {least} to {most} GB are accepted", least=SMALLEST_GB, most=LARGEST_GB),
             fix="give the memory of one GPU, such as --gpus 2x24GB",
         )
     size = min(_references(), key=lambda size: (abs(size - gigabytes), size))

@@ -113,8 +113,10 @@ def family(name: str) -> tuple[ModelShape, ...]:
                 found.setdefault(shape.parameters, shape)
     if len(found) < 2:
         raise UnknownModelError(
-            f"{name[:80]!r} is no family of models in the catalogue" if not found else f"{name[:80]!r} has one size",
-            why=f"nearest names: {', '.join(nearest(name))}",
+            phrase("{name!r} is no family of models in the catalogue", name=name[:80])
+            if not found
+            else phrase("{name!r} has one size", name=name[:80]),
+            why=phrase("nearest names: {names}", names=", ".join(nearest(name))),
             fix="give a name without its size, such as Qwen2.5, llama-3.1 or gpt2",
         )
     return tuple(found[parameters] for parameters in sorted(found))
@@ -229,5 +231,7 @@ def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
     return UnknownModelError(
-        f"{name!r} does not say which model is meant", why=f"it may be: {shown}", fix="give one of these names in full"
+        phrase("{name!r} does not say which model is meant", name=name),
+        why=phrase("it may be: {shown}", shown=shown),
+        fix="give one of these names in full",
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ..errors import ModelConfigError
+from ..phrase import phrase
 
 # Far above any published model (Llama 405B: 16,384 wide, 126 layers); beyond them the file is not a model's config.
 MAX_WIDTH = 1 << 20
@@ -30,7 +31,11 @@ class Fields:
         self._values, self.where = values, where
 
     def error(self, what: str, *, why: str = "") -> ModelConfigError:
-        return ModelConfigError(f"{self.where}: {what}", why=why, fix="give a config.json as transformers writes it")
+        return ModelConfigError(
+            phrase("{where}: {what}", where=self.where, what=what),
+            why=why,
+            fix="give a config.json as transformers writes it",
+        )
 
     def given(self, name: str) -> bool:
         """The field stands in the file, if only as `null`."""

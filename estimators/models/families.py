@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ..errors import ModelConfigError
+from ..phrase import phrase
 from ..workload import Software
 from . import dense_decoders as dense
 from . import encoders, vision_language
@@ -422,7 +423,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     if family is None:
         if not model_type:
             raise ModelConfigError(
-                f"{c.where}: model_type is missing",
+                phrase("{where}: model_type is missing", where=c.where),
                 why="it decides which tensors the model has",
                 fix='add the one that fits, such as "model_type": "llama"',
             )

@@ -32,7 +32,10 @@ def parts_of(model: ModelShape, parts: Sequence[str]) -> tuple[str, ...]:
     """Those of the parts that the model has. Raises WorkloadError for a part of another name."""
     unknown = [part for part in parts if part not in PATTERNS]
     if unknown:
-        raise WorkloadError(f"--freeze has no part {unknown[0][:40]!r}", fix=f"name some of {', '.join(PATTERNS)}")
+        raise WorkloadError(
+            phrase("--freeze has no part {part!r}", part=unknown[0][:40]),
+            fix=phrase("name some of {names}", names=", ".join(PATTERNS)),
+        )
     return tuple(part for part in parts if any(map(re.compile(PATTERNS[part]).fullmatch, _frozen_by_name(model))))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..errors import WorkloadError
+from ..phrase import phrase
 from .model_shape import ModelShape
 
 
@@ -26,22 +27,22 @@ def with_images(model: ModelShape, images: int | None, max_pixels: int | None) -
     size = model.image
     if size is None:
         raise WorkloadError(
-            f"samples of {model.name} are predicted without images",
+            phrase("samples of {model} are predicted without images", model=model.name),
             why="its vision tower has no closed form here" if model.idle_tower else "it has no vision tower",
             fix="leave --images-per-sample and --max-pixels out",
         )
     if max_pixels is not None and not size.resized:
         raise WorkloadError(
-            f"every image of {model.name} has {size.pixels} pixels",
+            phrase("every image of {model} has {pixels} pixels", model=model.name, pixels=size.pixels),
             why="its processor resizes all images to one size",
             fix="leave --max-pixels out",
         )
     count, size = 1 if images is None else images, size._replace(pixels=max_pixels or size.pixels)
     if not size.tokens:
         raise WorkloadError(
-            f"--max-pixels {max_pixels} is less than one token",
-            why=f"{size.unit} x {size.unit} pixels are one token of {model.name}",
-            fix=f"pass --max-pixels {256 * size.unit**2} (256 tokens), for instance",
+            phrase("--max-pixels {max_pixels} is less than one token", max_pixels=max_pixels),
+            why=phrase("{unit} x {unit} pixels are one token of {model}", unit=size.unit, model=model.name),
+            fix=phrase("pass --max-pixels {pixels} (256 tokens), for instance", pixels=256 * size.unit**2),
         )
     blocks = tuple(
         replace(block, attention=block.attention._replace(window=size.patches, chunked=True))

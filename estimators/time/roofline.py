@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from ..errors import ClusterError
 from ..hardware.cluster import Gpu
+from ..phrase import phrase
 from ..workload import AttentionKernel, MatmulPrecision
 
 HALF_RATE = "half rate"
@@ -148,7 +149,7 @@ def product_rate(gpu: Gpu, precision: MatmulPrecision) -> float:
         best = peak * (FP32_BEST_OF_PEAK if precision == "fp32" else of_peak)
     if best is None:
         raise ClusterError(
-            f"no speed of the {gpu.name} is known in {precision}",
+            phrase("no speed of the {gpu} is known in {precision}", gpu=gpu.name, precision=precision),
             why="its time cannot be predicted",
             fix="describe the GPU by its memory, such as --gpus 2x24GB",
         )
@@ -208,7 +209,7 @@ def memory_rate(gpu: Gpu) -> float:
     """Bytes per second that large operations get from the GPU's memory."""
     if gpu.memory_bytes_per_s is None:
         raise ClusterError(
-            f"the memory bandwidth of the {gpu.name} is not known",
+            phrase("the memory bandwidth of the {gpu} is not known", gpu=gpu.name),
             why="its time cannot be predicted",
             fix="describe the GPU by its memory, such as --gpus 2x24GB",
         )

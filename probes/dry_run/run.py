@@ -28,6 +28,7 @@ from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.frozen_parts import with_frozen
 from ...estimators.models.rank_part import split_layers, spread_experts
+from ...estimators.phrase import phrase
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved
 from ..run import Request, Run
@@ -94,7 +95,7 @@ def _refuse_unknown_features(run: Run) -> None:
     has_autoep = isinstance(experts, Mapping) and experts.get("enabled") is True
     if has_autoep and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
         raise DryRunError(
-            f"AutoEP cannot be initialized with transformers {installed}",
+            phrase("AutoEP cannot be initialized with transformers {installed}", installed=installed),
             phase="initialize",
             why="DeepSpeed 0.19.8 uses an interface of transformers' output registry that no longer exists",
             fix="install transformers 5.8, or remove expert_parallel",
@@ -301,7 +302,7 @@ def _died(status: int, phase: str, printed: str) -> DryRunError:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
             return DryRunError(
-                f"the dry run was killed (SIGKILL, during {phase})",
+                phrase("the dry run was killed (SIGKILL, during {phase})", phase=phase),
                 phase=phase,
                 details=printed,
                 why="the system kills a process when the memory of the machine runs out",

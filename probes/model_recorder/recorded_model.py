@@ -23,6 +23,7 @@ from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape, OwnModule
+from ...estimators.phrase import phrase
 from ..dry_run.run import DryRunError, absolute_factory, answers
 from ..machine import installed_version
 from ..store_path import store_path
@@ -210,7 +211,7 @@ def _windows(text: Any, window: object) -> dict[int, int]:
 
 def _cannot(name: str, why: str) -> ModelConfigError:
     return ModelConfigError(
-        f"{name}: a model of this type is not known here, and could not be recorded",
+        phrase("{name}: a model of this type is not known here, and could not be recorded", name=name),
         why=why,
         fix="give a model of a known type, or write its `build_model` into a file and dry-run that: "
         "ds-advise dry-run CONFIG.json --model FILE.py:build_model",

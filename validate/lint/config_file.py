@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import phrase
 from .document import FIX, MAX_BYTES, Document, DocumentNode, Member, read_document
 
 STANDARD_INPUT = Path("-")
@@ -137,7 +138,7 @@ def correct(
         replace_file(target, text)
     except OSError as problem:
         raise ConfigFileError(
-            f"cannot write to {file.path} or its folder: {problem.strerror}",
+            phrase("cannot write to {path} or its folder: {reason}", path=file.path, reason=problem.strerror),
             why="the file is unchanged",
             fix="leave --fix out, or correct a copy in a folder that you may write to",
         ) from problem
@@ -156,7 +157,7 @@ def _copy(target: Path, old: bytes) -> Path:
             file.write(old)
         return copy
     raise ConfigFileError(
-        f"{target}.bak and {_MOST_COPIES - 1} more copies are there",
+        phrase("{target}.bak and {count} more copies are there", target=target, count=_MOST_COPIES - 1),
         why="none of them is overwritten",
         fix="remove the copies that you do not need",
     )

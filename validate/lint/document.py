@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.phrase import named, phrase
 
 MAX_BYTES = 150_000
 """A configuration has kilobytes. What is beyond this is another file, and would take longer than a second."""
@@ -124,14 +125,18 @@ def _duplicates(node: DocumentNode, path: tuple[str, ...]) -> Iterator[tuple[tup
 def read_document(raw: bytes, *, name: str) -> Document:
     """The document in a file's bytes. Raises ConfigFileError, with line and column, where there is no object in it."""
     if len(raw) > MAX_BYTES:
-        raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is not a ds_config", fix=FIX)
+        raise ConfigFileError(
+            phrase("{name}: larger than {most:,} bytes, so it is not a ds_config", name=name, most=MAX_BYTES), fix=FIX
+        )
     utf_8 = {"why": "DeepSpeed reads UTF-8", "fix": "save it as UTF-8"}
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in raw:
-        raise ConfigFileError(f"{name}: not UTF-8 text, but UTF-16 or not text at all", **utf_8)
+        raise ConfigFileError(phrase("{name}: not UTF-8 text, but UTF-16 or not text at all", name=name), **utf_8)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", **utf_8) from problem
+        raise ConfigFileError(
+            phrase("{name}: not UTF-8 text (byte {position})", name=name, position=problem.start), **utf_8
+        ) from problem
     marked = text.startswith("\ufeff")
     reader = _Reader(text[1:] if marked else text, name)
     root = reader.document()
@@ -160,7 +165,10 @@ class _Reader:
     def _fail(self, what: str, offset: int) -> NoReturn:
         line = self.text.count("\n", 0, offset) + 1
         column = offset - self.text.rfind("\n", 0, offset)
-        raise ConfigFileError(f"{self.name}: not JSON: {what} (line {line}, column {column})", fix=FIX)
+        place = {"name": self.name, "line": line, "column": column}
+        raise ConfigFileError(
+            phrase("{name}: not JSON: {what} (line {line}, column {column})", what=named(what), **place), fix=FIX
+        )
 
     def _note(self, kind: str, start: int, end: int) -> None:
         self.departures.append(Departure(kind, start, end))

@@ -281,7 +281,7 @@ def test_ranks_need_the_gpus_of_this_machine(
 ) -> None:
     """A rank that runs alone needs one; several nodes are not this machine."""
     monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 1)
-    with pytest.raises(ClusterError, match="this machine has only 1 GPU"):
+    with pytest.raises(ClusterError, match="this machine has only 1 of the GPUs"):
         cluster_here({"gpus": "2x24GB"})
     assert cluster_here({"gpus": "2x24GB"}, devices=1).gpus_per_node == 2
     monkeypatch.setattr("ds_advise.probes.machine.with_nvml", lambda *_: 8)
