@@ -44,28 +44,31 @@ _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
 
 
-class LayerOperations(NamedTuple):
-    """Counts of one layer."""
+class Operations(NamedTuple):
+    """Counts of one layer, or of several."""
 
-    operations: int
+    operations: int = 0
     """Forward operations that launch a kernel."""
-    views: int
+    views: int = 0
     """Forward operations without a kernel."""
-    backward_operations: int
-    backward_views: int
-    calls: int
+    backward_operations: int = 0
+    backward_views: int = 0
+    calls: int = 0
     """Module calls."""
-    hooked: int
+    hooked: int = 0
     """Module calls that ZeRO-3 hooks."""
-    adapted: int
+    adapted: int = 0
     """Linear layers with an adapter."""
-    folds: int
+    folds: int = 0
     """Weights W + B A that LoRA computes because no module can hold an adapter."""
+
+    def plus(self, other: Operations, times: int = 1) -> Operations:
+        return Operations(*(one + times * another for one, another in zip(self, other, strict=True)))
 
 
 def layer_operations(
     model: ModelShape, block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False
-) -> LayerOperations:
+) -> Operations:
     """fused: norms, rotary embedding and gated activation are one kernel each."""
     if block.program is not None:
         return _recorded_operations(model, block, block.program, workload, chosen)
@@ -83,7 +86,7 @@ def layer_operations(
     calls = _calls(block, adapted, folds) + _expert_calls(experts)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
     unpacked = unpacking(workload)
-    return LayerOperations(
+    return Operations(
         operations=matrices + others + casts + (4 + cast) * adapted + unpacked.operations * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted + _EXPERT_VIEWS * experts,
         backward_operations=(
@@ -104,7 +107,7 @@ def layer_operations(
 
 def _recorded_operations(
     model: ModelShape, block: Block, program: Program, workload: Workload, chosen: Adapters
-) -> LayerOperations:
+) -> Operations:
     """Counts of a layer that was recorded: an operation whose result has memory of its own launches a kernel."""
     full, slots = workload.method == "full", program.slots
     operations = views = 0
@@ -125,7 +128,7 @@ def _recorded_operations(
     adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
     calls = _calls(block, adapted, folds)
-    return LayerOperations(
+    return Operations(
         operations=operations + 4 * adapted,
         views=views + 6 * adapted,
         backward_operations=backward + 5 * adapted,
@@ -194,12 +197,8 @@ are published runs without offload, but with less than this stage 3 is predicted
 measured the contrary; those with offload are nearest to 0.5, on one GPU as on several.
 """
 
-_OUTSIDE = (13, 15, 6)
-"""Operations, views and module calls of a forward pass outside the layers, without the last norm and the rotary table:
-embedding, positions, mask, head, loss."""
-
-_OUTSIDE_BACKWARD = 12
-"""Backward operations outside the layers, without the last norm's: loss, head, embedding."""
+_OUTSIDE = Operations(operations=13, views=15, backward_operations=12, backward_views=30, calls=6, hooked=6)
+"""Outside the layers, without the last norm and the rotary table: embedding, positions, mask, head, loss."""
 
 _ROTARY_TABLE = 6
 """Operations that compute the cosines and sines, once for all layers."""
@@ -212,19 +211,12 @@ CHECK_LAUNCHES = 12
 class HostWork(NamedTuple):
     """Work of the host in one micro batch."""
 
-    operations: int
-    """Kernels of the forward pass."""
-    views: int
-    calls: int
-    hooked: int
-    """Module calls that stage 3 hooks."""
+    counts: Operations
+    once: Operations
+    """What checkpointing does not repeat of them: outside the layers, and in layers without a backward pass."""
     layers: int
     reentrant: bool
     """Checkpointing is reentrant."""
-    folds: int
-    """Weights W + B A."""
-    backward_operations: int
-    backward_views: int
     parameters: int
     """Trained tensors."""
     gathered: int
@@ -235,30 +227,26 @@ class HostWork(NamedTuple):
     """Units of FSDP: a layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
     synchronizes: bool
     """The host waits for the GPU all along."""
-    outside: tuple[int, int, int]
-    """Operations, views and calls that checkpointing does not repeat: outside the layers, and in layers without a
-    backward pass."""
 
     def forward_s(self, costs: HostCosts, zero_stage: int) -> float:
-        return self._run_s(costs, zero_stage, (0, 0, 0)) + self._gathers_s(costs, zero_stage)
+        return self._run_s(costs, zero_stage, self.counts) + self._gathers_s(costs, zero_stage)
 
-    def _run_s(self, costs: HostCosts, zero_stage: int, without: tuple[int, int, int]) -> float:
-        operations, views, calls = self.operations - without[0], self.views - without[1], self.calls - without[2]
-        seconds = operations * costs.launched_s + views * costs.view_s + calls * costs.module_call_s
-        seconds += self.folds * costs.fold_s
-        return seconds + self._visits_s(costs.forward_visit_s, zero_stage, self.hooked - without[2])
+    def _run_s(self, costs: HostCosts, zero_stage: int, run: Operations) -> float:
+        seconds = run.operations * costs.launched_s + run.views * costs.view_s + run.calls * costs.module_call_s
+        return seconds + run.folds * costs.fold_s + self._visits_s(costs.forward_visit_s, zero_stage, run.hooked)
 
     def recompute_s(self, costs: HostCosts, zero_stage: int) -> float:
         """Recomputation; it gathers for the backward pass too."""
-        seconds = self._run_s(costs, zero_stage, self.outside) + self.layers * costs.checkpoint_s
-        again = 0 if self.reentrant else self.operations - self.outside[0]
-        return seconds + again * costs.recomputed_operation_s
+        repeated = self.counts.plus(self.once, -1)
+        seconds = self._run_s(costs, zero_stage, repeated) + self.layers * costs.checkpoint_s
+        return seconds + (0 if self.reentrant else repeated.operations) * costs.recomputed_operation_s
 
     def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
         """buckets: of gradients that stages 1 to 3 reduce in the pass; 0 for none. gathered_again: share of the tensors
         gathered forward that are gathered again."""
-        seconds = self.backward_operations * costs.backward_launched_s + self.backward_views * costs.backward_view_s
-        seconds += self._visits_s(costs.backward_visit_s, zero_stage, self.hooked)
+        counts = self.counts
+        seconds = counts.backward_operations * costs.backward_launched_s + counts.backward_views * costs.backward_view_s
+        seconds += self._visits_s(costs.backward_visit_s, zero_stage, counts.hooked)
         seconds += gathered_again * self._gathers_s(costs, zero_stage)
         if zero_stage and buckets:
             gradient_s = costs.partitioned_s if zero_stage == 3 else costs.bucketed_s
@@ -326,37 +314,27 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
 def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool) -> HostWork:
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
     gathered = larger_than(tensors, persistence_threshold)
-    fused, last = workload.kernels != "torch", model.blocks[-1]
-    norm = 0 if model.module else norm_operations(model, last, fused=fused)
-    backward = 0 if model.module else _OUTSIDE_BACKWARD + round(BACKWARD_OF_OTHERS * norm)
-    operations, views, calls = (0, 0, 0) if model.module else _OUTSIDE
-    operations += norm + (_ROTARY_TABLE if last.attention.rotary else 0)
-    outside, of_blocks = (operations, views, calls), []
+    fused, last, once = workload.kernels != "torch", model.blocks[-1], Operations()
+    if not model.module:
+        norm = norm_operations(model, last, fused=fused)
+        rotary = _ROTARY_TABLE if last.attention.rotary else 0
+        more = Operations(operations=norm + rotary, backward_operations=round(BACKWARD_OF_OTHERS * norm))
+        once = _OUTSIDE.plus(more)
+    counts = once
     for block in model.blocks:
-        once = layer_operations(model, block, workload, chosen, fused=fused)
+        layer = layer_operations(model, block, workload, chosen, fused=fused)
         if not derives(model, block, workload, checkpointing=False):
-            once = once._replace(backward_operations=0, backward_views=0)
-            apart = block.count * once.operations, block.count * once.views, block.count * once.calls
-            outside = outside[0] + apart[0], outside[1] + apart[1], outside[2] + apart[2]
-        of_blocks.append((block.count, once))
-    layers = LayerOperations(
-        *[sum(count * layer[index] for count, layer in of_blocks) for index in range(len(LayerOperations._fields))]
-    )
-    count = sum(block.count for block in model.blocks)
+            layer = layer._replace(backward_operations=0, backward_views=0)
+            once = once.plus(layer, block.count)
+        counts = counts.plus(layer, block.count)
     return HostWork(
-        operations=operations + layers.operations,
-        views=views + layers.views,
-        calls=calls + layers.calls,
-        hooked=calls + layers.hooked,
-        layers=count,
+        counts=counts,
+        once=once,
+        layers=model.num_layers,
         reentrant=workload.software.reentrant,
-        folds=layers.folds,
-        backward_operations=backward + layers.backward_operations,
-        backward_views=2 * views + layers.backward_views,
         parameters=len(tensors.trainable) + (tensors.split_experts if workload.method == "full" else 0),
         gathered=gathered,
         kept=len(tensors.trainable) + len(tensors.frozen) + tensors.split_experts - gathered,
-        units=count + layers.adapted if fsdp else 0,
+        units=model.num_layers + counts.adapted if fsdp else 0,
         synchronizes=tensors.split_experts > 0,
-        outside=outside,
     )
