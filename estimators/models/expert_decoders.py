@@ -164,7 +164,6 @@ def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
         kv_heads=dims.heads,
         head_dim=plain + rope,
         v_head_dim=value,
-        q_lora_rank=query_rank,
         kv_lora_rank=rank,
         rope_head_dim=rope,
     )

@@ -55,8 +55,7 @@ class Tensor(NamedTuple):
 class Attention(NamedTuple):
     """Dimensions of one attention module: A heads, K key/value heads.
 
-    `q_lora_rank`, `kv_lora_rank` and `rope_head_dim` belong to DeepSeek's multi-head latent attention; they are 0
-    elsewhere.
+    `kv_lora_rank` and `rope_head_dim` belong to DeepSeek's multi-head latent attention; they are 0 elsewhere.
     """
 
     heads: int
@@ -81,7 +80,6 @@ class Attention(NamedTuple):
     chunk: int = 0
     """Linear attention by the gated delta rule: tokens per chunk; 0: softmax attention. Then `heads` are
     those of values, and `kv_heads` those of queries and keys."""
-    q_lora_rank: int = 0
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     tokens: int = 0

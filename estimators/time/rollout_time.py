@@ -188,8 +188,7 @@ def engine_of(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu: 
     prefilled = compute_time(model, prompts, gpu, at_once, False)
     kept = sequences * element * cached_elements(model, prompt + length // 2, latent=by_vllm)
     copies = 1.0 if by_vllm else 3 + (2 * grouped_heads(model) if grouped_heads(model) > 1 else 0)
-    cache_s = copies * kept / bandwidth / ranks
-    computed_s = decoded.total_s / ranks + cache_s
+    computed_s = (decoded.total_s + copies * kept / bandwidth) / ranks
     layers, host_s = sum(block.count for block in model.blocks), 0.0
     if by_vllm:
         token_s = computed_s + _split_s(model, workload, cluster, at_once)

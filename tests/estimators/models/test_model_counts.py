@@ -36,7 +36,7 @@ def test_deepseek_v3_has_dense_layers_and_latent_attention() -> None:
     assert (sparse.feed_forward.experts, sparse.feed_forward.experts_per_token) == (256, 8)
     assert (sparse.feed_forward.hidden, sparse.feed_forward.shared_hidden) == (2048, 2048)
     attention = sparse.attention
-    assert (attention.q_lora_rank, attention.kv_lora_rank, attention.rope_head_dim) == (1536, 512, 64)
+    assert (attention.kv_lora_rank, attention.rope_head_dim) == (512, 64)
     assert (attention.head_dim, attention.v_head_dim) == (192, 128)
 
 
