@@ -32,29 +32,21 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return phrase("{gpu} has no bf16 units; use fp16", gpu=cluster.gpu.name)
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
         return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
-    obstacle = untileable(model, workload)
-    if obstacle is not None:
+    if obstacle := untileable(model, workload):
         return obstacle
     if plan.offload_param == "nvme" and has_reference_model(workload):
         # 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py empties the folder that both engines name
         return phrase("the reference model's weights would be lost on NVMe")
-    if workload.rollouts is not None:
-        obstacle = _ungenerated(model, workload, cluster)
-        if obstacle is not None:
-            return obstacle
+    if obstacle := _ungenerated(model, workload, cluster):
+        return obstacle
     if plan.sharding != "zero":
         own = _unsuited_to_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
         return own if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
-    if plan.sequence_parallel_size > 1:
-        if cluster is not None and cluster.world_size % plan.sequence_parallel_size:
-            return phrase(
-                "{ranks} ranks do not divide into groups of {size}",
-                ranks=cluster.world_size,
-                size=plan.sequence_parallel_size,
-            )
-        obstacle = undividable(model, workload, plan.sequence_parallel_size)
-        if obstacle is not None:
-            return obstacle
+    ranks, size = cluster.world_size if cluster is not None else 0, plan.sequence_parallel_size
+    if ranks % size:
+        return phrase("{ranks} ranks do not divide into groups of {size}", ranks=ranks, size=size)
+    if size > 1 and (obstacle := undividable(model, workload, size)):
+        return obstacle
     if plan.cpu_checkpointing and cluster is not None and cluster.gpu.is_cpu:
         return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
@@ -67,11 +59,13 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
     if plan.offload_optimizer_ratio < 1 and not runs.is_adam:
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
-    obstacle = _unsuited_to_bf16_states(workload, plan) or _unsuited_to_hpz(plan, cluster)
-    obstacle = obstacle or _unsuited_to_quantized(model, workload, plan, cluster)
-    obstacle = obstacle or _unsuited_to_autotp(model, workload, plan, cluster)
-    obstacle = obstacle or _unsuited_to_autoep(model, workload, plan, cluster)
-    if obstacle is not None:
+    if (
+        obstacle := _unsuited_to_bf16_states(workload, plan)
+        or _unsuited_to_hpz(plan, cluster)
+        or _unsuited_to_quantized(model, workload, plan, cluster)
+        or _unsuited_to_autotp(model, workload, plan, cluster)
+        or _unsuited_to_autoep(model, workload, plan, cluster)
+    ):
         return obstacle
     if plan.zero_stage and not runs.partitions:
         return phrase("{optimizer} needs whole layers, ZeRO gives it flat partitions", optimizer=workload.optimizer)
@@ -202,7 +196,8 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
 def _ungenerated(model: ModelShape, workload: Workload, cluster: Cluster | None) -> str | None:
     """Why no completions can be generated."""
     rollouts = workload.rollouts
-    assert rollouts is not None
+    if rollouts is None:
+        return None
     if not model.vocab_size or any(not block.attention.causal or block.cross_attention for block in model.blocks):
         return phrase("completions need a decoder alone with a head over the vocabulary")
     if cluster is None or rollouts.rollout == "generate":
