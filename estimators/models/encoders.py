@@ -259,15 +259,7 @@ def patch_grid(c: Fields, *, image: int, patch: int) -> tuple[int, tuple[int, in
     return (height // rows) * (width // columns), (c.size("num_channels", default=3), rows, columns)
 
 
-def t5(c: Fields) -> Body:
-    return _t5(c, feed_forward="relu")
-
-
-def mt5(c: Fields) -> Body:
-    return _t5(c, feed_forward="gated-gelu")
-
-
-def _t5(c: Fields, *, feed_forward: str) -> Body:
+def t5(c: Fields, *, feed_forward: str = "relu") -> Body:
     """T5: RMSNorm, no biases, a relative position bias in the first layer of each stack.
 
     transformers 5 ties the head of a model built from a configuration, whatever `tie_word_embeddings` says; loading

@@ -186,20 +186,12 @@ def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
     return attention, tensors
 
 
-def deepseek_v2(c: Fields) -> Body:
-    return deepseek(c, mlp_bias=c.flag("mlp_bias", default=False), width=1407, count=64, shared=2, first=0)
-
-
-def deepseek_v3(c: Fields) -> Body:
-    return deepseek(c, mlp_bias=False, width=2048, count=256, shared=1, first=3)
-
-
-def deepseek(c: Fields, *, mlp_bias: bool, width: int, count: int, shared: int, first: int) -> Body:
-    """Dense layers first, then experts; the arguments are the class's defaults.
+def deepseek(c: Fields, *, width: int, count: int, shared: int, first: int, biased: bool = False) -> Body:
+    """Dense layers first, then experts; the arguments are the class's defaults. biased: it has a field `mlp_bias`.
 
     Multi-token prediction layers (`num_nextn_predict_layers`) are not built by transformers and not counted.
     """
-    dims = Dims.read(c)
+    dims, mlp_bias = Dims.read(c), biased and c.flag("mlp_bias", default=False)
     width = c.size("moe_intermediate_size", default=width)
     names = ("n_routed_experts", "num_experts", "num_local_experts")
     shared_hidden = width * c.size("n_shared_experts", default=shared)

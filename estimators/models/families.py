@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from ..errors import ModelConfigError
@@ -143,7 +144,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, _DEBERTA),
     "deepseek_v2": FamilySpec(
         "DeepseekV2",
-        experts.deepseek_v2,
+        partial(experts.deepseek, width=1407, count=64, shared=2, first=0, biased=True),
         LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
         supports=("liger",),
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
@@ -152,7 +153,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     ),
     "deepseek_v3": FamilySpec(
         "DeepseekV3",
-        experts.deepseek_v3,
+        partial(experts.deepseek, width=2048, count=256, shared=1, first=3),
         LayerVariant(router_fp32=True, routing_fp32=True),
         supports=("liger",),
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
@@ -257,7 +258,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         module_experts=True,
     ),
     "mpt": FamilySpec("Mpt", dense.mpt, LayerVariant(norm="layer", kernels=frozenset(), boolean_mask=True)),
-    "mt5": FamilySpec("MT5", encoders.mt5, _T5),
+    "mt5": FamilySpec("MT5", partial(encoders.t5, feed_forward="gated-gelu"), _T5),
     "olmo": FamilySpec(
         "Olmo",
         decoder(Style(norm_kind="layer", norm_weight=False, biases=BIASED)),
