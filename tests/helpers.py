@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +92,24 @@ def printed(answer: Recommendation, *, width: int = 80, details: bool = False) -
     page = io.StringIO()
     print_answer(answer, Console(file=page, width=width, highlight=False, color_system=None), details=details)
     return page.getvalue()
+
+
+def schema_errors(value: Any, schema: Mapping[str, Any]) -> list[str]:
+    """Where a value is not as a JSON Schema says; a field that the schema does not know is an error, too."""
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+    validator = Draft202012Validator(_closed(schema))
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
+
+
+def _closed(form: Any) -> Any:
+    """The schema without further fields in any of its objects."""
+    if isinstance(form, list):
+        return [_closed(each) for each in form]
+    if not isinstance(form, Mapping):
+        return form
+    closed = {name: _closed(each) for name, each in form.items()}
+    return closed | {"additionalProperties": False} if isinstance(form.get("properties"), Mapping) else closed
 
 
 def imports_of(program: str, names: Sequence[str]) -> list[str]:

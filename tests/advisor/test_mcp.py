@@ -13,7 +13,7 @@ import ds_advise
 import pytest
 from ds_advise.advisor.cli.main import run
 
-from tests.advisor.schemas.validator import wrong
+from tests.helpers import schema_errors
 
 mcp = pytest.importorskip("mcp")
 anyio = pytest.importorskip("anyio")
@@ -75,7 +75,7 @@ def test_tools_have_the_commands_options_and_the_manual_is_there(tmp_path: Path)
         ]
         explained = await client.call_tool("explain", {"model": "gpt2", "gpus": "24GB", "offline": True})
         form = json.loads(schema)
-        assert wrong(explained.structured_content, form, form) == []
+        assert schema_errors(explained.structured_content, form) == []
         return (await client.list_tools()).tools, (await client.list_resources()).resources, page
 
     tools, resources, page = with_client(tmp_path, task)

@@ -26,8 +26,7 @@ from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
-from tests.advisor.schemas.validator import wrong
-from tests.helpers import launch_request, outcome_of, ran
+from tests.helpers import launch_request, outcome_of, ran, schema_errors
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -80,7 +79,7 @@ def test_a_probe_is_compared_with_its_predictions(run_of_gpt2: Run) -> None:
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(html_of(probe_report(answer, Path("ds_config.json"))))
     assert page.data == json.loads(json.dumps(answer.to_json()))
-    assert wrong(page.data, schema_of_command("probe"), schema_of_command("probe")) == []
+    assert schema_errors(page.data, schema_of_command("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
     assert exact(page, "figures") == known
     assert "It runs." in page.text
@@ -115,7 +114,7 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     page = Page(text)
     assert len(text) < MOST_BYTES
     assert page.data == to_json(launch_report(session))
-    assert wrong(page.data, schema_of_command("launch"), schema_of_command("launch")) == []
+    assert schema_errors(page.data, schema_of_command("launch")) == []
     assert "Finished after step 9." in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
 
@@ -131,7 +130,7 @@ def test_a_past_launch_has_the_report_of_its_end(
     assert exact(past, "figures") == exact(now, "figures")
     assert "The ranks made no progress, first on rank 0, after step 9." in past.text and EVIL in past.text
     assert past.names.count("script") == 2 and "configuration" in past.sections
-    assert wrong(past.data, schema_of_command("history"), schema_of_command("history")) == []
+    assert schema_errors(past.data, schema_of_command("history")) == []
     other = Store().add(replace(Store().find()[0], kind="dry-run"))
     for asked, error in (
         ([str(other)], f"record {other} is a dry-run"),

@@ -12,7 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import NAMES, schema_of, schema_of_command
 from ds_advise.estimators.json_form import to_json
 
-from tests.advisor.schemas.validator import wrong
+from tests.helpers import schema_errors
 
 ADVICE = "Qwen2.5-14B --gpus 2x32GB --no-write --offline --no-deepspeed-estimate"
 QLORA = "Qwen2.5-7B --gpus 4x24GB --method qlora --sharding fsdp --no-write --offline"
@@ -45,7 +45,7 @@ def test_printed_json_matches_its_schema(
     Path("axolotl.yaml").write_text("base_model: Qwen2.5-1.5B\ndeepspeed: a.json\nbf16: true\n")
     assert run([*COMMANDS[what].split(), "--json"]) in (0, 1)
     form = schema_of_command(what.partition(",")[0])
-    assert wrong(json.loads(capsys.readouterr().out), form, form) == []
+    assert schema_errors(json.loads(capsys.readouterr().out), form) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,9 +85,9 @@ def test_a_schema_follows_from_the_types() -> None:
     assert kind["description"].split() == ["Which", "of", "the", "two."]
     assert form["$defs"]["_Inner"]["required"] == ["kind"]
     good = to_json(_Outer((1, 2), _Inner("a")))
-    assert wrong(good, form, form) == []
+    assert schema_errors(good, form) == []
     for broken in ({"sizes": [1.5]}, {"inner": {"kind": "c"}}, {"inner": {}}, {"more": 1}):
-        assert wrong({**good, **broken}, form, form) != []
+        assert schema_errors({**good, **broken}, form) != []
 
 
 def test_numbers_that_json_lacks_are_null() -> None:

@@ -28,8 +28,7 @@ from ds_advise.advisor.cli.schema import schema_of_command
 from ds_advise.advisor.train.folder import TrainingFolder, read_result
 from ds_advise.validate.checkpoint import CHECKSUMS, WHOLE
 
-from tests.advisor.schemas.validator import wrong
-from tests.helpers import TINY_SIZES
+from tests.helpers import TINY_SIZES, schema_errors
 
 pytestmark = pytest.mark.timeout(1500)  # the first test compiles DeepSpeed's extensions
 
@@ -360,5 +359,5 @@ def test_shared_and_tiled_samples_train(tmp_path: Path, model_folder: Path, caps
     assert_learned(output)
     assert json.loads((output / "ds_config.json").read_text())["sequence_parallel_size"] == 2
     form, whole = json.loads(capsys.readouterr().out), schema_of_command("train")
-    assert wrong(form, whole, whole) == []
+    assert schema_errors(form, whole) == []
     assert (form["finished"], form["model"], form["launched"]["last_step"]) == (True, str(output), STEPS)

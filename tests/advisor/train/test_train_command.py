@@ -30,8 +30,7 @@ from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload
 from ds_advise.validate.checkpoint import WHOLE
 
-from tests.advisor.schemas.validator import wrong
-from tests.helpers import TINY, outcome_of, write_checkpoint
+from tests.helpers import TINY, outcome_of, schema_errors, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -78,7 +77,7 @@ def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
     """The JSON of --dry: data, plan and steps; nothing was started."""
     code, printed, _ = ask("--dry --json --eval-split 0.1 --epochs 2")
     form, whole = json.loads(printed), schema_of_command("train")
-    assert code == 0 and wrong(form, whole, whole) == []
+    assert code == 0 and schema_errors(form, whole) == []
     proposal = form["proposal"]
     assert (proposal["data"]["rows"], proposal["data"]["train_samples"], proposal["steps"]) == (40, 36, 18)
     assert proposal["plan"]["fits"] and (form["launched"], form["finished"], form["model"]) == (None, False, None)

@@ -20,8 +20,7 @@ from ds_advise.probes.recording.result import DryRunResult, TimelinePoint
 from ds_advise.probes.run import Request
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
-from tests.advisor.schemas.validator import wrong
-from tests.helpers import SMALL_LLAMA, ask_forks, ran
+from tests.helpers import SMALL_LLAMA, ask_forks, ran, schema_errors
 
 CONFIG = {
     "bf16": {"enabled": "auto"},
@@ -81,7 +80,7 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
     assert answer["required_host_bytes_per_node"] == peak["host_bytes_per_node"] + 2 * PROCESS_BYTES
     assert "timeline" not in answer  # it has a file of its own
     form = schema_of_command("dry-run")
-    assert wrong(answer, form, form) == []
+    assert schema_errors(answer, form) == []
 
 
 def test_both_settings_of_the_allocator_are_answered(folder: Path) -> None:
