@@ -62,6 +62,9 @@ class Software:
     In plain PyTorch "auto" is `Workload.script_step`."""
     expandable_segments: bool = True
     """The allocator runs with `expandable_segments:True`, as the printed commands set it."""
+    varying_lengths: bool = False
+    """Batches are padded to their own longest sample, neither packed nor padded to a fixed length. Without
+    `expandable_segments` the allocator then keeps blocks of many sizes, which nvidia-smi shows."""
     pinned_inputs: bool = True
     """Layer inputs in host RAM are page-locked, each block rounded up to a power of two, as in transformers. Without:
     pageable, exactly as large, copied more slowly."""

@@ -292,7 +292,7 @@ class SoftwareOptions(TypedDict, total=False):
         Option(
             "Differences from current software: transformers=4.45, deepspeed=0.18, trl=1.6, padding-mask, reentrant, "
             "autocast, tf32, fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=foreach, "
-            "expandable-segments=no, pinned-inputs=no.",
+            "expandable-segments=no, varying-lengths, pinned-inputs=no.",
             metavar="NAME[=VALUE],...",
         ),
     ]

@@ -198,6 +198,7 @@ def _software(row: dict[str, str], trl: str | None) -> Software:
         fp32_embeddings=row["layer_inputs"] == "fp32+embeddings",
         optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
         expandable_segments=False,
+        varying_lengths=row["lengths"] == "varying",
     )
 
 

@@ -128,7 +128,7 @@ def _job(row: dict[str, str], seq_len: int) -> Job:
     if not row["lengths"]:
         evaluated = int(row["evaluated"] or 0)
         return Job(samples=samples, epochs=epochs, evaluation_samples=evaluated, evaluation_batch=1)
-    lengths = tuple(_alpaca(seq_len, scaled=seq_len > 512))
+    lengths = tuple(alpaca(seq_len, scaled=seq_len > 512))
     counted = sum(each.samples for each in lengths)
     if "grouped" in row["lengths"]:
         mean = round(sum(each.tokens * each.samples for each in lengths) / counted / _SHORTEST_MEAN) * _SHORTEST_MEAN
@@ -136,7 +136,7 @@ def _job(row: dict[str, str], seq_len: int) -> Job:
     return Job(samples=counted, epochs=epochs * samples / counted, lengths=lengths)
 
 
-def _alpaca(seq_len: int, *, scaled: bool) -> Iterator[SamplesOfLength]:
+def alpaca(seq_len: int, *, scaled: bool) -> Iterator[SamplesOfLength]:
     """The lengths of Alpaca's rows; scaled: the longest has `seq_len` tokens, otherwise longer ones are cut."""
     with (DATA / "alpaca_lengths.csv").open(newline="", encoding="utf-8") as file:
         rows = [(int(row["tokens"]), int(row["samples"])) for row in csv.DictReader(file)]

@@ -129,7 +129,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     estimate = MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
-        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, expandable=expandable),
+        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, software=workload.software),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),

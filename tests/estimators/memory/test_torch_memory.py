@@ -14,6 +14,7 @@ from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
+from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES
 from ds_advise.estimators.memory.plan_memory import estimate_memory, least_bytes
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import PlainPyTorch
@@ -149,6 +150,17 @@ def test_the_cache_holds_memory_beyond_the_need() -> None:
     assert 0 < tight.cached_bytes_per_gpu < fixed.cached_bytes_per_gpu
     memory = tight.device_bytes_per_gpu + tight.cached_bytes_per_gpu
     assert memory == find_gpu("RTX2080Ti").memory_bytes
+
+
+def test_batches_of_varying_length_leave_their_logits_in_fixed_segments() -> None:
+    """A longer batch finds no free block for its logits; expandable segments grow instead, and no plan needs more."""
+    long = {"method": "lora", "seq_len": 2048}
+    plain = "expandable-segments=no"
+    fixed, varying = asked(software=plain, **long), asked(software=f"{plain},varying-lengths", **long)
+    loss = 12 * 2048 * 151_936  # three fp32 tensors
+    assert varying.cached_bytes_per_gpu - fixed.cached_bytes_per_gpu == EARLIER_BATCHES * loss
+    assert varying.device_bytes_per_gpu == fixed.device_bytes_per_gpu
+    assert asked(software="varying-lengths", **long).components == asked(**long).components
 
 
 def test_inputs_that_fsdp_retains_are_cached_once() -> None:
