@@ -145,11 +145,6 @@ def main() -> None:
         swanlab.finish()
     dist.barrier()
     dist.destroy_process_group()
-    if on_cpu:
-        # Without the interpreter's shutdown, which gloo's threads sometimes abort.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def _with_objects(arguments: dict[str, Any]) -> dict[str, Any]:
