@@ -18,8 +18,6 @@ from .findings import Findings, note, ok, warning
 
 _Answer = TypeVar("_Answer")
 
-NO_PYNVML = "pynvml is not installed"
-
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _DISPLAY_OR_ACCELERATOR = ("0x03", "0x12")
 """PCI classes of graphics controllers and of processing accelerators."""
@@ -82,11 +80,7 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
         "device_files": (root / "dev/nvidiactl").exists() or (root / "dev/dxg").exists(),
         "other_vendor": "AMD" if not nvidia and "AMD" in vendors else "",
     }
-    if nvml is None:
-        try:
-            nvml = import_module("pynvml")
-        except ImportError:
-            return Graphics(error=NO_PYNVML, **machine)
+    nvml = nvml or import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -11,10 +11,10 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from ...estimators.phrase import named, phrase
+from ...estimators.phrase import phrase
 from .. import parse_version
-from .findings import Findings, counted, note, ok, problem, unknown
-from .gpus import NO_PYNVML, Graphics
+from .findings import Findings, counted, note, ok, problem
+from .gpus import Graphics
 
 PACKAGES = (
     "torch",
@@ -144,12 +144,6 @@ def driver(graphics: Graphics) -> Findings:
         )
     elif not graphics.on_the_bus and not graphics.module_loaded:
         yield note(NO_NVIDIA_GPU, "DeepSpeed runs on the CPU; a login node has no GPU")
-    elif graphics.error == NO_PYNVML:
-        yield unknown(
-            phrase("{seen}, but {problem}", seen=seen, problem=named(NO_PYNVML)),
-            "the GPUs cannot be examined",
-            "pip install nvidia-ml-py",
-        )
     elif not graphics.module_loaded:
         yield problem(
             phrase("{seen}, but no NVIDIA driver is loaded", seen=seen),

@@ -15,7 +15,7 @@ from ds_advise.validate.doctor import STATUSES, MachineFacts, judge
 from ds_advise.validate.doctor.building import CompilerTrial, OpsFolder, Toolchain
 from ds_advise.validate.doctor.examine import AREAS
 from ds_advise.validate.doctor.folder import Folder
-from ds_advise.validate.doctor.gpus import NO_PYNVML, GpuState, Graphics
+from ds_advise.validate.doctor.gpus import GpuState, Graphics
 from ds_advise.validate.doctor.host import Host, Memory, Processor
 from ds_advise.validate.doctor.nodes import HostfileNode
 from ds_advise.validate.doctor.software import InstalledSoftware
@@ -155,7 +155,6 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
         "NVML Shared Library",
         facts(graphics=replace(NO_GPU, on_the_bus=1, module_loaded=True, device_files=True)),
     ),
-    ("driver", "unknown", "nvidia-ml-py", facts(graphics=replace(NO_GPU, on_the_bus=1, error=NO_PYNVML))),
     ("torch", "problem", "pip install torch", facts(software={"packages": WITHOUT_PACKAGE["torch"], "torch_cuda": ""})),
     ("torch", "problem", "without CUDA", facts(software={"torch_cuda": ""})),
     ("torch-and-driver", "problem", "580", facts(software={"torch_cuda": "13.0"})),
