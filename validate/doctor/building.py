@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 
 from ...estimators.phrase import phrase
 from ...probes.real_run.supervisor import open_files
@@ -143,8 +144,8 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
             nvcc_trial=cuda.result() if release else None,
             cuda_home=cuda_home,
             nvcc=release[1] if release else "",
-            ninja=_on_path("ninja", paths),
-            package_manager=next((name for name in _INSTALL if _on_path(name, paths)), ""),
+            ninja=which("ninja", path=paths) is not None,
+            package_manager=next((name for name in _INSTALL if which(name, path=paths)), ""),
         )
 
 
@@ -161,17 +162,12 @@ def _compiler_name(line: str) -> str:
     return f"{line.split()[0]} {version[1]}" if version and line.split() else line
 
 
-def _on_path(name: str, paths: str) -> bool:
-    return any(folder and os.access(Path(folder) / name, os.X_OK) for folder in paths.split(os.pathsep))
-
-
 def find_cuda_home(environment: Mapping[str, str]) -> str:
     """The folder of the CUDA toolkit, as torch/utils/cpp_extension.py `_find_cuda_home` finds it."""
     if named := environment.get("CUDA_HOME") or environment.get("CUDA_PATH"):
         return named
-    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
-        if folder and os.access(Path(folder) / "nvcc", os.X_OK):
-            return str(Path(folder).parent)
+    if nvcc := which("nvcc", path=environment.get("PATH", os.defpath)):
+        return str(Path(nvcc).parents[1])
     return "/usr/local/cuda" if Path("/usr/local/cuda").exists() else ""
 
 

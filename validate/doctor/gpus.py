@@ -89,7 +89,7 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         cuda = _query(nvml, nvml.nvmlSystemGetCudaDriverVersion)
         peers = [
-            _query(nvml, getattr(nvml, "nvmlDeviceGetP2PStatus", _missing), handles[first], handles[second], _P2P_WRITE)
+            _query(nvml, nvml.nvmlDeviceGetP2PStatus, handles[first], handles[second], _P2P_WRITE)
             for second in range(len(handles))
             for first in range(second)
         ]
@@ -116,17 +116,13 @@ def _query(nvml: Any, function: Callable[..., _Answer], *arguments: Any) -> _Ans
     """The answer of NVML; None where the GPU, the driver or missing permissions prevent one."""
     try:
         return function(*arguments)
-    except (nvml.NVMLError, AttributeError):
+    except nvml.NVMLError:
         return None
-
-
-def _missing(*_: Any) -> None:
-    """Replaces a function that an older pynvml lacks."""
 
 
 def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
     def ask(name: str, *arguments: Any) -> Any:
-        return _query(nvml, getattr(nvml, name, _missing), handle, *arguments)
+        return _query(nvml, getattr(nvml, name), handle, *arguments)
 
     memory = ask("nvmlDeviceGetMemoryInfo")
     links = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MAX_NVLINKS)]
