@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.phrase import whole_gib
@@ -17,6 +17,20 @@ JobKind = Literal["slurm", "kubernetes", "skypilot", "ray", "accelerate", "hostf
 """What a job file is for."""
 
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
+
+
+class Offer(NamedTuple):
+    """A machine that a cloud rents."""
+
+    provider: str
+    cluster: Cluster
+    """One such machine."""
+    most_nodes: int
+    """The number that their network may join."""
+    per_hour: float
+    """US dollars."""
+    date: str
+    """The day of the price."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +53,8 @@ class Job:
     """RAM of a node that the ranks need; None where it is unknown."""
     output_dir: str | None = None
     """Folder of the Trainer's checkpoints; None where the script does not take `--resume_from_checkpoint`."""
+    offers: Callable[[], tuple[Offer, ...]] = tuple
+    """Machines whose price is known; called where a file says the price."""
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pprint
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ _SKYPILOT_GPUS = """A10 A10G A30 A40 A100 A100-80GB A800 B200 GH200 H100 H100-NV
 """GPUs in SkyPilot's catalogue (skypilot-org/skypilot-catalog catalogs/v8/common/accelerators.csv). It tells apart no
 form factors, and names the larger of two sizes only."""
 
+_SKYPILOT_CLOUDS = ("AWS", "Azure", "Hyperstack", "Lambda", "RunPod", "Verda")
+"""Clouds in SkyPilot's catalogue (folders of catalogs/v5 to v8), of those whose prices are known."""
+
 
 def gpu_name(cluster: Cluster) -> str:
     """The GPU's name in SkyPilot's catalogue. Raises ClusterError where it has none, or only its memory is known."""
@@ -127,7 +131,23 @@ def skypilot_task(job: Job) -> str:
         f"{job.script} on {job.place}. The folder from which it is launched is copied to every node.",
         "Checkpoints that outlive the machines need a bucket under file_mounts (mode: MOUNT), with its folder as",
         "output_dir.",
+        _prices(job),
     )
+
+
+def _prices(job: Job) -> str:
+    """What the nodes cost together, from the cheapest cloud to the dearest."""
+    asked, nodes, gpus = gpu_name(job.cluster), job.cluster.nodes, job.cluster.gpus_per_node
+    found = []
+    for offer in job.offers():
+        with suppress(ClusterError):
+            is_it = offer.cluster.gpus_per_node == gpus and gpu_name(offer.cluster) == asked
+            if is_it and offer.provider in _SKYPILOT_CLOUDS and nodes <= offer.most_nodes:
+                found.append((offer.per_hour * nodes, f"{offer.provider}, {offer.date}"))
+    if not found:
+        return f"ds-advise has no price of {job.place} with {asked}; sky launch shows it before it rents."
+    ends = " to ".join(f"${amount:,.2f} ({where})" for amount, where in sorted({min(found), max(found)}))
+    return f"Price of an hour, {job.place}: {ends}; sky launch shows today's before it rents."
 
 
 _RAY_SCRIPT = '''\

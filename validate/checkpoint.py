@@ -199,8 +199,11 @@ def _archive(path: Path) -> str:
         return ""
     try:
         with zipfile.ZipFile(path) as archive:
-            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+            saved_as = next((name.removesuffix("/data.pkl") for name in archive.namelist() if "/data.pkl" in name), "")
+            if not saved_as:
                 return "holds nothing that torch saved"
+            if saved_as != path.stem and OPTIMIZER_STATES.search(f"{saved_as}{path.suffix}"):
+                return f"is a copy of {saved_as}{path.suffix}"
             return "has changed bytes" if archive.testzip() else ""
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
         return "is cut off" if first else "is empty"

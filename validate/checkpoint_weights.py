@@ -7,7 +7,9 @@ refused before it is loaded.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import re
 import shutil
@@ -86,8 +88,9 @@ class Conversion:
     read_bytes: int
     written_bytes: int
     peak_bytes: int
-    """RAM: the process, and the larger of the largest file of model states and one file of weights with the two fp32
-    copies of its largest tensor. Pages of the optimizer's files are mapped, can be dropped, and are not counted."""
+    """RAM, as RSS counts it: the process, and the largest of a file of model states, one file of weights with the two
+    fp32 copies of its largest tensor (one of them mapped from the optimizer's files), and at stages 1 and 2, where
+    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights, of which one stays."""
 
 
 def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
@@ -201,13 +204,15 @@ class WeightsOf:
         width = 4 if self.dtype == "float32" else 2
         written = width * sum(sizes)
         files = (self.folder / self.contents.tag).glob("*model_states.pt")
-        shard = min(written, _SHARD_BYTES)
+        needs = [*(path.stat().st_size for path in files), min(written, _SHARD_BYTES) + 8 * max(sizes)]
+        if self.contents.stage != "3":
+            needs = [*needs, 8 * sum(sizes), 4 * sum(sizes) + needs[-1]]
         return Conversion(
             parameters=sum(sizes),
             dtype=self.dtype,
             read_bytes=4 * sum(sizes),
             written_bytes=written,
-            peak_bytes=PROCESS_BYTES + max(max(path.stat().st_size for path in files), shard + 8 * max(sizes)),
+            peak_bytes=PROCESS_BYTES + max(needs),
         )
 
     def write(self, target: Path, *, force: bool, say: Callable[[str], None]) -> None:
@@ -253,11 +258,31 @@ class WeightsOf:
         )
         for name, tensors in split.filename_to_tensors.items():
             say(f"writing {name} ...")
-            shard = to_torch_tensor({each: self.tensors[each] for each in tensors}, dtype=dtype)
+            shard: dict[str, Any] = {}
+            for each in tensors:
+                shard |= to_torch_tensor({each: self.tensors[each]}, dtype=dtype)
+                _release_mapped_pages(self.folder)
             save_file(shard, folder / name, metadata={"format": "pt"})
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _release_mapped_pages(folder: Path) -> None:
+    """Take the pages of the folder's mapped files out of this process; they are unchanged and read again when used.
+
+    Only where the kernel lists the mappings (Linux).
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    advise = ctypes.CDLL(None).madvise
+    for line in mapped:
+        addresses, *_, path = line.split(maxsplit=5)
+        if path.startswith(f"{folder.resolve()}/"):
+            start, end = (int(each, 16) for each in addresses.split("-"))
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:

@@ -18,6 +18,7 @@ from ...ds_configs.launch_commands import (
     shell_line,
 )
 from ...probes.machine import can_bind_cores, cores_per_rank
+from ..question.prices import offers
 from .request import LaunchRequest
 
 
@@ -114,6 +115,7 @@ def job_of(request: LaunchRequest) -> Job:
         variables=variables,
         host_bytes_per_node=None if prediction is None else prediction.memory.host_bytes_per_node,
         output_dir=str(output_dir) if output_dir and request.run.workload.uses_trainer else None,
+        offers=offers,
     )
 
 

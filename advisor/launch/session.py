@@ -87,8 +87,8 @@ def with_less_memory(
     if not readable:
         return Continuation(
             description=f"{plan_title(smaller[0].estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} "
-            "under it (another ZeRO stage partitions the states otherwise): convert it with "
-            "deepspeed.checkpoint.ds_to_universal and set checkpoint.load_universal, or start again with its weights"
+            "under it, converted or not (ZeRO-3 keeps the states otherwise): start again with its weights, which "
+            "ds-advise checkpoint --to-hf writes"
         )
     by_need = {id(each): need for each, need in needs}
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had

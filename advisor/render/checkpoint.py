@@ -76,7 +76,12 @@ def _next_steps(contents: CheckpointContents, console: Console) -> None:
         sentence(console, "Its weights as a Hugging Face model:")
         commands(console, [f"ds-advise checkpoint {folder} --to-hf my-model"])
     if contents.stage in ("1 or 2", "3"):
-        sentence(console, "For another number of GPUs or another stage, convert it, and set checkpoint.load_universal:")
+        sharded = contents.stage == "3"
+        where = "also ZeRO-3" if sharded else "ZeRO-1 or 2"
+        sentence(console, f"For another number of GPUs, {where}, convert it, and set checkpoint.load_universal:")
         states = f"{folder.rstrip('/')}/{contents.tag}"
-        folders = f"--input_folder {states} --output_folder {states}_universal"
-        commands(console, [f"python -m deepspeed.checkpoint.ds_to_universal {folders}"])
+        # Only Megatron's checkpoints have the entry that the converter looks for at the stages below 3.
+        options = (
+            f"--input_folder {states} --output_folder {states}_universal{' --inject_missing_state' * (not sharded)}"
+        )
+        commands(console, [f"python -m deepspeed.checkpoint.ds_to_universal {options}"])

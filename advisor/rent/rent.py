@@ -17,10 +17,10 @@ from ..advise import ask
 from ..answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
 from ..answer.what_if import gpus_argument
 from ..question.job import parse_duration
+from ..question.prices import SIGNS, Machine, PriceTable, read_prices, shipped_prices
 from ..question.question import Question
 from ..search.candidate import Candidate, duration_of
 from ..search.search import SampleBytes, fastest
-from .prices import SIGNS, Machine, PriceTable, read_prices, shipped_prices
 
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough for the loading time not to matter."""

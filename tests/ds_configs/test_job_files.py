@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.ds_configs.job import Job, JobKind
+from ds_advise.ds_configs.job import Job, JobKind, Offer
 from ds_advise.ds_configs.job_files import job_files
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -37,6 +37,19 @@ def job(**changes: Any) -> Job:
 
 def text_of(kind: JobKind, **changes: Any) -> str:
     return job_files(job(**changes), (kind,), Path())[0].text
+
+
+@pytest.mark.parametrize(("nodes", "price"), [(1, "$20.00 (Lambda, x) to $30.00 (AWS, x)"), (2, "$60.00 (AWS, x);")])
+def test_a_skypilot_task_states_the_price_of_clouds_that_rent_such_machines(nodes: int, price: str) -> None:
+    one = replace(TWO_NODES, nodes=1)
+    offers = (
+        Offer("AWS", one, 8, 30, "x"),
+        Offer("Lambda", one, 1, 20, "x"),
+        Offer("Akash", one, 8, 1, "x"),
+        Offer("RunPod", replace(one, gpu=find_gpu("A10")), 8, 2, "x"),
+    )
+    assert price in text_of("skypilot", cluster=replace(one, nodes=nodes), offers=lambda: offers)
+    assert "has no price" in text_of("skypilot")
 
 
 def directives(script: str) -> dict[str, str]:

@@ -37,6 +37,10 @@ def _nothing_inside(path: Path) -> None:
         pass
 
 
+def _copy_rank_0(path: Path) -> None:
+    path.write_bytes(path.with_name(path.name.replace("rank_1", "rank_0")).read_bytes())
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "by_structure", "by_checksum"),
     [
@@ -45,6 +49,7 @@ def _nothing_inside(path: Path) -> None:
         (STATES, _empty, "is empty", "is cut off after 0 of"),
         (STATES, Path.unlink, "is missing", "is missing"),
         (STATES, _nothing_inside, "holds nothing that torch saved", "is cut off after"),
+        (STATES, _copy_rank_0, "is a copy of bf16_zero_pp_rank_0_", "has changed since it was saved"),
         ("global_step8/mp_rank_00_model_states.pt", Path.unlink, "is missing", "is missing"),
         ("latest", Path.unlink, "is missing", "is missing"),
         ("trainer_state.json", _empty, "is empty", "is cut off after 0 of"),

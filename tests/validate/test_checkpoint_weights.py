@@ -44,9 +44,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "tied"), SHAPES)
 def test_weights_are_those_of_the_training(
-    stage: str, tied: str, saved: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stage: str,
+    tied: str,
+    saved: Callable[[str, str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To the bit, in fp32 and in the type of config.json, and from_pretrained reads them."""
+    """To the bit, in fp32 and in the type of config.json, and from_pretrained reads them. The command for another
+    number of ranks converts the checkpoint."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -77,6 +83,13 @@ def test_weights_are_those_of_the_training(
         assert run(["checkpoint", str(folder), "--to-hf", str(target), "--force"]) == 2
         assert "it holds other folders" in capsys.readouterr().err
     assert (folder / "latest").is_file()
+    assert run(["checkpoint", str(folder)]) == 0
+    from deepspeed.checkpoint import ds_to_universal  # here: an import before the first command prints
+
+    printed = capsys.readouterr().out.replace("\\\n", "").split()
+    monkeypatch.setattr("sys.argv", ["", *printed[printed.index("--input_folder") :], "--num_extract_workers", "1"])
+    ds_to_universal.main(ds_to_universal.parse_arguments())
+    assert (folder / "latest_universal").read_text() == "global_step1_universal"
 
 
 def _remove_layer(folder: Path) -> None:

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.rent.prices import COLUMNS, read_prices, shipped_prices
+from ds_advise.advisor.question.prices import COLUMNS, read_prices, shipped_prices
 from ds_advise.estimators.errors import DsAdviseError
 
 

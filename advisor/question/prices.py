@@ -7,13 +7,15 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+from ...ds_configs.job import Offer
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.phrase import phrase
-from ...estimators.time.job import Price
-from ..question.cluster import MOST_NODES, parse_cluster
+from ...estimators.time.job import HOUR_S, Price
+from .cluster import MOST_NODES, parse_cluster
 
 _SHIPPED = Path(__file__).with_name("prices.csv")
 
@@ -91,6 +93,16 @@ class PriceTable:
 def shipped_prices() -> PriceTable:
     """The table of this package."""
     return replace(read_prices(_SHIPPED), is_shipped=True)
+
+
+@cache
+def offers() -> tuple[Offer, ...]:
+    """The machines of the table of this package that have a price, for a job file."""
+    return tuple(
+        Offer(each.provider, each.cluster, each.most_nodes, each.price.cost(each.cluster, HOUR_S), each.price_date)
+        for each in shipped_prices().machines
+        if each.price is not None
+    )
 
 
 def read_prices(path: Path) -> PriceTable:
