@@ -123,6 +123,8 @@ _MOMENTS = {
     "head_backward": phrase("the head's backward pass"),
     "head_reduction": phrase("reduction of the head's gradient"),
     "layer_backward": phrase("a layer's backward pass"),
+    "layer_recomputation": phrase("a layer's recomputation"),
+    "weight_gradient": phrase("a weight's gradient"),
     "gradient_reduction": phrase("gradient reduction"),
     "first_layer_backward": phrase("the first layer's backward pass"),
     "backward_end": phrase("the end of the backward pass"),

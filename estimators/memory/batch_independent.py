@@ -110,13 +110,21 @@ class BatchIndependentMemory:
         in_reduction = min(kept, gathered.reduction)
         left = max(0, kept + tensors.embedding - tensors.numel)
         at_loss, in_layer = gathered.arriving_at_loss, gathered.arriving_in_layer
+        in_backward = whole(gathered.layer, min(kept, gathered.layer), in_layer)
         phases = {
             "forward_backward_top": forward + whole(gathered.loss, kept, at_loss),
-            "layer_backward": gradients.layer_terms() + whole(gathered.layer, min(kept, gathered.layer), in_layer),
+            "layer_backward": gradients.layer_terms(gradients.stays) + in_backward,
             "gradient_reduction": gradients.reduction_terms() + whole(gathered.reduction, in_reduction, in_layer),
             "backward_end": gradients.end_terms() + whole(gathered.end, left),
             "step": gradients.step_terms() + whole(0, 0),
         }
+        if not tensors.model.module:
+            numel = gathered.product
+            in_product = whole(numel, min(kept, numel), in_layer)
+            phases["weight_gradient"] = gradients.layer_terms(gradients.made) + in_product
+        if gathered.recomputed > gathered.layer:
+            again = whole(gathered.recomputed, min(kept, gathered.recomputed), in_layer)
+            phases["layer_recomputation"] = gradients.layer_terms(0) + again
         later = gradients.later_reduction_terms() if isinstance(gradients, FlatGradients) else None
         if later is not None:
             phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)

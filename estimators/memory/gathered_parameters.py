@@ -30,11 +30,17 @@ class GatheredParameters(NamedTuple):
     """In the last layer's forward pass, with the head already prefetched."""
     kept: int = 0
     """Behind the forward pass."""
+    available: int = 0
+    """At the loss, what the engine counts as whole and does not gather again."""
     loss: int = 0
     """At the loss; the following fields are in the order of the backward pass."""
     head: int = 0
     head_reduction: int = 0
+    recomputed: int = 0
+    """While a layer runs forward again."""
     layer: int = 0
+    product: int = 0
+    """While the gradient of a layer's widest tensor is made."""
     reduction: int = 0
     end: int = 0
     arriving_at_first_layer: int = 0
@@ -168,29 +174,34 @@ class _Gathering:
             reused += self.embedding
         return reused
 
-    def _flat_buffer(self) -> int:
+    def _flat_buffer(self, queue: list[int], places: Iterable[int]) -> int:
         """Rule 3: every call of a submodule prefetches at least one more tensor while fewer than
         `stage3_max_live_parameters` elements are alive.
 
         Modules call more often than there are tensors, so the prefetch runs ahead up to that limit (`ahead`), and the
         tensor that crosses it is gathered whole (`reached`, wherever in a layer it begins). With the default of 1e9 a
         smaller model is gathered as a whole (`everything`). A prefetch of several tensors arrives in one flat buffer,
-        which lives with the copies made from it until its last tensor is used, which may be in the backward pass.
-        NVMe is prefetched no further than the swap buffers reach. Source: partitioned_param_coordinator.py
-        `_fetch_sub_module_impl`, partition_parameters.py `AllGatherCoalescedHandle.wait`.
+        from which all are copied when the first of them is used; it lives until the last one is, which may be in
+        another layer. NVMe is prefetched no further than the swap buffers reach. Source:
+        partitioned_param_coordinator.py `_fetch_sub_module_impl`, partition_parameters.py
+        `AllGatherCoalescedHandle.wait`.
+
+        queue: the tensors of a layer, in the order in which they are prefetched. places: the largest buffer that lives
+        after one of these of them.
         """
         limits = self.limits
         flat = 0
-        if limits.gathers and self.prefetches and not self.everything and not limits.swap_buffers:
-            starts = range(len(self.layer_tensors))
-            flat = max((self._up_to(limits.prefetch, each) for each in starts if self._several(each)), default=0)
+        if limits.gathers and self.prefetches and not self.everything and not limits.swap_buffers and queue:
+            whole, rest = divmod(limits.prefetch, self.layer)
+            for start in range(len(queue)):
+                sums = [*accumulate(queue[start:] + queue[:start], initial=0)]
+                last = next(place for place, reached in enumerate(sums) if reached >= rest)
+                after = whole * len(queue) + last - 1
+                if any((place - start) % len(queue) < after for place in places):
+                    flat = max(flat, whole * self.layer + sums[last])
         if limits.bits_8 and not self.everything:
             return self._in_8_bits(flat or self.widest, self.widest)
         return flat
-
-    def _several(self, start: int) -> bool:
-        """A prefetch from there takes more than one tensor."""
-        return self.limits.prefetch > self.layer_tensors[-1 - start]
 
     def _in_8_bits(self, flat: int, widest: int) -> int:
         """Elements, in the model's type, of a flat buffer in 8 bits and of its dequantized fp16; each tensor is put
@@ -243,7 +254,16 @@ class _Gathering:
 
     def gathered_parameters(self) -> GatheredParameters:
         limits, head, ahead = self.limits, self.head, self.ahead
-        flat, reused = self._flat_buffer(), self._reused()
+        again, backward, anywhere = self.layer_tensors, self.layer_tensors[::-1], range(len(self.layer_tensors))
+        flat, reused = self._flat_buffer(backward, anywhere), self._reused()
+        recomputed = in_backward = in_product = flat
+        if limits.bits_8 or self.tensors.model.module:
+            pass
+        elif limits.checkpointing:  # A layer is gathered for its recomputation, and stays for the backward pass.
+            recomputed = self._flat_buffer(again, anywhere)
+            in_backward = in_product = self._flat_buffer(again, anywhere[-1:])
+        else:
+            in_product = self._flat_buffer(backward, [place for place in anywhere if backward[place] == self.widest])
         first_layer, last_layer = self._in_forward(flat)
         loss, flat_at_loss = reused + (head if limits.max_reuse else 0), 0
         if self.prefetches:
@@ -261,7 +281,8 @@ class _Gathering:
         # A tied one is there already if nothing was released.
         apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
         viewed = self._viewed(reused)
-        layer = min(self.backward, max(reused, self.reached, in_layer)) + flat
+        whole_in_layer = min(self.backward, max(reused, self.reached, in_layer))
+        layer = whole_in_layer + in_backward
         # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when needed.
         fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not self.prefetches else 1
         # When the bucket is full for the first time, as many elements have been released, and there is less left to
@@ -279,12 +300,15 @@ class _Gathering:
             first_layer=first_layer,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
             kept=self._copied(loss, head) + viewed,
+            available=self._copied(loss, head) + apart,
             loss=self._copied(loss, head) + viewed + apart + flat_at_loss,
             head=self._copied(max(loss, int(head * fetched)), head) + viewed + apart + flat_at_loss,
             # Once the head is released the prefetch fills its place.
             head_reduction=self._copied(min(max(0, self.backward - head), max(loss - head, ahead))) + viewed,
+            recomputed=self._copied(whole_in_layer + recomputed) + viewed if limits.checkpointing else 0,
             layer=self._copied(layer) + viewed,
-            reduction=self._copied(min(layer, max(in_layer, self.backward - reduced))) + viewed,
+            product=self._copied(whole_in_layer + in_product) + viewed,
+            reduction=self._copied(min(whole_in_layer + in_product, max(in_layer, self.backward - reduced))) + viewed,
             arriving_at_first_layer=at_first_layer,
             arriving_at_last_layer=at_last_layer,
             arriving_at_loss=at_loss,

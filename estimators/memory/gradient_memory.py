@@ -4,12 +4,15 @@ A stage's methods give the terms of one GPU in the phases of a step:
 
     forward, tiled_loss      a micro batch runs forward; a tiled loss is computed again in the backward pass
     head, head_reduction     the output head's gradient is made; it is reduced, and the logits are gone
-    layer, reduction         the last layer runs backward; a full bucket is reduced meanwhile
+    layer, reduction         the last layer runs backward, with the gradient of one of its weights; a full bucket is
+                             reduced meanwhile
     end, step                the embedding's gradient is made; the optimizer steps
     idle                     between two steps
 """
 
 from __future__ import annotations
+
+from operator import add
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Terms
 from ..optimizers import OptimizerSpec
@@ -53,6 +56,11 @@ class GradientMemory:
         self.layer = max(tensors.trainable_layer, default=0)
         # The gradient that is alive in a layer's backward pass; a module's passes have their own.
         self.in_layer = 0 if tensors.model.module else self.layer
+        # One of a layer that is larger than the bucket stays until the next one comes. made: with one that is made.
+        backward = tensors.trainable_layer[::-1] if self.in_layer else ()
+        large = [numel if numel > self.bucket_size else 0 for numel in backward]
+        self.stays = max(large, default=0)
+        self.made = max(map(add, [0, *large], backward), default=0)
         self.head = self.tied_head = 0
         self.last = self.at_end = self.layer
         if tensors.trains_head:
@@ -64,6 +72,16 @@ class GradientMemory:
         elif tensors.trains_embedding:
             self.last = self.at_end = tensors.embedding
         self.large_head = self.head if self.head > self.bucket_size else 0
+
+    @property
+    def unfit(self) -> int:
+        """Elements of the gradient in a layer that meets a full bucket."""
+        return min(self.in_layer, self.fills.unfit)
+
+    @property
+    def largest_in_bucket(self) -> int:
+        """Elements of the largest tensor of a full bucket: an untied head that fits is in the first one."""
+        return max(self.layer, 0 if self.tied_head or self.large_head else self.head)
 
     @property
     def reduced(self) -> int:
@@ -113,10 +131,11 @@ class StageZero(GradientMemory):
 
     head_reduction_terms = head_terms
 
-    def layer_terms(self) -> Terms:
-        return self._gradients(self._earlier + self.head + self.in_layer)
+    def layer_terms(self, _weight: int) -> Terms:
+        return self.reduction_terms()
 
-    reduction_terms = layer_terms
+    def reduction_terms(self) -> Terms:
+        return self._gradients(self._earlier + self.head + self.in_layer)
 
     def end_terms(self) -> Terms:
         width, trainable, largest = self.width, self.trainable, self.tensors.largest_trainable

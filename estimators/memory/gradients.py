@@ -68,8 +68,8 @@ class FlatGradients(GradientMemory):
         # The buffer of what a rank owns is made behind the first reduction; with experts it is as large as layers.
         spread = self.tensors.model.autoep_size > 1
         self.waits_for_buffer = spread and not self.accumulates and not self.large_head
-        if self.tied_head:
-            owned_last = self.large_head = 0  # a tied head is reduced at the end, with the embedding
+        if self.tied_head:  # it is reduced at the end, with the embedding; layers may be reduced before
+            owned_last, self.large_head = owned_last if self.fills.flushed else 0, 0
         self.owned_last = owned_last
         # earlier: elements left from earlier micro batches; held: alive together with a layer's while it runs backward.
         if plan.zero_stage == 1:
@@ -133,25 +133,26 @@ class FlatGradients(GradientMemory):
         gradients = self._gradients(self.head if self.waits_for_buffer else self.at_head_reduction)
         return gradients + self._bucket(copied) + self._staging(staged, self.large_head)
 
-    def _in_layer(self) -> Terms:
-        return self._gradients(self.held + self.in_layer + self.tied_head)
-
-    def layer_terms(self) -> Terms:
+    def layer_terms(self, weight: int) -> Terms:
         # The moments of a module before the first reduction: its gradients are in the bucket.
-        gradients = self._gradients(self.earlier) if self.tensors.model.module else self._in_layer()
-        return gradients + self._bucket() + self._staging(min(self.layer, self.sharded.slice), self.layer)
+        alive = self.earlier if self.tensors.model.module else self.held + weight + self.tied_head
+        return self._gradients(alive) + self._bucket() + self._staging(0)
 
     def reduction_terms(self) -> Terms:
-        gradients = self._in_layer()
-        if self.waits_for_buffer:
-            gradients = self._gradients(self.in_layer + self.tied_head)
-        return gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
+        whole = self.unfit + self.tied_head
+        gradients = self._gradients(whole + (0 if self.waits_for_buffer else self.held))
+        copied = gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
+        # What was copied is gone when pieces of it go to the host.
+        largest = self.largest_in_bucket
+        staged = gradients + self._bucket() + self._staging(min(largest, self.sharded.slice), largest)
+        return max(copied, staged, key=total_bytes)
 
     def later_reduction_terms(self) -> Terms | None:
         """During the reduction of the second full bucket, where that may take more; None where it does not."""
         if not self.waits_for_buffer or not self.fills.second:
             return None
-        return self._in_layer() + self._bucket(self.fills.flushed * self.copies)
+        alive = self.held + self.unfit + self.tied_head
+        return self._gradients(alive) + self._bucket(self.fills.flushed * self.copies)
 
     def _around_end(self) -> tuple[int, int]:
         """Elements of gradients when the last one is made, without it, and after its reduction."""
@@ -311,14 +312,13 @@ class StageThree(GradientMemory):
         copied = 0 if in_place else self._copied(self.large_head, self.large_head)
         return self._gradients(self.head) + self._bucket(copied) + self._staging(self.large_head)
 
-    def layer_terms(self) -> Terms:
-        return self._gradients(self.in_layer + self.tied_head) + self._bucket() + self._staging(self.layer)
+    def layer_terms(self, weight: int) -> Terms:
+        return self._gradients(weight + self.tied_head) + self._bucket()
 
     def reduction_terms(self) -> Terms:
-        # The largest tensor of a full bucket: an untied head that fits is in the first one.
-        largest = max(self.layer, 0 if self.tied_head or self.large_head else self.head)
-        copied = self._bucket(self._copied(self.fills.flushed, largest))
-        return self._gradients(self.in_layer + self.tied_head) + copied + self._staging(largest, self.fills.flushed)
+        largest, flushed = self.largest_in_bucket, self.fills.flushed
+        alive = self._gradients(self.unfit + self.tied_head)
+        return alive + self._bucket(self._copied(flushed, largest)) + self._staging(largest, flushed)
 
     def end_terms(self) -> Terms:
         """The worst of four: the last gradient is made; the bucket before it is reduced; the last bucket is; that

@@ -53,7 +53,10 @@ class BucketFills(NamedTuple):
     """Fill of the gradient bucket, last tensor first; elements."""
 
     flushed: int
-    """Largest content of a bucket reduced before the first tensor's gradient; 0 for none."""
+    """Content of a bucket reduced before the first tensor's gradient, where it and the gradient that does not fit are
+    the most; 0 for none."""
+    unfit: int
+    """That gradient."""
     pending: int
     """Content when the first tensor's gradient is made."""
     waits: bool
@@ -72,19 +75,21 @@ def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py
     `reduce_independent_p_g_buckets_and_remove_grads`.
     """
-    flushed = pending = count = come = second = 0
+    flushed = unfit = pending = count = come = second = 0
     kinds, kind = reversed(apart[1:]) if apart else repeat(False), False
     for numel, other in zip(reversed(numels[1:]), kinds, strict=False):
         changes, kind = pending > 0 and other != kind, other
         if pending + numel > bucket_size or changes:
-            flushed, pending, count = max(flushed, pending), 0, count + 1
+            if pending + numel > flushed + unfit:
+                flushed, unfit = pending, numel
+            pending, count = 0, count + 1
             second = come if count == 2 else second
         pending += numel if numel <= bucket_size else 0
         come += numel
     first = numels[0] if numels[0] <= bucket_size else 0
     waits = pending + numels[0] > bucket_size or kind
     final = first if waits else pending + first
-    return BucketFills(flushed=flushed, pending=pending, waits=waits, final=final, second=second)
+    return BucketFills(flushed=flushed, unfit=unfit, pending=pending, waits=waits, final=final, second=second)
 
 
 EXPERT_GROUP_NUMEL = 178_956_971

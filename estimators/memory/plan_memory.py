@@ -11,8 +11,10 @@ A training step passes through a few phases, and any of them may be the peak:
   came.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
-- layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
-  bucket is reduced. later_gradient_reduction: the second one, where ranks keep experts of their own.
+- layer_recomputation: the last layer runs forward again, beside a buffer in which ZeRO-3's weights came.
+- layer_backward, weight_gradient, gradient_reduction: the last layer runs backward, with recomputation when
+  checkpointing; the gradient of one of its matrices is made; one that does not fit into the bucket has it reduced.
+  later_gradient_reduction: the second full bucket, where ranks keep experts of their own.
 - backward_end: the embedding's gradient is made, few activations are left.
 - reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
 - rollout, scoring, rewards: of completions that are generated (`rollout_memory`).
@@ -228,7 +230,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     def left(reduced: int) -> Terms:
         """What layers keep, and one of them needs, after `reduced` elements of layers' gradients."""
         layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
-        return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + activations.block_terms
+        return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + activations.product_made_terms
 
     tokens, logits = tile_of_logits(model, workload, micro_batch_size), model.vocab_size
     head += _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
@@ -240,6 +242,8 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     alive: dict[str, Terms] = {
         "forward_backward_top": saved + activations.loss_terms,
         "layer_backward": saved + activations.block_terms,
+        "layer_recomputation": saved + activations.recomputation_terms,
+        "weight_gradient": saved + activations.product_terms,
         "gradient_reduction": left(gradients.reduced),
         "backward_end": _encoder(model, saved),
         "last_layer_forward": saved + activations.forward_terms,

@@ -284,14 +284,14 @@ def travelling_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> floa
 def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float, float]:
     """Shares of the weights that stage 3 gathers in a forward pass, in a backward pass, and twice in a backward pass
     (tensors released between recomputation and backward pass). Persistent parameters are never gathered; what is whole
-    at the loss is not gathered again (`gathered_parameters`)."""
+    at the loss is not gathered again (`gathered_parameters`), what autograd alone keeps is."""
     kept = gathered_parameters(tensors, plan, world_size)
     numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
     forward = numel - kept.persistent - tensors.unread
     backward = forward - (0 if plan.gradient_checkpointing else tensors.passive)
     if not (tensors.trains_embedding or plan.gradient_checkpointing or tensors.tied):
         backward -= tensors.embedding  # no gradient passes through it
-    backward, again = max(0, backward - kept.loss), 0.0
+    backward, again = max(0, backward - kept.available), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":
         # Embedding and head run once. A unit of FSDP stays.
         layers = numel - tensors.unread - tensors.embedding - (0 if tensors.tied else tensors.head)

@@ -45,6 +45,12 @@ class ActivationMemory(NamedTuple):
     block_terms: Terms
     """Added to saved_terms at the largest moment of a layer's backward pass: its recomputation, gradients of
     activations, workspaces of kernels."""
+    recomputation_terms: Terms
+    """The same while the layer runs forward, again with checkpointing."""
+    product_terms: Terms
+    """The same while the gradient of one of its matrices is made."""
+    product_made_terms: Terms
+    """The same when such a gradient is complete, and may be reduced."""
     saved_per_layer_bytes: int
     """The largest layer's share of saved_terms."""
 
@@ -98,7 +104,10 @@ def activation_memory(
         forward_terms=layout.forward_terms(micro_batch_size),
         unsaved_terms=_linear(_FORWARD, _largest(layout.unsaved, micro_batch_size), micro_batch_size),
         head_terms=head,
-        block_terms=layout.block_terms(micro_batch_size),
+        block_terms=layout.block_terms(micro_batch_size, "forward", "all"),
+        recomputation_terms=layout.block_terms(micro_batch_size, "forward"),
+        product_terms=layout.block_terms(micro_batch_size, "products"),
+        product_made_terms=layout.block_terms(micro_batch_size, "products_made"),
         saved_per_layer_bytes=layout.per_layer.at(micro_batch_size),
     )
 
@@ -122,6 +131,18 @@ def forward_only_terms(
     )
 
 
+class Working(NamedTuple):
+    """Moments of the backward pass of one kind of layer, above all saved terms."""
+
+    again: Size
+    """Recomputed bytes."""
+    forward: tuple[Size, ...]
+    """While the layer runs forward, again with checkpointing. The next three: `BackwardMoments`."""
+    all: tuple[Size, ...]
+    products: tuple[Size, ...]
+    products_made: tuple[Size, ...]
+
+
 class Layout(NamedTuple):
     """What does not depend on the micro batch size."""
 
@@ -134,18 +155,18 @@ class Layout(NamedTuple):
     """The moments of a forward pass above all saved terms, by kind of layer."""
     unsaved: tuple[Size, ...]
     """The moments of a forward pass that saves nothing."""
-    working: tuple[tuple[Size, tuple[Size, ...]], ...]
-    """Recomputed bytes and the moments of a backward pass above all saved terms, by kind of layer."""
+    working: tuple[Working, ...]
+    """By kind of layer."""
 
     def forward_terms(self, micro_batch_size: int) -> Terms:
         return _linear(_FORWARD, _largest(self.forward, micro_batch_size), micro_batch_size)
 
-    def block_terms(self, micro_batch_size: int) -> Terms:
-        """The largest moment: recomputation, and the rest of the backward pass."""
-        again, largest = max(
-            ((again, moment) for again, moments in self.working for moment in moments),
-            key=lambda pair: pair[1].at(micro_batch_size),
-        )
+    def block_terms(self, micro_batch_size: int, *parts: str) -> Terms:
+        """The largest moment in these parts of `Working`: recomputation, and the rest of the backward pass."""
+        found = ((each.again, moment) for each in self.working for part in parts for moment in getattr(each, part))
+        again, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
+        if largest.at(micro_batch_size) < again.at(micro_batch_size):  # a part of it is gone
+            again = largest
         gradients = _linear(_GRADIENTS, largest.minus(again), micro_batch_size)
         return _linear(_RECOMPUTED, again, micro_batch_size) + gradients
 
@@ -259,7 +280,9 @@ def layout_of(
     ]
     terms: list[LinearTerm] = []
     forward: list[Size] = []
-    working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
+    # The final norm.
+    behind = tuple(moment.plus(total(last.recording.saved)) for moment in last.recording.backward.all)
+    working = [Working(ZERO, (), behind, (), ())]
     for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
         layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
         if not record.derives:
@@ -268,10 +291,8 @@ def layout_of(
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             own = record.input_size if on_host else ZERO
-            moments = [
-                *(moment.plus(record.waiting).plus(own) for moment in record.forward),
-                *(moment.plus(layer).plus(own) for moment in record.backward),
-            ]
+            passing = tuple(moment.plus(record.waiting).plus(own).minus(gone) for moment in record.forward)
+            added = layer.plus(own).minus(gone)
             forward.extend(moment.plus(own) for moment in record.unsaved)
             if not on_host:
                 terms.append(input_term(recorder, block))
@@ -280,10 +301,11 @@ def layout_of(
                 terms.append(saved_term(name, held[index], count=block.count, rows=recorder.rows(block)))
         else:
             forward.extend(moment.minus(layer) for moment in record.forward)
-            moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
+            passing, added = tuple(moment.minus(layer).minus(gone) for moment in record.forward), ZERO.minus(gone)
             stack = "module's" if model.module else block.stack
             terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
-        working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
+        backward = (tuple(moment.plus(added) for moment in moments) for moments in record.backward)
+        working.append(Working(layer if checkpointing else ZERO, passing, *backward))
     shared = tuple(shared_terms(recorder))
     return Layout(
         saved=(*terms, *shared),

@@ -63,7 +63,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     part = tile.graph.tensor(-(-value.rows // tiles), value.width, value.itemsize, "tile", outer=True)
     result = dense(tile, shape, names, part)
     saved = sum(storage.size for storage in tile.graph.saved())
-    backward = max(moment.per_sample for moment in tile.graph.backward_moments(result)) + saved - result.size
+    backward = max(moment.per_sample for moment in tile.graph.backward_moments(result).all) + saved - result.size
     again = max(moment.per_sample for moment in tile.graph.forward_moments())
     weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
     there, back = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample

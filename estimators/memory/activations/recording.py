@@ -21,7 +21,7 @@ from .layer import Layer
 from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
 from .replay import Replay
-from .saved_tensors import AutogradGraph, Storage, Value, WeightsInPass, frontier, total
+from .saved_tensors import AutogradGraph, BackwardMoments, Storage, Value, WeightsInPass, frontier, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
@@ -98,8 +98,8 @@ class Recording:
         return frontier(self.graph.forward_moments(saves=False))
 
     @cached_property
-    def backward(self) -> tuple[Size, ...]:
-        return frontier(self.graph.backward_moments(self.output))
+    def backward(self) -> BackwardMoments:
+        return BackwardMoments(*map(frontier, self.graph.backward_moments(self.output)))
 
     def whole_pass(self, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
         """Of a module: the moments of the forward pass before it reads its last gathered weight; of it and of the

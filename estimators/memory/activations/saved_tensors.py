@@ -231,15 +231,19 @@ class AutogradGraph:
                     live.add(-storage.size, storage.fixed)
         return live.marks
 
-    def backward_moments(self, output: Value) -> list[Size]:
+    def backward_moments(self, output: Value) -> BackwardMoments:
         """Live bytes during each node of the backward pass, less what is saved at its start."""
-        return [moment for _, moment in self.backward_marks(output, WeightsInPass())]
+        live = self._backward(output, WeightsInPass())
+        return BackwardMoments([moment for _, moment in live.marks], live.products, live.products_made)
 
     def backward_marks(self, output: Value, weights: WeightsInPass) -> list[tuple[int, Size]]:
         """The same with weights, each after the elements whose gradients have been made; 0 before the first."""
+        return self._backward(output, weights).marks
+
+    def _backward(self, output: Value, weights: WeightsInPass) -> _LiveBytes:
         live = _LiveBytes(weights)
         self._run_backward(live, {id(output): live.gradient(output, users=1)})
-        return live.marks
+        return live
 
     def _run_backward(self, live: _LiveBytes, gradients: dict[int, _Gradient]) -> None:
         users = Counter(storage for node in self.nodes for storage in node.saved)
@@ -264,10 +268,15 @@ class AutogradGraph:
                         gradient.users += 1
                         outgoing.append((value, gradient))
                 live.mark(node.workspace)
+            weighs = bool(incoming) and node.trains and node.product
+            if weighs:
+                live.products.append(live.marks[-1][1])
             if not node.overwrites:
                 self._release(node, users, live)
             for gradient in incoming:
                 live.release(gradient)
+            if weighs:
+                live.products_made.append(Size(*live.live))
             live.pass_by(node.weights)
             for value, gradient in outgoing:
                 earlier = gradients.get(id(value))
@@ -279,6 +288,16 @@ class AutogradGraph:
             users[storage] -= 1
             if not users[storage] and self._counts(storage):
                 live.add(-storage.size, storage.fixed)
+
+
+class BackwardMoments(NamedTuple):
+    """Live bytes of a backward pass."""
+
+    all: Sequence[Size]
+    products: Sequence[Size]
+    """While the gradient of a matrix of weights is made."""
+    products_made: Sequence[Size]
+    """When it is complete: what its product read is gone."""
 
 
 class WeightsInPass(NamedTuple):
@@ -311,6 +330,7 @@ class _LiveBytes:
 
     def __init__(self, weights: WeightsInPass | None = None) -> None:
         self.live, self.marks = [0, 0], list[tuple[int, Size]]()
+        self.products, self.products_made = list[Size](), list[Size]()
         self.weights = weights or WeightsInPass()
         self.making = self.made = self.passed = 0
 

@@ -65,7 +65,8 @@ def test_the_cost_is_predicted_by_value() -> None:
     assert answer.recommended is not None and answer.recommended.plan.zero_stage == 3
     found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
     need = [cost.device_bytes_per_gpu for cost in found.costs]
-    assert len(need) == 4 and need == sorted(need) and need[0] < need[-1]
+    # In between, a gradient larger than the bucket stays until the next one comes.
+    assert len(need) == 4 and min(need) == need[0] < need[-1] == max(need)
     (own,) = [cost for cost in found.costs if cost.is_the_plans]
     assert own.tokens_per_s == pytest.approx(answer.recommended.tokens_per_s)
     assert found.acts == ('"auto": the Trainer fills in 12,845,056, computed from the hidden size.',)

@@ -47,6 +47,8 @@ MODELS = {
         "num_experts": 32,
         "num_experts_per_tok": 4,
     },
+    # Matrices that exceed a prefetch bucket, five of which fill a bucket of gradients.
+    "wide": qwen2(2560, 43040, 4, 8, 4, 32768, tied=True),
     # One of its tensors is a third of what may be gathered.
     "huge experts": qwen2(2048, 2048, 4, 16, 4, 32000, tied=False)
     | {
@@ -133,6 +135,9 @@ ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
         8_561_085_952,
         0.045,
     ),
+    ("huge experts", 3, 8, {"gradient_checkpointing": False}, Workload(seq_len=1024), 12_968_602_112, 0.03),
+    ("wide", 3, 4, {"micro_batch_size": 4}, Workload(seq_len=2048), 13_934_927_872, 0.02),
+    ("wide", 2, 4, {"micro_batch_size": 4}, Workload(seq_len=2048), 15_375_648_768, 0.01),
 ]
 
 

@@ -121,4 +121,4 @@ def test_buckets_fill_from_the_last_tensor_to_the_first() -> None:
     """5, 7 and 4 do not fit in 12 elements together: 4 and 7 are reduced when 5 comes; 20 never enters the bucket."""
     fills = bucket_fills([5, 7, 20, 3, 4], 12)
     assert (fills.flushed, fills.pending, fills.waits, fills.final) == (7, 7, False, 12)
-    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, pending=11, waits=True, final=5, second=0)
+    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, unfit=0, pending=11, waits=True, final=5, second=0)
