@@ -12,12 +12,14 @@ from ...ds_configs.read import optimizer_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.phrase import Phrase, phrase
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import correct, read_config_file
 from ..question.cluster import parse_cluster
 from ..question.model_source import load_model
-from ..question.workload import configured_workload
+from ..question.workload import as_asked, configured_workload
+from ..text.labels import method_title
 
 
 def lint_settings(
@@ -27,21 +29,22 @@ def lint_settings(
     model: str | ModelShape | None = None,
     gpus: str | None = None,
     ram: str | None = None,
-    seq_len: int | None = None,
-    software: str | None = None,
+    gradient_checkpointing: str | None = None,
     offline: bool = False,
-    **evaluation: int | None,
+    **training: Any,
 ) -> dict[str, Any]:
     """Keyword arguments of `lint`. The workload is None, and memory and speed are not checked, without a model and for
-    an unknown optimizer. An `auto` batch is the advice's. evaluation: the question's options of evaluations.
+    an unknown optimizer. An `auto` batch is the advice's. training: the question's options of what is trained and how.
 
-    Raises DsAdviseError for invalid GPUs, an unknown model, software or an impossible length.
+    Raises DsAdviseError for invalid GPUs, an unknown model, and impossible options.
     """
     cluster = None if gpus is None else parse_cluster(gpus, ram=ram)
     shape = load_model(model, offline=offline) if isinstance(model, str) else model
     workload = None
     if shape is not None:
-        options = {"seq_len": seq_len, "framework": framework or "hf", "software": software, **evaluation}
+        options = {name: value for name, value in training.items() if value is not None}
+        options["framework"] = framework or "hf"
+        shape = as_asked(shape, options)
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)
         if workload.optimizer not in OPTIMIZERS:
             workload = None
@@ -50,7 +53,8 @@ def lint_settings(
         from ..search.open_batch import filled_batch  # a file alone needs no search
 
         with suppress(DsAdviseError):  # a rule reports it
-            known["batch"] = filled_batch(config, shape, workload, cluster)
+            checkpointing = {"on": True, "off": False}.get(gradient_checkpointing or "")
+            known["batch"] = filled_batch(config, shape, workload, cluster, gradient_checkpointing=checkpointing)
     return known
 
 
@@ -61,6 +65,8 @@ class LintAnswer:
     path: Path
     report: LintReport
     """Of the file after a correction."""
+    basis: Phrase | None
+    """The training that memory and speed are predicted for; None where they are not."""
     correction_wanted: bool
     old_text: str
     text: str
@@ -87,10 +93,22 @@ def lint_file(path: Path, *, fix: bool = False, **settings: Any) -> LintAnswer:
     if fix and (corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")):
         file, copy = corrected
         report = lint(file.document, facts=facts, **known | {"framework": report.framework})
+    workload, batch = known["workload"], known.get("batch")
+    basis = None
+    if workload is not None and batch is not None:
+        basis = phrase(
+            "{method}, sequence {length}, {loss} loss, checkpointing {choice} (--method, --seq-len, --loss, "
+            "--gradient-checkpointing)",
+            method=method_title(workload),
+            length=workload.seq_len,
+            loss=workload.loss,
+            choice=phrase("on") if batch.gradient_checkpointing else phrase("off"),
+        )
     unchecked = known["model"] is not None and known["workload"] is None
     return LintAnswer(
         path=path,
         report=report,
+        basis=basis,
         correction_wanted=fix,
         old_text=old_text,
         text=file.document.text,

@@ -44,12 +44,26 @@ IMPORT_FORMATS = (
 """The formats of `advisor.importers`, in the order in which they are tried."""
 
 
+_TRAINING = (
+    *(*OBJECTIVE, "method", *LORA),
+    *("seq_len", "gradient_checkpointing", "attention", "loss", "mlp", *EVALUATION),
+)
+"""Options about the training that a configuration does not describe."""
+
+_CHECKPOINTING = {
+    "choices": ("on", "off"),
+    "default": None,
+    "default_text": "on; for lint and check the advice's where the micro batch is",
+}
+
+
 @click.command()
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @question_options(
-    ("gpus", "ram", "seq_len", *EVALUATION, "framework", "software", "offline"),
+    ("gpus", "ram", *_TRAINING, "framework", "software", "offline"),
     extra=[model_option("Model: check memory and speed too.")],
     gpus={"default": None},
+    gradient_checkpointing=_CHECKPOINTING,
     framework={"default": None, "default_text": 'hf for a file with an "auto"'},
 )
 @click.option("--fix", is_flag=True, help="Correct what does not change the training; keep DS_CONFIG.bak.")
@@ -104,9 +118,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 _compared = question_options(
     (
-        *("gpus", "ram", "nvme", "interconnect", *OBJECTIVE, "method", *LORA),
-        *("seq_len", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "mlp"),
-        *EVALUATION,
+        *("gpus", "ram", "nvme", "interconnect", *_TRAINING, "micro_batch", "precision", "optimizer"),
         *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],
@@ -114,11 +126,7 @@ _compared = question_options(
     micro_batch={"help": "Replaces an `auto` micro batch.", "default_text": "the advice's"},
     precision={"help": "Replaces an `auto`; precision of strategies."},
     optimizer={"help": "Optimizer of strategies, and of files without one."},
-    gradient_checkpointing={
-        "choices": ("on", "off"),
-        "default": None,
-        "default_text": "on; for check the advice's where the micro batch is",
-    },
+    gradient_checkpointing=_CHECKPOINTING,
 )
 """The options of files and rungs that are compared."""
 

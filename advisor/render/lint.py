@@ -101,14 +101,17 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
     elif answer.correction_wanted:
         sentence(console, phrase("Nothing can be corrected without changing the training."))
         blank(console)
-    render_findings(name, answer.report, console)
+    render_findings(name, answer.report, console, answer.basis)
     if answer.report.fixable:
         blank(console)
         sentence(console, phrase("{count} fixable with --fix.", count=answer.report.fixable))
 
 
-def render_findings(name: str, report: LintReport, console: Console) -> None:
-    """A line with counts, then every finding: its place, its line of the file, what, why (once per rule), and fix."""
+def render_findings(name: str, report: LintReport, console: Console, basis: Phrase | None = None) -> None:
+    """A line with counts, then every finding: its place, its line of the file, what, why (once per rule), and fix.
+
+    basis: the training that the predictions are for, where the reader has not been told.
+    """
     counts = list(_counts(report))
     found = listed(counts) if counts else phrase("nothing found")
     style = "bold" if report.findings else "bold green"
@@ -120,6 +123,8 @@ def render_findings(name: str, report: LintReport, console: Console) -> None:
     if report.framework_is_assumed:
         reader = phrase("{reader} (assumed: pass --framework)", reader=reader)
     sentence(console, phrase("DeepSpeed {version}, read by {reader}.", version=version, reader=reader), style="dim")
+    if basis is not None:
+        sentence(console, phrase("Predicted for {training}.", training=basis), style="dim")
     if report.batch.words:
         sentence(console, phrase("Predicted with {batch}.", batch=report.batch.words), style="dim")
     explained: set[str] = set()

@@ -9,10 +9,12 @@ from typing import Any
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.linted_config import FilledBatch
 from ..question.question import Question
+from ..text.labels import checkpointing_label
 from .candidate import LEAST
 from .choice import best_of_rung
 from .search import candidates_of
@@ -63,6 +65,12 @@ def filled_batch(
         return FilledBatch(1, gradient_accumulation_steps or 1, gradient_checkpointing is not False, "")
     chosen = best.plan
     steps = gradient_accumulation_steps or (chosen.gradient_accumulation_steps if auto_steps else None)
-    words = f"micro batch {chosen.micro_batch_size}" + (f" x accumulation {steps}" if steps and steps > 1 else "")
-    words += f", checkpointing {'on' if chosen.gradient_checkpointing else 'off'}: the advice's, for `auto` in the file"
+    batch = phrase("micro batch {size}", size=chosen.micro_batch_size)
+    if steps and steps > 1:
+        batch = phrase("{batch} x accumulation {steps}", batch=batch, steps=steps)
+    words = phrase(
+        "{batch}, checkpointing {choice}: the advice's, for `auto` in the file",
+        batch=batch,
+        choice=checkpointing_label(chosen),
+    )
     return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, words)

@@ -126,7 +126,7 @@ def left_out(config: LintedConfig) -> Iterator[Violation]:
 )
 def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
     situation = _Situation.of(config)
-    if not situation:
+    if not situation or situation.workload.software.optimizer_step == "auto":  # DeepSpeed's own
         return
     fused = replace(situation.workload.software, optimizer_step="fused")
     without = replace(situation, workload=replace(situation.workload, software=fused))

@@ -80,6 +80,28 @@ def test_impossible_checks_are_one_line_and_code_2(
     assert text in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Qwen2.5-32B --gpus 2xL40S --method qlora --seq-len 4096",
+        "Qwen3-30B-A3B --gpus 2x16GB --ram 256GB --nvme /n:4TB --framework deepspeed",
+        "Llama-3.1-405B --gpus 2x8xH100 --ram 4000GiB",
+    ],
+)
+def test_lint_finds_nothing_in_the_file_of_an_answer(
+    question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked about the same training; it says what it predicts for."""
+    monkeypatch.chdir(tmp_path)
+    model, *options = question.split()
+    assert run([model, *options, "-o", "own.json", "--no-deepspeed-estimate", "--json"]) == 0
+    workload = json.loads(capsys.readouterr().out)["workload"]
+    options = [word for word in options if word not in ("--nvme", "/n:4TB")]
+    assert run(["lint", "own.json", "--model", model, *options, "--loss", workload["loss"]]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "nothing found" in out and f"sequence {workload['seq_len']}, {workload['loss']} loss" in out
+
+
 def test_one_file_has_one_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
