@@ -329,7 +329,7 @@ def _computed(
     if "cpu" in devices:
         return recorded("to host" if results[0].device.type == "cpu" else "to device", _size(results[0]))
     if operation._overloadpacket in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm):
-        left, right = [tensor for tensor in tensors if tensor.dim() == (3 if "bmm" in name else 2)][-2:]
+        left, right = args[-2:]  # without `out`, which is given by name
         product = (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1])
         return recorded("product", read + written, product=product)
     if operation._overloadpacket is _aten._grouped_mm:

@@ -235,6 +235,18 @@ def test_products_of_experts_are_products() -> None:
     assert _of_groups(tokens.t(), result, weights) == (8, 16, 8, 32)
 
 
+def test_a_product_into_a_given_tensor_has_the_shape_of_its_factors() -> None:
+    """As in Liger's loss, whose products fill parts of tensors: a chunk of logits, and the head's gradient."""
+    states, weight = torch.empty(8, 16, device="meta"), torch.empty(32, 16, device="meta")
+    logits, aten = torch.empty(8, 32, device="meta"), torch.ops.aten
+    factors, out = (states, weight.t()), {"out": logits}
+    product = _computed(aten.mm.out, factors, out, logits, [*factors, logits])
+    factors, out = (weight, logits.t(), states), {"out": weight}
+    gradient = _computed(aten.addmm.out, factors, out, weight, [*factors, weight])
+    assert product is not None and product.product == (1, 8, 16, 32)
+    assert gradient is not None and gradient.product == (1, 32, 8, 16)
+
+
 def test_a_copy_reads_its_source_and_writes_its_target() -> None:
     target, source = torch.empty(1000, device="meta"), torch.empty(1000, dtype=torch.bfloat16, device="meta")
     copied = _computed(torch.ops.aten.copy_.default, (target, source), {}, target, [target, source])
