@@ -142,6 +142,11 @@ class Recommendation:
     job_files: tuple[JobFile, ...] = ()
     """Those among them that start it."""
 
+    @property
+    def shown(self) -> Candidate | None:
+        """The plan that tables and pictures mark: the recommended one, or the closest where nothing fits."""
+        return self.recommended or closest(self.ladder)
+
 
 def try_first_path(destination: Path) -> Path:
     """The file for the configuration of the plan to try first, next to the other one."""

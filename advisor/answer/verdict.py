@@ -59,11 +59,11 @@ def verdict_of(answer: Recommendation) -> Verdict:
         headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.rung))
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
-        notes = (*risk, *answer.doubts)
+        notes = (*_loss(answer), *risk, *answer.doubts)
         split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
         figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
-        sentences = (*largest, speed_sentence(question, chosen), *_loss(answer), *notes, *figures, *job)
+        sentences = (*largest, speed_sentence(question, chosen), *notes, *figures, *job)
     elif failed := _first_failure(answer):
         headline = short = phrase("No plan ran.")
         notes = (phrase("The first that failed: {message}", message=failed),)
@@ -76,7 +76,8 @@ def verdict_of(answer: Recommendation) -> Verdict:
         headline = short = phrase("Nothing fits.")
         missed = closest(answer.ladder)
         notes = () if missed is None else (what_lacks(question, missed), *_evaluation(question, missed))
-        sentences = (*notes, *_loss(answer), *largest)
+        notes = (*notes, *_loss(answer))
+        sentences = (*notes, *largest)
     return Verdict(
         tone=tone,
         headline=headline,

@@ -23,7 +23,7 @@ from ..text.units import amount, gib, percent, rate, rough_rate, seconds
 from .evidence import ProbeRow, deepspeed_sentence, dry_run_sentence, evidence_of, probe_row, probes_of
 from .phases import phase_sentences
 from .reasons import time_shares
-from .recommendation import Changes, Recommendation, closest
+from .recommendation import Changes, Recommendation
 from .start import Block, next_steps, recommended_config
 from .verdict import Verdict, subject_of, verdict_of
 
@@ -63,6 +63,7 @@ class LadderRow:
     """"" for a plan that does not fit the GPU."""
     verdict: str
     is_chosen: bool = False
+    """Recommended, or the closest where nothing fits."""
     fits: bool = False
 
 
@@ -139,7 +140,7 @@ def view_of(
     details: with smaller shares of the step's time, all of the script's lines and every launcher's command.
     """
     question, chosen, series = answer.question, answer.recommended, answer.probe_series
-    shown = chosen or closest(answer.ladder)
+    shown = answer.shown
     estimate = answer.deepspeed_estimate
     ladder = tuple(_ladder(answer, all_candidates=all_candidates))
     least_share = _SMALL_SHARE if details else _LARGE_SHARE
@@ -267,7 +268,7 @@ def _ladder(answer: Recommendation, *, all_candidates: bool) -> Iterator[LadderR
             continue
         for candidate in answer.candidates if all_candidates else (step.candidate,):
             if candidate.rung == step.rung:
-                yield _row(candidate, is_chosen=candidate is answer.recommended)
+                yield _row(candidate, is_chosen=candidate is answer.shown)
     if answer.pytorch_baseline is not None:
         yield _row(answer.pytorch_baseline, is_chosen=False)
 

@@ -43,7 +43,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
         sections=(
             doc.Section("start", "Start it", joined(*steps)) if fits else changes,
             *_charts(answer, series),
-            doc.Section("ladder", "The ladder", _ladder(view)),
+            doc.Section("ladder", "Every strategy", _ladder(view)),
             doc.Section("figures", "Where the figures come from", _terms(answer)),
             *([changes] if fits else []),
             doc.Section("phases", "Phases of a step", doc.bullets(view.phases)),
@@ -70,11 +70,11 @@ def _picture(answer: Recommendation, name: str, series: Sequence[Series]) -> Mar
     """The picture of --plot: of a file called `scaling` that of all series, else every plan's memory."""
     if name == "scaling" and series:
         return draw_all(answer.question.cluster, series)
-    return draw_stacked_bars(memory_bars(best_plans(answer), answer.question.cluster, chosen=answer.recommended))
+    return draw_stacked_bars(memory_bars(best_plans(answer), answer.question.cluster, chosen=answer.shown))
 
 
 def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.Section]:
-    plans, cluster, chosen = best_plans(answer), answer.question.cluster, answer.recommended
+    plans, cluster, chosen = best_plans(answer), answer.question.cluster, answer.shown
     if not plans:
         return []
     device = device_label(cluster)
@@ -115,7 +115,7 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.
             "fit, the green one is recommended.",
             doc.figure(
                 answer.candidates,
-                partial(draw_speed_against_memory, cluster=cluster, chosen=chosen),
+                partial(draw_speed_against_memory, cluster=cluster, chosen=answer.recommended),
                 doc.folded("Figures as a table", _plans_table(every)),
             ),
         ),

@@ -113,14 +113,15 @@ def _row(bar: Bar, chart: StackedBars, x_of: Scale, y: float, width: int) -> Mar
     narrow, scale = is_narrow(width), chart.scale
     thick, above, height = (14, 20, 38) if narrow else (16, 6, 28)
     end = x_of(min(bar.value, scale))
-    ink = "good" if bar.chosen else "soft" if bar.faded else "text"
+    ink = ("text" if bar.chosen else "soft") if bar.faded else "good" if bar.chosen else "text"
+    opacity = 0.42 if bar.faded and not bar.chosen else None
     marks = [element("rect", x=0, y=y + 1, width=width, height=height - 2, **fill("band"))] if bar.chosen else []
-    marks.append(element("g", *_parts(bar, chart, x_of, y + above, thick), opacity=0.42 if bar.faded else None))
+    marks.append(element("g", *_parts(bar, chart, x_of, y + above, thick), opacity=opacity))
     if bar.value > scale:  # two slanted lines: the bar goes on beyond the chart
         tear = f"M{end - 9:.1f} {y + above + thick + 2:.1f}l5 {-thick - 4}h4l-5 {thick + 4}z"
         marks.append(element("path", d=tear, **fill("paper")))
     if bar.chosen:
-        marks.append(element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **fill("good")))
+        marks.append(element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **fill(ink)))
     if narrow:
         marks.append(label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
         marks.append(label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))

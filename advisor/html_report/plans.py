@@ -74,7 +74,7 @@ def _bar(
         note=need,
         words=f"{name}, {shape_label(plan.plan)}: {need} {unit}, {plan.fit.reason}. {words}",
         chosen=is_chosen,
-        faded=not plan.fit.fits and not is_chosen,
+        faded=not plan.fit.fits,
     )
 
 
@@ -116,7 +116,7 @@ def time_bars(
                 note=f"{rate(plan.tokens_per_s)} tokens/s",
                 words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
                 chosen=plan is chosen,
-                faded=not plan.fit.fits and plan is not chosen,
+                faded=not plan.fit.fits,
             )
         )
     lengths = [bar.value for bar in bars]

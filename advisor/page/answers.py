@@ -111,7 +111,11 @@ def _shown(answer: Recommendation) -> dict[str, Any]:
         "subject": " · ".join(view.subject),
         "figures": [asdict(figure) for figure in view.figures],
         "table": [
-            {"cells": [getattr(row, name) for name in COLUMNS], "chosen": row.is_chosen, "fits": row.fits}
+            {
+                "cells": [getattr(row, name) for name in COLUMNS],
+                "chosen": row.is_chosen and chosen is not None,
+                "fits": row.fits or row.is_chosen,
+            }
             for row in view.ladder
         ],
         "why": [text for text in (view.time, *view.phases, *view.reasons, *assumed) if text],
@@ -121,18 +125,18 @@ def _shown(answer: Recommendation) -> dict[str, Any]:
 
 def picture(answer: Recommendation, name: str, width: int) -> str:
     """One of `PICTURES` as SVG, at most `width` pixels wide; "" where there is nothing to draw."""
-    cluster, chosen, width = answer.question.cluster, answer.recommended, min(max(width, NARROW), WIDE)
+    cluster, width = answer.question.cluster, min(max(width, NARROW), WIDE)
     plans = best_plans(answer)
     if name == "time":  # the time of a plan that cannot fit is of no use
         plans = {rung: plan for rung, plan in plans.items() if plan.fit.probability >= LIKELY}
     if not plans:
         return ""
     if name == "scatter":
-        return draw_speed_against_memory(answer.candidates, width, cluster=cluster, chosen=chosen)
+        return draw_speed_against_memory(answer.candidates, width, cluster=cluster, chosen=answer.recommended)
     if name == "time":
-        return draw_stacked_bars(time_bars(plans, chosen=chosen), width)
+        return draw_stacked_bars(time_bars(plans, chosen=answer.shown), width)
     bars = host_bars if name == "ram" else memory_bars
-    return draw_stacked_bars(bars(plans, cluster, chosen=chosen), width)
+    return draw_stacked_bars(bars(plans, cluster, chosen=answer.shown), width)
 
 
 def scaling(request: str) -> str:

@@ -135,7 +135,8 @@ def _print_ladder(view: AnswerView, console: Console) -> None:
         row(console, f"  {header}", style="bold")
     previous = ""
     for step, line in zip(view.ladder, lines, strict=True):
-        style = "bold green" if step.is_chosen else "" if step.fits else "dim"
+        chosen = "bold green" if view.figures else "bold"
+        style = chosen if step.is_chosen else "" if step.fits else "dim"
         if step.candidate is None:
             reason = phrase("the same") if step.verdict == previous else step.verdict
             sentence(console, f" {step.rung:<19} {translate(reason)}", style="dim", hang=21)

@@ -6,9 +6,13 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.html_report.advice import advice_report
+from ds_advise.advisor.html_report.document import write_report
 from ds_advise.advisor.page.serve import page_server
 from ds_advise.estimators.errors import DsAdviseError
 
@@ -66,6 +70,17 @@ def test_a_bad_request_is_an_error_and_the_next_is_answered(port: int) -> None:
 def test_a_port_in_use_is_an_error(port: int) -> None:
     with pytest.raises(DsAdviseError, match=f"port {port} cannot be used"):
         page_server(port)
+
+
+def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> None:
+    """Commands and changes are folded, and no button stands on them."""
+    answer = advise("gpt2", gpus="2x24GB", offline=True, deepspeed_estimate=False)
+    write_report(advice_report(answer, "ds_config.json"), tmp_path / "report.html", print)
+    page.set_viewport_size({"width": 390, "height": 740})
+    page.goto((tmp_path / "report.html").as_uri())
+    cut = "[...document.querySelectorAll('#start pre, #changes .scroll')].filter(b => b.scrollWidth > b.clientWidth)"
+    assert page.evaluate(f"{cut}.map(b => b.textContent)") == []
+    assert page.evaluate("getComputedStyle(document.querySelector('#start button')).position") == "static"
 
 
 def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:

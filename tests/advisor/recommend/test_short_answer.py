@@ -47,13 +47,14 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
     ],
 )
 def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
-    """Where GPU and RAM suffice, the drive is missing. No two blank lines follow each other."""
+    """Where GPU and RAM suffice, the drive is missing. The table marks it. No two blank lines follow each other."""
     lines = _answer(f"Qwen2.5-7B --gpus 2xRTX5090 {asked}")
     verdict = " ".join(line.strip() for line in lines[: lines.index("")])
     assert verdict.startswith(
         "Nothing fits. The closest, zero3-nvme, would take 27.6 GiB per GPU (31.4 available) and "
     )
     assert verdict.endswith(lacks)
+    assert [line for line in lines if line.startswith(">")] == [line for line in lines if " zero3-nvme  " in line]
     assert "\n\n\n" not in "\n".join(lines)
 
 
