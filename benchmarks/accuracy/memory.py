@@ -399,9 +399,11 @@ def _notes() -> tuple[str, ...]:
         f"the runs that ended, and those that did not, allow has the median {FIXED_SEGMENTS_SHARE:.0%}, which is what "
         "the product says that a plan needs, and which with its spread decides the verdicts. What it caches besides, "
         "and returns before a request fails, is not fitted: every component keeps the segments of its own largest "
-        "moment, as far as the GPU has room. Where batches vary in length (`varying-lengths`, by what the source "
-        f"says), the loss's tensors are there {EARLIER_BATCHES:g} times more, for the batches that were the longest "
-        "before: Alpaca's lengths say so, and steps of random lengths replayed through the allocator's rules "
+        "moment, as far as the GPU has room. Under ZeRO-3 the embedding and the head are cached apart from the "
+        "layers' parameters, into which the blocks of earlier ones are cut. Where batches vary in length "
+        f"(`varying-lengths`, by what the source says), the loss's tensors are there {EARLIER_BATCHES:g} times more, "
+        "for the batches that were the longest before, less what other free blocks serve: Alpaca's lengths say so, "
+        "and steps of random lengths replayed through the allocator's rules "
         "(`benchmarks/dry_run/varying_lengths.py`). Plans set `expandable_segments:True`, where a CUDA stream keeps "
         "its pages in that way; that is held against the dry run's replay of the allocator (docs/closed-form.md).",
     )

@@ -5,7 +5,11 @@ Most figures are published observations: expect errors of some hundred MiB until
 
 from __future__ import annotations
 
-from ..estimate import Formula, MemoryEstimate, Terms, total_bytes
+from collections import Counter
+from collections.abc import Mapping
+from operator import itemgetter
+
+from ..estimate import Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
 from ..workload import Software
@@ -41,7 +45,7 @@ so that a plan which needs all of a GPU is as likely to fit as not."""
 
 EARLIER_BATCHES = 2.0
 """Tokens of the batches that were the longest of a run before its longest one, over that one's. In fixed segments each
-found no free block for the tensors of its loss, and left its own behind; smaller tensors use what is left. The expected
+found no free block for the tensors of its loss, unless another component's, and left its own behind. The expected
 sum of the successive maxima of n lengths is the sum over x of x p(x) (1 - F(x)^n) / (1 - F(x)), F(x) the share of
 shorter samples. Of Alpaca's 52,000 samples it is 2.0 after 100 batches of one, and 2.2 after 1,000 where a cap cuts
 off 2 %; `python -m benchmarks.dry_run.varying_lengths` replays a recorded step of random lengths, too."""
@@ -107,12 +111,8 @@ _OF_COMPONENTS = _OF_STREAMS._replace(
     not_covered="segments that another component can use, and blocks that wait for another stream",
 )
 _OF_LENGTHS = _OF_COMPONENTS._replace(
-    text="sum of component + earlier loss - kept",
-    symbols={
-        **_OF_COMPONENTS.symbols,
-        "earlier": "tokens of the batches that were the longest before, over those of the longest",
-        "loss": "bytes of the loss's tensors for the longest batch",
-    },
+    text="sum of component + earlier - kept",
+    symbols={**_OF_COMPONENTS.symbols, "earlier": "bytes that batches left which were the longest before"},
     not_covered=f"{_OF_COMPONENTS.not_covered}, and other distributions of lengths than Alpaca's",
 )
 _ROOM = Formula(
@@ -182,47 +182,66 @@ STREAM_OF = {"gathered_parameters": "gather", "reduce_buckets": "reduce", "offlo
 stage_1_and_2.py, torch FSDP's unshard stream); the others are on the default stream."""
 
 
-def cache(memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, gap_bytes: int, software: Software) -> Terms:
+def cache(
+    memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, gap_bytes: int, apart_bytes: int, software: Software
+) -> Terms:
     """What the caching allocator holds beyond a plan's need and returns before a request fails: every pool keeps the
     memory of its own largest moment, though these moments are not the same; no more than the GPU has room.
 
-    Without expandable segments each component is a pool, since a segment is as large as the request it was made for;
-    where lengths vary, the loss's tensors are there once more for `EARLIER_BATCHES`.
+    Without expandable segments each component is a pool, since a segment is as large as the request it was made for.
+    The embedding and the head, `apart_bytes` as stage 3 gathers them, find the blocks of earlier ones cut into layers'
+    parameters; where lengths vary, batches leave the tensors of their loss (`EARLIER_BATCHES`).
     With them a CUDA stream is one, the loss leaves a gap of `gap_bytes` (`loss.logits_gap_bytes`), and at stages 1 and
     2 the gradients that stay lie scattered in what the backward pass freed, so that the step's flat copies get pages of
     their own.
     """
     if cluster.gpu.is_cpu:
         return ()
-    pools = STREAM_OF if plan.overlap_comm or plan.is_fsdp else {}
-    if plan.zero_stage in (1, 2):
-        pools = {**pools, "step_temporaries": "step"}
-    most: dict[str, int] = {}
-    expandable = software.expandable_segments
+    streams = STREAM_OF if plan.overlap_comm or plan.is_fsdp else {}
+    expandable, earlier, formula = software.expandable_segments, 0, _OF_STREAMS
+    if expandable and plan.zero_stage in (1, 2):
+        streams = {**streams, "step_temporaries": "step"}
+    most = Counter[str]()
     for phase in memory.phases:
-        held = {"default": gap_bytes} if expandable and phase.name == "forward_backward_top" else {}
-        for term in phase.terms:
-            inputs = term.name == "retained_inputs" or term.name.endswith("layer inputs")  # the same tensors
-            pool = pools.get(term.name, "default") if expandable else "layer inputs" if inputs else term.name
-            held[pool] = held.get(pool, 0) + term.size_bytes
-        for pool, size in held.items():
-            most[pool] = max(most.get(pool, 0), size)
+        most |= _held(phase, streams if expandable else None, gap_bytes)
+    if not expandable:
+        formula = _OF_COMPONENTS
+        layers = sum(_held(phase)["gathered_parameters"] for phase in memory.phases if phase.name == "layer_backward")
+        if layers:
+            most["gathered_parameters"] = max(most["gathered_parameters"], layers + apart_bytes)
+        if software.varying_lengths:
+            earlier, formula = _left_by_earlier_batches(memory, most, streams), _OF_LENGTHS
     kept, room = memory.reserved_bytes_per_gpu, max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
-    loss = _loss_bytes(memory) if software.varying_lengths and not expandable else 0
-    cached = max(0, sum(most.values()) + round(EARLIER_BATCHES * loss) - kept)
+    cached = max(0, most.total() + earlier - kept)
     if cached > room:
         return _ROOM.term(room, memory=cluster.gpu.memory_bytes, needed=memory.device_bytes_per_gpu)
-    if loss:
-        return _OF_LENGTHS.term(cached, earlier=EARLIER_BATCHES, loss=loss, kept=kept)
-    return (_OF_STREAMS if expandable else _OF_COMPONENTS).term(cached, kept=kept)
+    return formula.term(cached, kept=kept, **({"earlier": earlier} if formula is _OF_LENGTHS else {}))
 
 
-def _loss_bytes(memory: MemoryEstimate) -> int:
-    """Most bytes of the loss's tensors at a moment."""
-    return max(
-        total_bytes(term for term in phase.terms if "logits" in term.name or "log-softmax" in term.name)
-        for phase in memory.phases
-    )
+def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int = 0) -> Counter[str]:
+    """Bytes of a phase by stream, or by component without `streams`."""
+    held = Counter[str]()
+    if streams is not None and phase.name == "forward_backward_top":
+        held["default"] = gap_bytes
+    for term in phase.terms:
+        inputs = term.name == "retained_inputs" or term.name.endswith("layer inputs")  # the same tensors
+        component = "layer inputs" if inputs else term.name
+        held[component if streams is None else streams.get(term.name, "default")] += term.size_bytes
+    return held
+
+
+def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams: Mapping[str, str]) -> int:
+    """The loss's tensors of the batches that were the longest before, beyond what lies free at that moment on the
+    default stream, which serves them."""
+    sizes = [(_loss_bytes(phase), _held(phase)) for phase in memory.phases]
+    loss, held = max(sizes, key=itemgetter(0))
+    free = most - held
+    serving = free.total() - sum(free[name] for name in streams)
+    return max(0, round(EARLIER_BATCHES * loss) - serving)
+
+
+def _loss_bytes(phase: Phase) -> int:
+    return total_bytes(term for term in phase.terms if "logits" in term.name or "log-softmax" in term.name)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:

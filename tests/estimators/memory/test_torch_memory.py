@@ -153,14 +153,40 @@ def test_the_cache_holds_memory_beyond_the_need() -> None:
 
 
 def test_batches_of_varying_length_leave_their_logits_in_fixed_segments() -> None:
-    """A longer batch finds no free block for its logits; expandable segments grow instead, and no plan needs more."""
-    long = {"method": "lora", "seq_len": 2048}
+    """A longer batch finds no free block for its logits but the optimizer's. Expandable segments grow instead, and no
+    plan needs more."""
     plain = "expandable-segments=no"
-    fixed, varying = asked(software=plain, **long), asked(software=f"{plain},varying-lengths", **long)
+    options = [{"method": "lora", "seq_len": 2048}, {"method": "full", "seq_len": 128, "gpus": "1xA100-80GB"}]
+    (fixed, varying), (full, full_varying) = (
+        (asked(software=plain, **each), asked(software=f"{plain},varying-lengths", **each)) for each in options
+    )
     loss = 12 * 2048 * 151_936  # three fp32 tensors
-    assert varying.cached_bytes_per_gpu - fixed.cached_bytes_per_gpu == EARLIER_BATCHES * loss
+    assert varying.cached_bytes_per_gpu - fixed.cached_bytes_per_gpu == pytest.approx(EARLIER_BATCHES * loss, rel=0.15)
     assert varying.device_bytes_per_gpu == fixed.device_bytes_per_gpu
-    assert asked(software="varying-lengths", **long).components == asked(**long).components
+    assert full_varying.cached_bytes_per_gpu == full.cached_bytes_per_gpu
+    assert asked(software="varying-lengths", **options[0]).components == asked(**options[0]).components
+
+
+def test_the_embedding_and_the_head_are_cached_apart_from_layers_under_zero3() -> None:
+    """In fixed segments the blocks of an earlier embedding are cut into layers' parameters when the next one is
+    gathered: a replay of Qwen-7B's step on two GPUs holds three blocks of its size, 4.46 GiB in all for 3.02 alive."""
+    model = "Qwen2.5-7B"
+    question = {"gpus": "2xA100-80GB", "micro_batch": 1, "seq_len": 1024, "gradient_checkpointing": "on"}
+    memory = estimate(model, rung="zero3", offline=True, software="expandable-segments=no", **question).memory
+    gathered = {
+        phase.name: sum(term.size_bytes for term in phase.terms if term.name == "gathered_parameters")
+        for phase in memory.phases
+    }
+    most: Counter[str] = Counter()
+    for phase in memory.phases:
+        held = Counter[str]()
+        for term in phase.terms:
+            held[term.name] += term.size_bytes
+        most |= held
+    apart = gathered["layer_backward"] + 2 * 2 * 152_064 * 3584
+    assert apart > 1.3 * max(gathered.values())
+    others = most.total() - most["gathered_parameters"]
+    assert memory.cached_bytes_per_gpu == others + apart - memory.reserved_bytes_per_gpu
 
 
 def test_inputs_that_fsdp_retains_are_cached_once() -> None:
