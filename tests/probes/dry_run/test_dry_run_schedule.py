@@ -269,4 +269,4 @@ def test_the_closed_form_counts_the_operations_of_a_forward_pass(recorded: DryRu
     """Layers, embedding, mask, rotary table, last norm, head and loss."""
     found = host_calls(schedule_of(recorded), "forward")["operation"]
     work = host_work(shape_from_config(MODEL, name="llama"), WORKLOAD, 0)
-    assert found / MICRO_BATCHES == pytest.approx(work.operations, abs=1)
+    assert found / MICRO_BATCHES == pytest.approx(work.counts.operations, abs=1)
