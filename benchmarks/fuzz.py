@@ -255,7 +255,7 @@ def _lint(raw: bytes, facts: DeepSpeedFacts, rng: random.Random) -> None:
         settings["workload"] = None
     report = lint(document, facts=facts, **settings)
     path = Path("ds_config.json")
-    answer = LintAnswer(path=path, report=report, correction_wanted=False, old_text="", text="", copy=None)
+    answer = LintAnswer(path=path, report=report, correction_wanted=False, old_text="", text="", copy=None, basis=None)
     json.dumps(to_json(lint_figures(answer)))
     apply(document, report.edits)
 
