@@ -7,7 +7,7 @@ from functools import lru_cache
 from .hardware.cluster import Cluster
 from .memory.activations.kernels import with_offered_attention
 from .memory.activations.loss import untileable
-from .memory.nvme_memory import states_per_master
+from .memory.batch_independent import states_per_master
 from .memory.partition import shard_numel
 from .memory.rollout_memory import cached_sequences
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
