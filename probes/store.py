@@ -298,14 +298,14 @@ def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) 
     )
 
 
-def try_store(action: Callable[[Store], T], otherwise: T, *, warn: Callable[[str], object] | None = None) -> T:
+def try_store(action: Callable[[Store], T], otherwise: T) -> T:
     """The result of `action`, or `otherwise` after a warning where the store cannot be used: measurements and advice do
-    not depend on it. warn: receives the warning; None prints it to stderr, once."""
+    not depend on it."""
     try:
         return action(Store())
     except StoreError as error:
         line = f"ds-advise: {error.what}: {error.why}; {error.fix}; going on without it"
-        (warn or _print_once)(line)
+        _print_once(line)
         return otherwise
 
 

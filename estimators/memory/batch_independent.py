@@ -1,4 +1,4 @@
-"""What a plan of ZeRO holds without activations, on the GPU, on the host and on NVMe: the same for every micro batch."""
+"""What a plan of ZeRO holds without activations on GPU, host and NVMe: the same for every micro batch."""
 
 from __future__ import annotations
 

@@ -31,28 +31,26 @@ from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, Fields
 from .dense_decoders import LLAMA
 from .encoders import patch_grid
 from .model_shape import Attention, FeedForward
-from .vision_language import deep_tower, idle, idle_tensors, part
+from .vision_language import idle, idle_tensors, part
 
 
 def mixture(
     hidden: int,
     experts: FeedForward,
     *,
-    at: str = "mlp",
-    router: str = "gate",
     shared: str = "shared_experts",
     shared_bias: bool = False,
 ) -> FeedForwardPart:
     """A router, E fused experts and, where `shared_hidden` says so, a dense one that every token passes."""
     count, width = experts.experts, experts.hidden
     tensors = (
-        parameter(f"{at}.{router}.weight", count, hidden, role="router")
-        + parameter(f"{at}.experts.gate_up_proj", count, 2 * width, hidden, role="expert")
-        + parameter(f"{at}.experts.down_proj", count, hidden, width, role="expert")
+        parameter("mlp.gate.weight", count, hidden, role="router")
+        + parameter("mlp.experts.gate_up_proj", count, 2 * width, hidden, role="expert")
+        + parameter("mlp.experts.down_proj", count, hidden, width, role="expert")
     )
     if experts.shared_hidden:
         everyone = FeedForward(hidden=experts.shared_hidden, gated=True, activation=experts.activation)
-        names = tuple(f"{at}.{shared}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+        names = tuple(f"mlp.{shared}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
         tensors += feed_forward_linears(everyone, hidden, names, bias=shared_bias)
     return experts, tensors
 
@@ -342,12 +340,12 @@ def qwen3_next(c: Fields) -> Body:
 
 def qwen3_5(c: Fields) -> Body:
     text = qwen3_5_text(part(c, "text_config", "qwen3_5_text"))
-    return idle(c, text, deep_tower(c, text), tied=False)
+    return idle(c, text)
 
 
 def qwen3_5_moe(c: Fields) -> Body:
     text = qwen3_5_moe_text(part(c, "text_config", "qwen3_5_moe_text"))
-    return idle(c, text, deep_tower(c, text), tied=False)
+    return idle(c, text)
 
 
 def _hybrid_experts(c: Fields, dims: Dims, *, count: int, chosen: int) -> FeedForwardPart:

@@ -143,20 +143,19 @@ def qwen2_5_vl(c: Fields) -> Body:
     return combine(c, body, tower, outside, patches=IMAGE_PIXELS // patch**2, tied=False, image=image)
 
 
-def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
-    """A language model with a vision tower that text samples do not use: its tensors are outside the blocks."""
-    return combine(c, text, (), idle_tensors(tower), patches=1, tied=tied)._replace(
-        encoder_len_fixed=None, idle_tower=True
-    )
+def idle(c: Fields, text: Body) -> Body:
+    """Qwen3.5's model with a vision tower that text samples do not use: its tensors are outside the blocks."""
+    model = combine(c, text, (), idle_tensors(_deep_tower(c, text)), patches=1, tied=False)
+    return model._replace(encoder_len_fixed=None, idle_tower=True)
 
 
 def idle_tensors(tower: Tensors) -> Tensors:
     return tuple(tensor._replace(role="tower") for tensor in tower)
 
 
-def deep_tower(c: Fields, text: Body, at: str = "visual.") -> Tensors:
+def _deep_tower(c: Fields, text: Body) -> Tensors:
     """The tensors of Qwen3.5's tower: LayerNorms, biases, learned positions and a merger of patches."""
-    vision = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
+    vision, at = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), "visual."
     hidden, merge = vision.size("hidden_size", default=1152), vision.size("spatial_merge_size", default=2)
     inner, patch = vision.size("intermediate_size", default=4304), vision.size("patch_size", default=16)
     merged, frames = hidden * merge**2, vision.size("temporal_patch_size", default=2)

@@ -102,15 +102,10 @@ class SimulatedStep:
     """Seconds of these in which the GPU computed too."""
 
 
-def simulate(
-    schedule: Schedule, cluster: Cluster, *, tokens_per_step: int, costs: HostCosts | None = None
-) -> SimulatedStep:
-    """Play the schedule on the cluster. Raises ClusterError for a GPU without any published rate.
-
-    costs: what the host's work takes it; None: those of a core of the cluster's nodes.
-    """
+def simulate(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int) -> SimulatedStep:
+    """Play the schedule on the cluster. Raises ClusterError for a GPU without any published rate."""
     schedule = add_serialized_copies(schedule)
-    simulation = _Simulation(schedule, cluster, costs or host_costs(cluster))
+    simulation = _Simulation(schedule, cluster, host_costs(cluster))
     for code, first, second in schedule.entries:
         simulation.steps[code](first, second)
     return simulation.result(tokens_per_step)

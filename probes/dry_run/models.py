@@ -69,7 +69,7 @@ class TrainableModel:
 
 
 def hidden_size(model_config: Any) -> int | None:
-    """The hidden size of the Trainer's `auto` values, None where the configuration has none."""
+    """The hidden size of the Trainer's `auto` values; None for a configuration without one and for a user's module."""
     for config in (model_config, getattr(model_config, "text_config", model_config)):
         if getattr(config, "hidden_size", None) is not None:
             return int(config.hidden_size)

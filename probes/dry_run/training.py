@@ -32,7 +32,7 @@ class UnfilledAutoError(ValueError):
         super().__init__(f'nothing replaces "auto" at {name}')
 
 
-def filled_config(run: Run, hidden_size: int | None) -> dict[str, Any]:
+def filled_config(run: Run, description: Any) -> dict[str, Any]:
     """The configuration with the batch sizes, and with `auto` replaced as the Hugging Face Trainer replaces it.
 
     Source: transformers `integrations/deepspeed.py`, `HfTrainerDeepSpeedConfig.trainer_config_process` and
@@ -57,7 +57,7 @@ def filled_config(run: Run, hidden_size: int | None) -> dict[str, Any]:
         "scheduler.params.warmup_num_steps": 1,
         "scheduler.params.total_num_steps": 1000,
     }
-    if hidden_size is not None:
+    if (hidden_size := models.hidden_size(description)) is not None:
         values |= {
             known.path: known.filled_from_hidden_size(hidden_size)
             for known in PLAN_FIELDS.values()
@@ -110,8 +110,8 @@ def run(
     until_repeated: stop after an iteration that repeats the one before it.
     """
     trained = request.run
-    description = models.transformers_config(trained.description) if trained.description is not None else None
-    config = filled_config(trained, models.hidden_size(description) if description is not None else None)
+    description = None if trained.description is None else models.transformers_config(trained.description)
+    config = filled_config(trained, description)
     dtype = model_dtype(config)
     keep_alive = announce_zero3(trained, config)
     with recorder.phase(0, "load"):

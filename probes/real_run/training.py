@@ -116,7 +116,7 @@ def prepare(job: ProbeJob) -> tuple[Any, dict[str, Any]]:
     description = models.transformers_config(run.description) if run.description is not None else None
     if description is not None:
         models.model_class(description)
-    config = filled_config(run, models.hidden_size(description) if description is not None else None)
+    config = filled_config(run, description)
     zero = config.get("zero_optimization")
     if isinstance(zero, dict) and zero.get("stage"):
         importlib.import_module("torch._dynamo")  # decorators of the ZeRO stages load it at their first call
