@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from ...ds_configs.read import unmodeled_features
-from ...estimators.phrase import Phrase, phrase
+from ...estimators.phrase import Phrase, named, phrase
 from ..answer.comparison import Comparison, Difference, parts
 from ..answer.config_settings import Setting
 from ..search.candidate import Candidate, chance
@@ -204,7 +204,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
         else:
             sentence(console, f"{label}: A {values[0]}; B {values[1]}", hang=4)
         if found.meaning:
-            sentence(console, f"    {found.meaning}", style="dim", hang=4)
+            sentence(console, f"    {translate(named(found.meaning))}", style="dim", hang=4)
     idle = [found for found in differences if not found.acts]
     if idle:
         blank(console)

@@ -20,6 +20,7 @@ from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from ds_advise.advisor.text.lines import ended
+from ds_advise.ds_configs.config_keys import CONFIG_KEYS, meaning
 from ds_advise.validate.lint.rules import RULES
 from rich.cells import cell_len
 
@@ -81,7 +82,8 @@ def _marked() -> Iterator[str]:
 
 
 def _findings() -> Iterator[str]:
-    """The rules' words, and the sentences without fields in findings of lint and of the doctor."""
+    """What keys decide, the rules' words, and the sentences without fields in findings of lint and of the doctor."""
+    yield from filter(None, map(meaning, CONFIG_KEYS))
     for rule in RULES:
         yield from filter(None, (rule.title, rule.why, rule.fix))
     for place, call in _calls("ok", "note", "warning", "problem", "unknown", "violation", "bad_value"):
@@ -219,7 +221,7 @@ def test_errors_and_other_commands_are_translated(
         run(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2x24GB", "--offline", "--lang", language])
         printed = capsys.readouterr().out
         ends.append([cell_len(line) for line in printed.splitlines() if re.search(r" {3}\S+ {3,}\S+ {2,}\S+$", line)])
-    assert "两者都放得下" in printed and ends[0] == ends[1]
+    assert "两者都放得下" in printed and "各 rank 分摊什么" in printed and ends[0] == ends[1]
 
 
 NOT_UNDERSTOOD = (
