@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import pytest
 from ds_advise.advisor.text.language import translate, use_language
 from ds_advise.estimators.phrase import named
 from ds_advise.validate.lint import RULES, apply, lint, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
+from ds_advise.validate.lint.linted_config import TRUTHS
 from ds_advise.validate.lint.rule import REMOVAL, Rule
+from ds_advise.validate.lint.rule_conditions import DTYPES
+from pydantic import TypeAdapter
 
 from .lint_cases import codes, facts, facts_for, judged
 
@@ -35,6 +40,41 @@ def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
         corrected, made = apply(read_document(text.encode(), name="x"), edits)
         after = judged(corrected, known, **options)
         assert made and rule.code not in codes(after) and codes(after, "error") <= codes(bad, "error")
+
+
+@pytest.mark.parametrize(
+    ("code", "keys", "what"),
+    [
+        ("DS312", {"gradient_predivide_factor": 2, "zero_optimization": {"stage": 2}}, "pre-divided by 2 at stage 2"),
+        ("DS408", {"zero_optimization": {"stage": 2, "offload_optimizer": {"ratio": 0.5}}}, "ratio is 0.5 at stage 2"),
+        ("DS654", {"sequence_parallel_size": 2}, "sequence_parallel_size"),
+        ("DS654", {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients"),
+        ("DS704", {"zero_optimization": {"stage": 2, "zenflow": {}}}, "ZenFlow"),
+        ("DS704", {"zero_optimization": {"stage": 2}, "compile": {"deepcompile": True}}, "DeepCompile"),
+        ("DS705", {"zero_optimization": {"stage": 2}, "compile": {"deepcompile": True}}, "DeepCompile"),
+        (
+            "DS805",
+            {"activation_checkpointing": {"contiguous_memory_optimization": True, "partition_activations": True}},
+            "number_checkpoints",
+        ),
+    ],
+)
+def test_a_rule_of_several_keys_finds_each(code: str, keys: dict[str, Any], what: str) -> None:
+    """The bad example with other keys."""
+    rule = next(rule for rule in RULES if rule.code == code)
+    assert isinstance(rule.example.bad, dict)
+    found = judged(rule.example.bad | keys, facts_for(rule)).findings
+    assert any(what in named(finding.what) for finding in found if finding.code == code)
+
+
+def test_names_of_types_are_deepspeeds() -> None:
+    runtime = import_module("deepspeed.runtime.config")
+    assert {value: kind.name for kind in runtime.DtypeEnum for value in kind._all_values[1:]} == DTYPES
+
+
+def test_words_for_true_and_false_are_pydantics() -> None:
+    taken = TypeAdapter(bool)
+    assert {word: taken.validate_python(word) for word in TRUTHS} == TRUTHS
 
 
 def test_a_finding_in_chinese_has_no_english_sentence() -> None:
