@@ -122,6 +122,14 @@ def test_a_plan_near_the_limit_only_likely_fits() -> None:
         assert 0.95 < fit_probability(_need(0.89, transient, cluster), cluster) < 0.995
 
 
+@pytest.mark.parametrize(
+    ("least", "verdict", "below"), [(0.975, "fits", "likely fits"), (0.5, "likely fits", "unlikely")]
+)
+def test_verdicts_have_the_thresholds_of_the_manual(least: float, verdict: str, below: str) -> None:
+    assert (verdict_of(least), verdict_of(least - 0.001)) == (verdict, below)
+    assert verdict_of(0.026) == "unlikely" and verdict_of(0.024) == "does not fit"
+
+
 def _need(share: float, transient: int, cluster: Cluster) -> MemoryEstimate:
     """A plan that needs this share of a GPU, including `transient` bytes within a step."""
     overhead = allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient, expandable=True)
