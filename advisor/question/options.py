@@ -233,7 +233,7 @@ class TrainingOptions(TypedDict, total=False):
         int | None,
         Option(
             "Largest image in pixels; its tokens count in --seq-len.",
-            default_text="1003520 of Qwen2.5-VL, else of the model's largest image",
+            default_text="1280 tokens with Qwen's, else the model's largest image",
         ),
     ]
     precision: Annotated[

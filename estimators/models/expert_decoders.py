@@ -31,7 +31,7 @@ from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, Fields
 from .dense_decoders import LLAMA
 from .encoders import patch_grid
 from .model_shape import Attention, FeedForward
-from .vision_language import idle, idle_tensors, part
+from .vision_language import deepstack, idle, idle_tensors, part
 
 
 def mixture(
@@ -106,10 +106,16 @@ def qwen2_moe(c: Fields) -> Body:
     )
 
 
-def qwen3_moe(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=4)
-    width = c.size("moe_intermediate_size", default=768)
-    experts = routed(c, width, "num_experts", "num_local_experts", count=128, chosen=8)
+def qwen3_vl_moe(c: Fields) -> Body:
+    text = part(c, "text_config", "qwen3_vl_moe_text")
+    return deepstack(c, qwen3_moe(text, key_value_heads=16, width=1408, count=60, chosen=4))
+
+
+def qwen3_moe(c: Fields, *, key_value_heads: int = 4, width: int = 768, count: int = 128, chosen: int = 8) -> Body:
+    """With these defaults."""
+    dims = Dims.read(c, num_key_value_heads=key_value_heads)
+    width = c.size("moe_intermediate_size", default=width)
+    experts = routed(c, width, "num_experts", "num_local_experts", count=count, chosen=chosen)
     window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
     return build(
         c,

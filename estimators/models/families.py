@@ -113,6 +113,7 @@ _T5 = LayerVariant(
 )
 _QWEN_3_5 = LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", joined=True)
 _SUMMED = LayerVariant(norm="layer", summed_input=True)
+_QWEN_TOWER = LayerVariant(norm="layer", rotary="fp32", joined=True)
 
 _GLM = Style(biases=(("attention_bias", True), False, False), feed_forward=FUSED_GATE)
 _GLM_4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -294,6 +295,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     ),
     "qwen": FamilySpec("QWen", dense.qwen),
     "qwen2_5_vl": FamilySpec("Qwen2_5_VL", vision_language.qwen2_5_vl, tower=LayerVariant(rotary="fp32", joined=True)),
+    "qwen2_vl": FamilySpec("Qwen2VL", vision_language.qwen2_vl, tower=_QWEN_TOWER),
     "qwen2": FamilySpec("Qwen2", dense.qwen2, supports=("ulysses", "tiles", "liger", "autotp")),
     "qwen2_moe": FamilySpec("Qwen2Moe", experts.qwen2_moe, supports=("ulysses", "leaf_experts"), module_experts=True),
     "qwen3": FamilySpec(
@@ -321,6 +323,8 @@ FAMILIES: Mapping[str, FamilySpec] = {
         module_experts=True,
         leaf_classes=("Qwen3NextSparseMoeBlock",),
     ),
+    "qwen3_vl": FamilySpec("Qwen3VL", vision_language.qwen3_vl, tower=_QWEN_TOWER),
+    "qwen3_vl_moe": FamilySpec("Qwen3VLMoe", experts.qwen3_vl_moe, tower=_QWEN_TOWER),
     "roberta": FamilySpec("Roberta", encoders.roberta, _BERT),
     "smollm3": FamilySpec(
         "SmolLM3",

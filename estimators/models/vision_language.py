@@ -1,15 +1,19 @@
-"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3, Qwen2.5-VL; CLIP, two towers side by side."""
+"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3, Qwen-VL; CLIP, two towers side by side."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from .body import (
+    BIASED,
     Body,
     Head,
+    Style,
     Tensors,
     attention_linears,
+    decoder,
     decoder_heads,
     embedding,
     feed_forward_linears,
@@ -22,7 +26,7 @@ from .body import (
 from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
 from .encoders import Sizes, patch_grid
-from .model_shape import Attention, Block, FeedForward, ImageSize
+from .model_shape import Attention, Block, FeedForward, ImageSize, NormKind
 
 
 def gemma3(c: Fields) -> Body:
@@ -91,61 +95,140 @@ def mistral3(c: Fields) -> Body:
     return combine(c, body, (block,), outside, patches=patches, image=image)
 
 
-IMAGE_PIXELS = 1280 * 28 * 28
+IMAGE_TOKENS = 1280
 """Of the one image that a sample is taken to have where a model resizes none: what Qwen2.5-VL's own examples allow
 at most (`max_pixels`)."""
 
 
-def qwen2_5_vl(c: Fields) -> Body:
-    """A vision tower (most of its layers attend within windows), a merger of patches, and Qwen2's decoder.
+class MergingTower(NamedTuple):
+    """Qwen's vision tower: equal layers over the patches of an image, and a merger that makes tokens of them."""
 
-    The language model's fields are in `text_config` or, in older files, at the level of `vision_config`.
-    """
-    text, vision = c.section("text_config") or c, part(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
-    body = qwen2(text)
-    hidden, heads = vision.size("hidden_size", default=3584), vision.size("num_heads", default=16, limit=MAX_HEADS)
-    dim = vision.divide("hidden_size", hidden, "num_heads", heads)
-    activation, width = vision.text("hidden_act", default="silu"), vision.size("intermediate_size", default=3420)
-    feed_forward = FeedForward(hidden=width, gated=True, activation=activation)
-    patch, merge = vision.size("patch_size", default=14), vision.size("spatial_merge_size", default=2)
-    reach = (vision.size("window_size", default=112) // patch) ** 2
-    whole = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False)
-    windowed = whole._replace(window=max(1, reach), chunked=True)
-    layer = (
-        attention_linears(whole, hidden, ("attn.qkv", "attn.proj"), bias=True)
-        + feed_forward_linears(feed_forward, hidden, ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), bias=True)
-        + norms(("norm1", "norm2"), hidden, "rms")
-    )
-    blocks = [
-        Block(
+    block: Block
+    outside: Tensors
+    image: ImageSize
+
+    @classmethod
+    def read(
+        cls,
+        vision: Fields,
+        hidden: int,
+        feed_forward: FeedForward,
+        names: tuple[str, ...],
+        merger: tuple[str, ...],
+        *,
+        kind: NormKind = "layer",
+        depth: int = 32,
+        patch: int = 14,
+        out: int,
+    ) -> MergingTower:
+        """names: the linear layers of the feed-forward. merger: its norm and its linear layers. out: the width of a
+        token. The last two: defaults."""
+        heads = vision.size("num_heads", default=16, limit=MAX_HEADS)
+        dim = vision.divide("hidden_size", hidden, "num_heads", heads)
+        attention = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False)
+        layer = (
+            attention_linears(attention, hidden, ("attn.qkv", "attn.proj"), bias=True)
+            + feed_forward_linears(feed_forward, hidden, names, bias=True)
+            + norms(("norm1", "norm2"), hidden, kind)
+        )
+        block = Block(
             prefix="visual.blocks",
-            count=1,
+            count=vision.size("depth", default=depth, limit=MAX_LAYERS),
             stack="encoder",
             hidden_size=hidden,
             attention=attention,
             feed_forward=feed_forward,
             tensors=layer,
         )
-        for attention in (whole, windowed)
-    ]
-    full = vision.items("fullatt_block_indexes") or [7, 15, 23, 31]
-    depth = vision.size("depth", default=32, limit=MAX_LAYERS)
-    merged, frames = hidden * merge**2, vision.size("temporal_patch_size", default=2)
-    kernel = (vision.size("in_channels", "in_chans", default=3), frames, patch, patch)
-    outside = (
-        parameter("visual.patch_embed.proj.weight", hidden, *kernel, role="embedding")
-        + norm("visual.merger.ln_q", hidden)
-        + linear("visual.merger.mlp.0", merged, merged, "other", bias=True)
-        + linear("visual.merger.mlp.2", merged, vision.size("out_hidden_size", default=3584), "other", bias=True)
+        patch, merge = vision.size("patch_size", default=patch), vision.size("spatial_merge_size", default=2)
+        frames = vision.size("temporal_patch_size", default=2)
+        kernel = (vision.size("in_channels", "in_chans", default=3), frames, patch, patch)
+        outside = parameter("visual.patch_embed.proj.weight", hidden, *kernel, role="embedding")
+        image = ImageSize(patch, merge, IMAGE_TOKENS * (patch * merge) ** 2)
+        return cls(block, outside + _merger("visual.", merger, hidden, hidden * merge**2, out, kind), image)
+
+    def with_language(self, c: Fields, text: Body, blocks: tuple[Block, ...] | None = None) -> Body:
+        vision = (self.block,) if blocks is None else blocks
+        return combine(c, text, vision, self.outside, patches=self.image.patches, tied=False, image=self.image)
+
+
+def _merger(at: str, names: tuple[str, ...], width: int, merged: int, out: int, kind: NormKind) -> Tensors:
+    """A norm of this width and two linear layers."""
+    before, first, last = (at + name for name in names)
+    return (
+        norms((before,), width, kind)
+        + linear(first, merged, merged, "other", bias=True)
+        + linear(last, merged, out, "other", bias=True)
     )
-    tower = stack([blocks[index not in full] for index in range(depth)])
-    image = ImageSize(patch, merge, IMAGE_PIXELS)
-    return combine(c, body, tower, outside, patches=IMAGE_PIXELS // patch**2, tied=False, image=image)
+
+
+def _qwen2_text(c: Fields) -> Body:
+    """The language model's fields are in `text_config` or, in older files, at the level of `vision_config`."""
+    return qwen2(c.section("text_config") or c)
+
+
+_MERGER = ("merger.ln_q", "merger.mlp.0", "merger.mlp.2")
+
+
+def qwen2_vl(c: Fields) -> Body:
+    """A vision tower of LayerNorms, and Qwen2's decoder."""
+    vision = part(c, "vision_config", "qwen2_vl", "qwen2_vl_vision")
+    hidden = vision.size("embed_dim", default=1280)
+    width = hidden * vision.size("mlp_ratio", default=4)
+    feed_forward = FeedForward(hidden=width, gated=False, activation=vision.text("hidden_act", default="quick_gelu"))
+    names, out = ("mlp.fc1", "mlp.fc2"), vision.size("hidden_size", default=3584)
+    return MergingTower.read(vision, hidden, feed_forward, names, _MERGER, out=out).with_language(c, _qwen2_text(c))
+
+
+def qwen2_5_vl(c: Fields) -> Body:
+    """A vision tower, most of whose layers attend within windows, and Qwen2's decoder."""
+    vision = part(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
+    hidden, width = vision.size("hidden_size", default=3584), vision.size("intermediate_size", default=3420)
+    feed_forward = FeedForward(hidden=width, gated=True, activation=vision.text("hidden_act", default="silu"))
+    names, out = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), vision.size("out_hidden_size", default=3584)
+    tower = MergingTower.read(vision, hidden, feed_forward, names, _MERGER, kind="rms", out=out)
+    reach = (vision.size("window_size", default=112) // tower.image.patch) ** 2
+    whole = replace(tower.block, count=1)
+    windowed = replace(whole, attention=whole.attention._replace(window=max(1, reach), chunked=True))
+    full = vision.items("fullatt_block_indexes") or [7, 15, 23, 31]
+    blocks = stack([whole if index in full else windowed for index in range(tower.block.count)])
+    return tower.with_language(c, _qwen2_text(c), blocks)
+
+
+def deep_tower(vision: Fields, out: int, *, inner: int = 0) -> MergingTower:
+    """The tower of Qwen3-VL and Qwen3.5: LayerNorms, biases, learned positions, and a merger of the patches of each
+    `inner` layer that the language model sees."""
+    hidden = vision.size("hidden_size", default=1152)
+    width, activation = vision.size("intermediate_size", default=4304), vision.text("hidden_act", default=GELU)
+    feed_forward = FeedForward(hidden=width, gated=False, activation=activation)
+    names, merger = ("mlp.linear_fc1", "mlp.linear_fc2"), ("norm", "linear_fc1", "linear_fc2")
+    out = vision.size("out_hidden_size", default=out)
+    at_end = tuple(f"merger.{name}" for name in merger)
+    tower = MergingTower.read(vision, hidden, feed_forward, names, at_end, depth=27, patch=16, out=out)
+    merged = hidden * tower.image.merge**2
+    outside = parameter("visual.patch_embed.proj.bias", hidden, role="embedding")
+    outside += embedding("visual.pos_embed", vision.size("num_position_embeddings", default=2304), hidden, "position")
+    for index in range(inner):
+        outside += _merger(f"visual.deepstack_merger_list.{index}.", merger, merged, merged, out, "layer")
+    return tower._replace(outside=tower.outside + outside)
+
+
+def qwen3_vl(c: Fields) -> Body:
+    """Qwen3's decoder behind a deep tower."""
+    text = decoder(Style(qk_norm="head", biases=BIASED), num_key_value_heads=32, head_dim=128)
+    return deepstack(c, text(part(c, "text_config", "qwen3_vl_text")))
+
+
+def deepstack(c: Fields, text: Body) -> Body:
+    """A language model behind the tower of Qwen3-VL, three of whose layers' patches reach it by default."""
+    vision = part(c, "vision_config", *(f"qwen3_vl{each}" for each in ("", "_vision", "_moe", "_moe_vision")))
+    seen = vision.items("deepstack_visual_indexes")
+    return deep_tower(vision, 3584, inner=3 if seen is None else len(seen)).with_language(c, text)
 
 
 def idle(c: Fields, text: Body) -> Body:
     """Qwen3.5's model with a vision tower that text samples do not use: its tensors are outside the blocks."""
-    model = combine(c, text, (), idle_tensors(_deep_tower(c, text)), patches=1, tied=False)
+    model = combine(c, text, (), idle_tensors(_idle_deep_tower(c, text)), patches=1, tied=False)
     return model._replace(encoder_len_fixed=None, idle_tower=True)
 
 
@@ -153,39 +236,12 @@ def idle_tensors(tower: Tensors) -> Tensors:
     return tuple(tensor._replace(role="tower") for tensor in tower)
 
 
-def _deep_tower(c: Fields, text: Body) -> Tensors:
-    """The tensors of Qwen3.5's tower: LayerNorms, biases, learned positions and a merger of patches."""
-    vision, at = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), "visual."
-    hidden, merge = vision.size("hidden_size", default=1152), vision.size("spatial_merge_size", default=2)
-    inner, patch = vision.size("intermediate_size", default=4304), vision.size("patch_size", default=16)
-    merged, frames = hidden * merge**2, vision.size("temporal_patch_size", default=2)
-    kernel = (vision.size("in_channels", default=3), frames, patch, patch)
-    tower = (
-        parameter(f"{at}patch_embed.proj.weight", hidden, *kernel, role="embedding")
-        + parameter(f"{at}patch_embed.proj.bias", hidden, role="embedding")
-        + embedding(f"{at}pos_embed", vision.size("num_position_embeddings", default=2304), hidden, "other")
-    )
-    for layer in range(vision.size("depth", default=27, limit=MAX_LAYERS)):
-        block = f"{at}blocks.{layer}."
-        tower += (
-            norms((f"{block}norm1", f"{block}norm2"), hidden, "layer")
-            + linear(f"{block}attn.qkv", hidden, 3 * hidden, "other", bias=True)
-            + linear(f"{block}attn.proj", hidden, hidden, "other", bias=True)
-            + linear(f"{block}mlp.linear_fc1", hidden, inner, "other", bias=True)
-            + linear(f"{block}mlp.linear_fc2", inner, hidden, "other", bias=True)
-        )
-    return (
-        tower
-        + norms((f"{at}merger.norm",), hidden, "layer")
-        + linear(f"{at}merger.linear_fc1", merged, merged, "other", bias=True)
-        + linear(
-            f"{at}merger.linear_fc2",
-            merged,
-            vision.size("out_hidden_size", default=text.hidden_size),
-            "other",
-            bias=True,
-        )
-    )
+def _idle_deep_tower(c: Fields, text: Body) -> Tensors:
+    """The tensors of Qwen3.5's tower."""
+    vision = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
+    block, outside, _ = deep_tower(vision, text.hidden_size)
+    each = [tensor._replace(name=f"{block.prefix}.{{}}.{tensor.name}") for tensor in block.tensors]
+    return outside + tuple(t._replace(name=t.name.format(layer)) for layer in range(block.count) for t in each)
 
 
 def clip(c: Fields) -> Body:

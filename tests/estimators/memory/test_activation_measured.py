@@ -507,10 +507,23 @@ TOWERS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
         ),
         lambda model: model.visual.blocks,
     ),
+    "qwen2_vl": (
+        lambda n: T.Qwen2VLConfig(
+            text_config=TEXT,
+            vision_config={"embed_dim": 128, "mlp_ratio": 3, "num_heads": 4, "hidden_size": HIDDEN, "depth": n},
+        ),
+        lambda model: model.visual.blocks,
+    ),
+    "qwen3_vl": (
+        lambda n: T.Qwen3VLConfig(
+            text_config=TEXT, vision_config={**QWEN_TOWER, "depth": n, "deepstack_visual_indexes": []}
+        ),
+        lambda model: model.visual.blocks,
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "images"), [*((name, 1) for name in TOWERS), ("qwen2_5_vl", 3)])
+@pytest.mark.parametrize(("name", "images"), [*((name, 1) for name in TOWERS), ("qwen2_vl", 3)])
 def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: int) -> None:
     """At the tower's own width, with its own norms and rotation, over the images of a sample."""
     config_of, layers_of = TOWERS[name]
@@ -522,7 +535,7 @@ def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: 
     patches = shapes[0].encoder_len(SEQUENCE)
     with torch.device("meta"):
         model = T.AutoModelForImageTextToText.from_config(config_of(2), dtype=torch.bfloat16).train()
-        packed = name == "qwen2_5_vl"
+        packed = name.startswith("qwen")
         value = torch.zeros((BATCH * patches, 128) if packed else (BATCH, patches, 128), dtype=torch.bfloat16)
         turned = torch.zeros((value.shape[-2], 32), dtype=torch.float32 if packed else torch.bfloat16)
         value.requires_grad_()

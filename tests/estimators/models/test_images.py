@@ -8,9 +8,19 @@ import pytest
 from ds_advise.advisor.advise import ask
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.images import with_images
 from ds_advise.estimators.models.model_shape import ModelShape
 
 VL, GEMMA = "Qwen2.5-VL-7B-Instruct", "gemma-3-4b"
+QWEN_TEXT = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
+QWEN_PROCESSORS = {"Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil"}
 MISTRAL = shape_from_config(
     {
         "model_type": "mistral3",
@@ -29,10 +39,14 @@ MISTRAL = shape_from_config(
 
 
 @pytest.mark.parametrize("side", [560, 1003, 2000])
-def test_an_image_has_at_most_the_tokens_of_the_processors_own_rule(side: int) -> None:
+@pytest.mark.parametrize(("model_type", "patch"), [("qwen2_vl", 14), ("qwen2_5_vl", 14), ("qwen3_vl", 16)])
+def test_an_image_has_at_most_the_tokens_of_the_processors_own_rule(model_type: str, patch: int, side: int) -> None:
     processing = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
-    image = ask(VL, gpus="8xH100", max_pixels=640 * 28 * 28).model.image
-    assert image is not None
+    processors = pytest.importorskip("transformers.models.auto.image_processing_auto")
+    assert set(processors.IMAGE_PROCESSOR_MAPPING_NAMES[model_type].values()) <= QWEN_PROCESSORS
+    shape = shape_from_config({"model_type": model_type, "text_config": QWEN_TEXT}, name=model_type)
+    image = with_images(shape, 1, 640 * (2 * patch) ** 2).image
+    assert image is not None and image.patch == patch
     height, width = processing.smart_resize(side, side, factor=image.unit, max_pixels=image.pixels)
     assert height * width // image.unit**2 <= image.tokens == 640
     assert (height // image.patch) * (width // image.patch) <= image.patches

@@ -70,6 +70,15 @@ QWEN_VISION = {
     "out_hidden_size": 64,
     "fullatt_block_indexes": [1, 3],
 }
+DEEP_VISION = {
+    "depth": 3,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0, 2],
+    "num_position_embeddings": 16,
+}
 NEO = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 128, "max_position_embeddings": 32}
 WHISPER = {
     "d_model": 64,
@@ -196,6 +205,9 @@ VARIANTS: list[Config] = [
     small("mistral3", {"text_config": small("ministral3"), "vision_config": PIXTRAL}),
     small("qwen2_5_vl", vision_config=QWEN_VISION),
     small("qwen2_5_vl", {"text_config": TEXT, "vision_config": QWEN_VISION}, tie_word_embeddings=True),
+    small("qwen2_vl", vision_config={"depth": 3, "embed_dim": 48, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2}),
+    small("qwen3_vl", {"text_config": TEXT, "vision_config": DEEP_VISION}),
+    small("qwen3_vl_moe", {"text_config": TEXT | {"num_experts": 4}, "vision_config": DEEP_VISION}),
 ]
 
 
