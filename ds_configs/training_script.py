@@ -209,7 +209,7 @@ def _trainer_of_objective(workload: Workload) -> list[str]:
     spec = OBJECTIVES[workload.objective]
     if not spec.trainer:
         return []
-    adapters = "" if workload.method == "full" else ", peft_config=LoraConfig(...)"
+    adapters = "" if workload.method == "full" else ", peft_config=peft_config"
     rewards = ""
     if workload.rollouts is not None:
         reward = workload.rollouts.reward_model
@@ -256,14 +256,16 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         dropout += f', exclude_modules=r"{apart}"' if apart else ""
         saved = f", modules_to_save={json.dumps(workload.modules_to_save)}" if workload.modules_to_save else ""
         kind = ', task_type="SEQ_CLS"' if OBJECTIVES[workload.objective].labels else ""
-        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved}{kind})")
+        adapters = f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved}{kind})"
+        is_own = workload.framework != "trl" and not OBJECTIVES[workload.objective].trainer
         initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
         saves = bool(workload.modules_to_save) and workload.framework != "trl"
         if saves or (initialized and not workload.software.fp32_adapters):
             # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts that all that trains has one type, and the
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
             # adapters would cast every input of theirs. TRL's trainers pass it themselves.
-            lines.append("get_peft_model(..., autocast_adapter_dtype=False)")
+            adapters += ", autocast_adapter_dtype=False"
+        lines.append(f"model = get_peft_model(model, {adapters})" if is_own else f"peft_config = {adapters}")
     elif prefixes := frozen_prefixes(model):
         given = ", ".join(map(json.dumps, prefixes))
         lines += [

@@ -121,7 +121,7 @@ def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu:
     return phrase(
         "{engines} vLLM engines, {count} of {total} completions at a time, {speed} tokens/s in all",
         engines=engine.engines,
-        count=at_once * engine.engines,
+        count=min(at_once * engine.engines, total),
         total=total,
         speed=speed,
     )
