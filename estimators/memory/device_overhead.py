@@ -6,13 +6,14 @@ Most figures are published observations: expect errors of some hundred MiB until
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from ..estimate import Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
 from ..workload import Software
+from .trainable import ShardedTensors, optimizer_group_numels
 
 MIB = 1 << 20
 
@@ -183,14 +184,21 @@ stage_1_and_2.py, torch FSDP's unshard stream); the others are on the default st
 
 
 def cache(
-    memory: MemoryEstimate, *, plan: Plan, cluster: Cluster, gap_bytes: int, apart_bytes: int, software: Software
+    memory: MemoryEstimate,
+    *,
+    plan: Plan,
+    cluster: Cluster,
+    gap_bytes: int,
+    sharded: ShardedTensors | None,
+    software: Software,
 ) -> Terms:
     """What the caching allocator holds beyond a plan's need and returns before a request fails: every pool keeps the
     memory of its own largest moment, though these moments are not the same; no more than the GPU has room.
 
     Without expandable segments each component is a pool, since a segment is as large as the request it was made for.
-    The embedding and the head, `apart_bytes` as stage 3 gathers them, find the blocks of earlier ones cut into layers'
-    parameters; where lengths vary, batches leave the tensors of their loss (`EARLIER_BATCHES`).
+    At stage 3 (of `sharded` tensors) the embedding and the head find the blocks of earlier ones cut into layers'
+    parameters, and a larger sub-group finds those of the ones before it too small. Where lengths vary, batches leave
+    the tensors of their loss (`EARLIER_BATCHES`).
     With them a CUDA stream is one, the loss leaves a gap of `gap_bytes` (`loss.logits_gap_bytes`), and at stages 1 and
     2 the gradients that stay lie scattered in what the backward pass freed, so that the step's flat copies get pages of
     their own.
@@ -206,9 +214,12 @@ def cache(
         most |= _held(phase, streams if expandable else None, gap_bytes)
     if not expandable:
         formula = _OF_COMPONENTS
-        layers = sum(_held(phase)["gathered_parameters"] for phase in memory.phases if phase.name == "layer_backward")
-        if layers:
-            most["gathered_parameters"] = max(most["gathered_parameters"], layers + apart_bytes)
+        if sharded is not None and plan.zero_stage == 3:
+            layers = [_held(phase) for phase in memory.phases if phase.name == "layer_backward"]
+            apart = sum(held["gathered_parameters"] for held in layers) + _gathered_again(sharded, plan)
+            most["gathered_parameters"] = max(most["gathered_parameters"], apart)
+            groups = optimizer_group_numels(sharded, plan.sub_group_size)
+            most["step_temporaries"] = most["step_temporaries"] * sum(_successive_maxima(groups)) // max(groups)
         if software.varying_lengths:
             earlier, formula = _left_by_earlier_batches(memory, most, streams), _OF_LENGTHS
     kept, room = memory.reserved_bytes_per_gpu, max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
@@ -228,6 +239,21 @@ def _held(phase: Phase, streams: Mapping[str, str] | None = None, gap_bytes: int
         component = "layer inputs" if inputs else term.name
         held[component if streams is None else streams.get(term.name, "default")] += term.size_bytes
     return held
+
+
+def _gathered_again(sharded: ShardedTensors, plan: Plan) -> int:
+    """Bytes of the embedding and the head where layers' parameters are gathered between them, 0 for a model that stays
+    whole, or on one GPU."""
+    tensors = sharded.tensors
+    if sharded.world_size == 1 or tensors.numel <= plan.stage3_max_live_parameters:
+        return 0
+    return tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
+
+
+def _successive_maxima(numels: Sequence[int]) -> list[int]:
+    """Those sub-groups whose fp32 gradients need larger segments than all before, of whole 2 MiB."""
+    segments = [-(-4 * numel // (2 * MIB)) for numel in numels]
+    return [numel for at, numel in enumerate(numels) if segments[at] > max(segments[:at], default=0)]
 
 
 def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams: Mapping[str, str]) -> int:

@@ -120,10 +120,6 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     else:
         overhead = allocator_overhead(plan, transient, expandable=expandable)
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
-    # A model that stays whole gathers them once.
-    releases = plan.zero_stage == 3 and sharded.tensors.numel > plan.stage3_max_live_parameters
-    outside = sharded.tensors.embedding + (0 if sharded.tensors.tied else sharded.tensors.head)
-    apart = workload.weight_bytes * outside if releases else 0
     node = memory.node
     # A rank's own experts are copies; the list of parameters for the optimizer keeps the whole model alive.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
@@ -135,7 +131,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     estimate = MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
-        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, apart_bytes=apart, software=workload.software),
+        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, sharded=sharded, software=workload.software),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),

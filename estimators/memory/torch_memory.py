@@ -84,7 +84,7 @@ def estimate_torch_memory(
     return MemoryEstimate(
         phases=phases,
         reserved_terms=allocator_overhead(plan, transient, expandable=expandable),
-        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, apart_bytes=0, software=workload.software),
+        cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, sharded=None, software=workload.software),
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),
