@@ -143,7 +143,7 @@ def from_config(
         reentrant = stage == 3 and workload.checkpoints_reentrantly(stage)
         _checkpoint(model, offload=run.cpu_checkpointing, pins=workload.software.pinned_inputs, reentrant=reentrant)
         # Reentrant with peft, or nothing below the first layer has a gradient; TRL always calls it with adapters.
-        if workload.method != "full" and (_is_reentrant(model) or workload.framework == "trl"):
+        if workload.method != "full" and (is_reentrant(model) or workload.framework == "trl"):
             model.enable_input_require_grads()
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
     name = chosen.main_input_name
@@ -275,7 +275,7 @@ def adapted(model: Any, run: Run) -> Any:
     return peft.get_peft_model(model, adapters, autocast_adapter_dtype=fp32)
 
 
-def _is_reentrant(model: torch.nn.Module) -> bool:
+def is_reentrant(model: torch.nn.Module) -> bool:
     for module in model.modules():
         function = getattr(module, "_gradient_checkpointing_func", None)
         if function is not None:

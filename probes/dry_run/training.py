@@ -173,13 +173,13 @@ def _micro_batch(
     size: int,
     held: list[Any] | None,
 ) -> None:
-    """held: as `TrainableModel.loss_of` has it."""
+    """held: as `TrainableModel.loss_of` has it. Loss and batch live until after the step, as in the Trainer, whose
+    `training_step` leads to it (accelerate utils/deepspeed.py `DeepSpeedEngineWrapper.backward`)."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
         loss = subject.loss_of(engine, batch, held)
     with recorder.phase(iteration, "backward"):
         engine.backward(loss)
-        del loss, batch
         recorder.sweep(engine.module, engine.optimizer)
     with recorder.phase(iteration, "step"):
         engine.step()

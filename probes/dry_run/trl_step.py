@@ -22,7 +22,7 @@ from ...estimators.rollouts import Rollouts
 from ...estimators.workload import Workload
 from ..recording.phases import PhaseRecorder
 from ..run import Run
-from .models import TrainableModel, imported
+from .models import TrainableModel, imported, is_reentrant
 
 
 def with_objective(
@@ -39,6 +39,8 @@ def with_objective(
     trainer_class, arguments = getattr(trl, spec.trainer), getattr(trl, spec.config)
     model: Any = subject.model
     given = {each.name: _default(each) for each in fields(arguments) if each.init} | dict(spec.arguments)
+    # TRL switches checkpointing on again, with these, after a pass without gradients.
+    given["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant(model)}
     trainer = object.__new__(trainer_class)
     vars(trainer).update(
         given,
@@ -70,14 +72,28 @@ def with_objective(
         more = () if spec.rollouts else ("mean_logits", "is_top1")
         _chunk_the_head(model, ("log_probs", "entropy", *more))
     model.register_forward_pre_hook(_unpadded, with_kwargs=True)
+
+    def prepared(model: Any) -> Any:
+        prepare = importlib.import_module("trl.models").prepare_deepspeed
+        # Such an engine is made before the Trainer replaces `auto`, which DeepSpeed takes for a key left out.
+        zero = {name: value for name, value in run.config.get("zero_optimization", {}).items() if value != "auto"}
+        return prepare(model, _Accelerator(device, config | {"zero_optimization": zero}))
+
+    if run.workload.precompute_ref_log_probs:
+        # TRL leaves the engine of that pass on the policy. At stage 3 its hooks partition every layer after its forward
+        # pass, also those that the training's engine would keep for the backward pass. It knows the order of the layers
+        # after the second batch.
+        trainer._precompute_engine = prepared(model)
+        for _ in range(2):
+            trainer.compute_ref_log_probs(
+                trainer._precompute_engine, _batch(spec, run, run.micro_batch_size or 1, device)
+            )
+        model.train()
     if has_reference_model(run.workload):
         reference: Any = build(replace(run, gradient_checkpointing=False, cpu_checkpointing=False)).model
         _chunk_the_head(reference, ("log_probs",))
         reference.register_forward_pre_hook(_unpadded, with_kwargs=True)
-        prepare = importlib.import_module("trl.models").prepare_deepspeed
-        # Its engine is made before the Trainer replaces `auto`, which DeepSpeed takes for a key left out.
-        zero = {name: value for name, value in run.config.get("zero_optimization", {}).items() if value != "auto"}
-        trainer.ref_model = prepare(reference, _Accelerator(device, config | {"zero_optimization": zero}))
+        trainer.ref_model = prepared(reference)
     if run.workload.rollouts is not None:
         return replace(
             subject,
