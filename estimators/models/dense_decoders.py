@@ -248,7 +248,8 @@ def gpt2(c: Fields) -> Body:
 
 
 def gpt_bigcode(c: Fields) -> Body:
-    return _gpt(c, GPT, gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None))
+    style = GPT._replace(activation="gelu_pytorch_tanh")
+    return _gpt(c, style, gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None))
 
 
 def _gpt(c: Fields, style: Style, sizes: Dims) -> Body:

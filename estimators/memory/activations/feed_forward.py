@@ -17,16 +17,20 @@ INDEX = 8
 def activate(ops: Ops, function: str, value: Value) -> Value:
     """An activation function of transformers' `ACT2FN`, fused or composed as its code is.
 
-    relu saves its result; silu, gelu and gelu_pytorch_tanh are one kernel that saves the input; gelu_new and
-    gelu_fast are 0.5 x (1 + tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of
-    the last product; quick_gelu is x * sigmoid(1.702 x).
+    relu saves its result; silu, gelu and gelu_pytorch_tanh are one kernel that saves the input; gelu_new is
+    0.5 x (1 + tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of the last product;
+    gelu_fast has c x (1 + 0.0447 x x) as argument, which keeps three more; quick_gelu is x * sigmoid(1.702 x).
     """
     if function == "relu":
         return ops.saves_output("activated", value)
     if function in ("gelu_new", "gelu_fast", "gelu_accurate"):
         half, base = ops.scale(value), ops.cast(value, ops.workload.stream_bytes)
-        inner = ops.add(value, ops.scale(ops.power("x^3", base)))
-        gate = ops.scale(ops.saves_output("tanh", ops.scale(inner)))
+        if function == "gelu_fast":
+            square = ops.multiply(ops.scale(value), value, "0.0447 x^2")
+            inner = ops.multiply(ops.scale(value), ops.scale(square), "argument")
+        else:
+            inner = ops.scale(ops.add(value, ops.scale(ops.power("x^3", base))))
+        gate = ops.scale(ops.saves_output("tanh", inner))
         return ops.multiply(half, gate, "activated", itemsize=gate.itemsize)
     if function == "quick_gelu":
         return ops.multiply(value, ops.saves_output("sigmoid", ops.scale(value)), "activated")

@@ -151,6 +151,7 @@ CASES = {
     "gpt_bigcode": Case(T.GPTBigCodeConfig, GPT, depth=("n_layer",)),
     "gpt_neo": Case(gpt_neo, {}, "eager", ("num_layers",)),
     "gpt_neox": Case(T.GPTNeoXConfig, PLAIN),
+    "gpt_neox-20b": Case(T.GPTNeoXConfig, PLAIN | {"hidden_act": "gelu_fast"}),
     "gpt_oss": Case(T.GptOssConfig, GROUPED | OF_EIGHT | {"head_dim": 32}, "eager", each_layer=FULL),
     "gptj": Case(T.GPTJConfig, GPT | {"rotary_dim": 16}, "eager", ("n_layer",)),
     "granite": Case(T.GraniteConfig, GROUPED),
