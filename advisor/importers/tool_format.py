@@ -193,7 +193,13 @@ class ToolFormat:
             reading.training["objective"] = objective if objective != NEXT_TOKEN else None  # the default
             reading.training.update(rollout_options(self.rollouts(arguments), objective))
         elif objective != NEXT_TOKEN:
-            reading.lacks(f"{objective.upper()} training, a step of which has more than one model or pass")
+            reading.lacks(
+                "a reward model that also computes all logits and keeps every layer's output (LLaMA-Factory "
+                "train/rm/trainer.py); ds-advise MODEL --objective reward predicts TRL's, which does neither"
+                if (objective, self.tool) == ("reward", "LLaMA-Factory")
+                else f"{objective.upper()} training, a step of which has more than one model or pass; "
+                "ds-advise MODEL --objective predicts grpo and rloo"
+            )
         habits: dict[str, Any] = {} if optimizer is None else {"optimizer-step": step_of_trainer(optimizer)}
         if arguments.flag("tf32") and reading.training["precision"] == "fp32":
             habits["tf32"] = True

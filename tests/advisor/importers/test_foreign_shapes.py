@@ -79,7 +79,7 @@ NOT_READ = {
     "LLaMA-Factory's reward model": (
         "a.yaml",
         "model_name_or_path: gpt2\nstage: rm\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\n",
-        "REWARD training",
+        "a reward model that also computes all logits",
     ),
 }
 
