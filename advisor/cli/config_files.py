@@ -20,6 +20,7 @@ from .options import (
     LORA,
     OBJECTIVE,
     PATH,
+    ROLLOUTS,
     model_option,
     output_options,
     question_options,
@@ -118,7 +119,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 _compared = question_options(
     (
-        *("gpus", "ram", "nvme", "interconnect", *_TRAINING, "micro_batch", "precision", "optimizer"),
+        *("gpus", "ram", "nvme", "interconnect", *_TRAINING, *ROLLOUTS, "micro_batch", "precision", "optimizer"),
         *("framework", "software", "data", "samples", "tokens", "epochs", "packing", "eval_split", "price", "offline"),
     ),
     extra=[model_option("Model: compare memory and speed too."), ACCUMULATION],

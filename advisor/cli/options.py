@@ -64,7 +64,8 @@ class _CountOrMax(_Count):
 COUNT = _Count()
 _TYPES: Mapping[str, Any] = {"count": COUNT, "count or max": _CountOrMax(), "number": float, "text": str}
 
-OBJECTIVE = ("objective", "precompute_ref_log_probs", *names_in(RolloutOptions))
+OBJECTIVE = ("objective", "precompute_ref_log_probs")
+ROLLOUTS = names_in(RolloutOptions)
 EVALUATION = ("eval_batch", "eval_logits", "eval_samples", "eval_new_tokens")
 LORA = names_in(MethodOptions, without=("method", "quantization", *OBJECTIVE))
 

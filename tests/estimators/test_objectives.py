@@ -138,7 +138,7 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     assert lines[-2:] == [
         f"from {spec.module} import {spec.config}, {spec.trainer}",
         f"trainer = {spec.trainer}(model=..., args=..., train_dataset=..., processing_class=..., "
-        "peft_config=LoraConfig(...))",
+        "peft_config=peft_config)",
     ]
     trl = pytest.importorskip(spec.module)
     known = {field.name for field in fields(getattr(trl, spec.config))}

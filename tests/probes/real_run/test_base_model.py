@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -41,10 +42,7 @@ def test_values_that_were_loaded_stay() -> None:
 def test_a_missing_library_of_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bitsandbytes there is no QLoRA."""
 
-    def missing(_name: str) -> None:
-        raise ImportError
-
-    monkeypatch.setattr(base_model, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # importing it is an ImportError
     with pytest.raises(models.UnusableModelError, match="QLoRA needs bitsandbytes"):
         prepare(torch.nn.Linear(8, 8), method="qlora")
 
