@@ -96,7 +96,7 @@ def printed(answer: Recommendation, *, width: int = 80, details: bool = False) -
 
 def schema_errors(value: Any, schema: Mapping[str, Any]) -> list[str]:
     """Where a value is not as a JSON Schema says; a field that the schema does not know is an error, too."""
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+    from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(_closed(schema))
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
