@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ..estimators.hardware.cluster import Cluster
-from ..estimators.memory.plan_memory import node_bytes
+from ..estimators.memory.plan_memory import has_room_for_pinned
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, PlainPyTorch, Plan, Rung, Sharding
@@ -161,7 +161,7 @@ def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "f
 
 def _pinned_if_it_fits(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     offloads = "cpu" in (plan.offload_optimizer, plan.offload_param)
-    fits = not offloads or node_bytes(model, workload, cluster, plan) <= cluster.most_host_bytes_per_node
+    fits = not offloads or has_room_for_pinned(model, workload, cluster, plan)
     return plan if fits else replace(plan, pin_memory=False)
 
 

@@ -163,6 +163,12 @@ def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Pl
     return total_bytes(node.pinned + node.pageable)
 
 
+def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> bool:
+    """Whether a node's RAM holds what the plan offloads when it is page-locked. Raises as `estimate_memory`."""
+    pinned = replace(plan, pin_memory=True)
+    return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
+
+
 def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> BatchIndependentMemory:
     tensors = tensor_set(of_rank(model, plan), workload)
     sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from ...estimators.memory.plan_memory import node_bytes
+from ...estimators.memory.plan_memory import has_room_for_pinned
 from ...estimators.phrase import phrase
-from ...estimators.unsupported import unsupported
 from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
 from .rule_conditions import Condition, at
+from .rules_resources import Situation
 
 OFFLOAD_RULES = Rules("Offload and NVMe")
 _RATIO = "zero_optimization.offload_optimizer.ratio"
@@ -23,18 +22,13 @@ def _both(name: str) -> tuple[str, ...]:
     return tuple(f"zero_optimization.{block}.{name}" for block in ("offload_optimizer", "offload_param"))
 
 
-def _fits_pinned(config: LintedConfig) -> bool:
-    """Whether what is offloaded fits the RAM when it is page-locked; True where that is not known."""
-    model, workload, cluster, plan = config.model, config.workload, config.cluster, config.plan
-    if model is None or workload is None or cluster is None or plan is None:
-        return True
-    if unsupported(model, workload, plan, cluster):
-        return True
-    pinned = replace(plan, pin_memory=True)
-    return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
+def _has_room_for_pinned(config: LintedConfig) -> bool:
+    """Whether the RAM holds what is offloaded when it is page-locked; True where that is not known."""
+    known = Situation.of(config)
+    return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
 
 
-_room_for_pinned = Condition(lambda config, _: _fits_pinned(config))
+_room_for_pinned = Condition(lambda config, _: _has_room_for_pinned(config))
 
 
 def _is_part(ratio: Any) -> bool:

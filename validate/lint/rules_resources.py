@@ -34,7 +34,7 @@ _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
     source=_SOURCE,
 )
 def too_large(config: LintedConfig) -> Iterator[Violation]:
-    situation = _Situation.of(config)
+    situation = Situation.of(config)
     if situation and not situation.fits():
         need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
         probability = situation.fit_probability()
@@ -54,7 +54,7 @@ def too_large(config: LintedConfig) -> Iterator[Violation]:
     source=_SOURCE,
 )
 def too_much_ram(config: LintedConfig) -> Iterator[Violation]:
-    situation = _Situation.of(config)
+    situation = Situation.of(config)
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
     if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
         yield violation(
@@ -69,7 +69,7 @@ def too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     source=_SOURCE,
 )
 def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
-    situation = _Situation.of(config)
+    situation = Situation.of(config)
     if situation is None:
         return
     plan = situation.plan
@@ -92,7 +92,7 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
     source=_SOURCE,
 )
 def lower_stage(config: LintedConfig) -> Iterator[Violation]:
-    situation = _Situation.of(config)
+    situation = Situation.of(config)
     plan = situation.plan if situation else None
     if not situation or not plan or plan.zero_stage != 3 or plan.offload_param != "none":
         return
@@ -112,7 +112,7 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
     fix="measure it: `ds-advise probe`",
 )
 def left_out(config: LintedConfig) -> Iterator[Violation]:
-    if _Situation.of(config):
+    if Situation.of(config):
         for feature in unmodeled_features(config.values):
             yield violation(feature.key, "{name}: {predicted}", name=feature.name, predicted=named(feature.predicted))
 
@@ -125,7 +125,7 @@ def left_out(config: LintedConfig) -> Iterator[Violation]:
     source="torch optim/adam.py _multi_tensor_adam",
 )
 def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
-    situation = _Situation.of(config)
+    situation = Situation.of(config)
     if not situation or situation.workload.software.optimizer_step == "auto":  # DeepSpeed's own
         return
     fused = replace(situation.workload.software, optimizer_step="fused")
@@ -143,7 +143,7 @@ def with_temporaries(config: LintedConfig) -> Iterator[Violation]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Situation:
+class Situation:
     """A model on GPUs, with a plan that the closed forms can predict."""
 
     model: ModelShape
@@ -152,7 +152,7 @@ class _Situation:
     plan: Plan
 
     @classmethod
-    def of(cls, config: LintedConfig) -> _Situation | None:
+    def of(cls, config: LintedConfig) -> Situation | None:
         model, workload, cluster, plan = config.model, config.workload, config.cluster, config.plan
         if model is None or workload is None or cluster is None or plan is None:
             return None
