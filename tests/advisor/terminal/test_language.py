@@ -62,13 +62,22 @@ def _printed(number: int, language: Language, columns: int = 80, *, details: boo
         return printed(_answer(number), width=columns, details=details)
 
 
+@cache
+def _sources() -> dict[str, list[ast.Call | ast.Assign]]:
+    """The calls and assignments of each file of the package."""
+    return {
+        str(path): [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call | ast.Assign)]
+        for folder in ("estimators", "ds_configs", "probes", "validate", "advisor")
+        for path in (PACKAGE / folder).rglob("*.py")
+    }
+
+
 def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
     """Every call of a function with one of these names in the source, and its place."""
-    for path in PACKAGE.rglob("*.py"):
-        if not path.is_relative_to(PACKAGE / "tests"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-                    yield f"{path}:{node.lineno}", node
+    for path, nodes in _sources().items():
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                yield f"{path}:{node.lineno}", node
 
 
 def _marked() -> Iterator[str]:
@@ -95,17 +104,15 @@ def _findings() -> Iterator[str]:
 
 def _error_texts() -> Iterator[str | None]:
     """What the catalogue is asked for by each part of each error in the source; None for an f-string."""
-    for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).parts[0] not in ("tests", "benchmarks"):
-            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-            assigned = [(ast.unparse(node.targets[0]), node.value) for node in nodes if isinstance(node, ast.Assign)]
-            for node in nodes:
-                name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-                if name in ("BadParameter", "_report") or (name.endswith("Error") and not hasattr(builtins, name)):
-                    assert isinstance(node, ast.Call)
-                    named = (keyword.value for keyword in node.keywords if keyword.arg in ("why", "fix"))
-                    for part in (*node.args, *named):
-                        yield from _looked_up(part, assigned)
+    for nodes in _sources().values():
+        assigned = [(ast.unparse(node.targets[0]), node.value) for node in nodes if isinstance(node, ast.Assign)]
+        for node in nodes:
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if name in ("BadParameter", "_report") or (name.endswith("Error") and not hasattr(builtins, name)):
+                assert isinstance(node, ast.Call)
+                named = (keyword.value for keyword in node.keywords if keyword.arg in ("why", "fix"))
+                for part in (*node.args, *named):
+                    yield from _looked_up(part, assigned)
 
 
 def _looked_up(part: ast.expr, assigned: list[tuple[str, ast.expr]]) -> Iterator[str | None]:
