@@ -30,7 +30,7 @@ from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_rung, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, of_largest_model, with_largest_micro_batch, with_longest_sequence
 from .search.rollouts import with_fastest_rollout
-from .search.search import candidates_of, of_any_loss, predict_all
+from .search.search import SampleBytes, candidates_of, fastest, of_any_loss, predict_all
 
 _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Fields of a plan that follow from the rung and the question."""
@@ -281,11 +281,14 @@ def predicted(question: Question) -> Recommendation:
         decided, others = with_fastest_rollout(question)
         found = predicted(decided)
         return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
+    offered, sample_bytes = question.with_offered_loss, SampleBytes()
+    own = None if offered is None else fastest(question, sample_bytes)
+    if offered is not None and own is not None and of_any_loss(question, own, sample_bytes) is not own:
+        return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
-    offered = question.with_offered_loss
-    if offered is not None and (recommended is None or of_any_loss(question, recommended, {}) is not recommended):
-        other, without = predicted(offered), recommended or closest(ladder)
+    if offered is not None and recommended is None:
+        other, without = predicted(offered), closest(ladder)
         missed = closest(other.ladder)
         comes_closer = not without or not missed or missed.fit.utilization < without.fit.utilization
         if other.recommended is not None or comes_closer:

@@ -119,7 +119,7 @@ def plan_for(
 
     trainable = model.parameters if workload.method == "full" else tensor_set(model, workload).trainable_numel
     largest_bucket = cluster.gpu.memory_bytes // BUCKET_SHARE // workload.weight_bytes
-    plan = replace(plan, reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable))
+    plan = plan.with_fields(reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable))
     if stage < 3:
         return _pinned_if_it_fits(plan, model, workload, cluster)
 
@@ -162,7 +162,7 @@ def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "f
 def _pinned_if_it_fits(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     offloads = "cpu" in (plan.offload_optimizer, plan.offload_param)
     fits = not offloads or has_room_for_pinned(model, workload, cluster, plan)
-    return plan if fits else replace(plan, pin_memory=False)
+    return plan if fits else plan.with_fields(pin_memory=False)
 
 
 def _parameters_kept_in_ram(cluster: Cluster, weight_bytes: int) -> int:

@@ -111,7 +111,7 @@ def loss_of(objective: Objective, framework: Framework, software: Software) -> L
 def in_sequences(plan: Plan, workload: Workload) -> Plan:
     """The plan with its micro batch in sequences, as the passes compute it."""
     sequences = OBJECTIVES[workload.objective].sequences
-    return plan if sequences == 1 else replace(plan, micro_batch_size=sequences * plan.micro_batch_size)
+    return plan if sequences == 1 else plan.with_fields(micro_batch_size=sequences * plan.micro_batch_size)
 
 
 def reference_passes(workload: Workload) -> int:
@@ -147,8 +147,8 @@ def reference_plan(plan: Plan) -> Plan:
     Source: TRL 1.16 models/utils.py `prepare_deepspeed`.
     """
     if plan.zero_stage == 3:
-        return replace(plan, offload_optimizer="none", offload_optimizer_ratio=1.0, gradient_checkpointing=False)
-    return replace(plan, zero_stage=0, offload_optimizer="none", gradient_checkpointing=False)
+        return plan.with_fields(offload_optimizer="none", offload_optimizer_ratio=1.0, gradient_checkpointing=False)
+    return plan.with_fields(zero_stage=0, offload_optimizer="none", gradient_checkpointing=False)
 
 
 @lru_cache(maxsize=64)

@@ -61,7 +61,7 @@ def plan_field(default: T, meaning: str, **properties: Any) -> T:
     return field(default=default, metadata=key(meaning, **properties))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanSettings:
     """The fields of a plan that answers state. Names are DeepSpeed's."""
 
@@ -152,7 +152,7 @@ class PlanSettings:
     """qgZ of ZeRO++: within a node and then between nodes; acts on several nodes only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan(PlanSettings):
     """A point of the search space. Names and units are DeepSpeed's; bucket sizes count elements, not bytes."""
 
@@ -226,6 +226,13 @@ class Plan(PlanSettings):
     stage3_max_reuse_distance: int = plan_field(
         1_000_000_000, "parameters used again within this many elements stay gathered"
     )
+
+    def with_fields(self, **changes: Any) -> Plan:
+        """The plan with other values of some fields: `dataclasses.replace` at a tenth of its time, for searches."""
+        assert changes.keys() <= PLAN_FIELDS.keys(), changes
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), **changes)
+        return plan
 
     @property
     def is_fsdp(self) -> bool:

@@ -208,16 +208,7 @@ class Workload:
         Trainer's is at stage 3 (deepspeed 0.19.8 engine.py _cast_module_mixed_precision): adapters stay in fp32 if peft
         made them so. TRL's trainers make them in the weights' type there, and checkpoint reentrantly.
         """
-        software = self.software
-        initialized = zero_stage == 3 and self.framework == "hf" and self.method != "full"
-        cast = replace(
-            software,
-            fp32_adapters=software.fp32_adapters and initialized and software.deepspeed >= (0, 19),
-            autocast=False,
-            fp32_embeddings=False,
-            reentrant=self.checkpoints_reentrantly(zero_stage),
-        )
-        return self if cast == software else replace(self, software=cast)
+        return _under_engine(self, zero_stage)
 
     @property
     def script_step(self) -> OptimizerStep:
@@ -247,6 +238,20 @@ class Workload:
     def weight_bytes(self) -> int:
         """Bytes of one weight as the forward pass uses it."""
         return 4 if self.precision == "fp32" else 2
+
+
+@lru_cache(maxsize=256)
+def _under_engine(workload: Workload, zero_stage: int) -> Workload:
+    software = workload.software
+    initialized = zero_stage == 3 and workload.framework == "hf" and workload.method != "full"
+    cast = replace(
+        software,
+        fp32_adapters=software.fp32_adapters and initialized and software.deepspeed >= (0, 19),
+        autocast=False,
+        fp32_embeddings=False,
+        reentrant=workload.checkpoints_reentrantly(zero_stage),
+    )
+    return workload if cast == software else replace(workload, software=cast)
 
 
 @lru_cache(maxsize=256)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "ds_config.json"
 
+FIRST = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
+"""The question of a page that is opened without one; a build keeps its answer's intermediate results."""
+
 PICTURES = ("memory", "ram", "time", "scatter")
 """Drawn with each answer: memory and host RAM of every rung's best plan, time of those that may fit, all plans."""
 

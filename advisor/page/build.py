@@ -19,6 +19,7 @@ from typing import Literal
 import packaging
 
 from ...estimators.errors import DsAdviseError
+from .answers import FIRST
 
 VERSION = "314.0.7"
 """Of Pyodide, with Python 3.14.2; a page is tested with this one alone."""
@@ -83,7 +84,8 @@ def page_file(name: str, *, answers: Literal["worker", "server"], build: str = "
     if name not in TEMPLATES:
         return raw
     text = raw.decode()
-    for key, value in (("answers", answers), ("build", build), ("files", kept)):
+    values = {"answers": answers, "build": build, "files": kept, "first": json.dumps(FIRST)}
+    for key, value in values.items():
         text = text.replace("{{" + key + "}}", value)
     return text.encode()
 

@@ -237,6 +237,11 @@ class Question:
         return unsupported(self.model, self.workload, plan, self.cluster)
 
     @cached_property
+    def cluster_without_storage(self) -> Cluster:
+        """The cluster without sizes of RAM and NVMe, which limit a plan and do not change its prediction."""
+        return replace(self.cluster, host_memory_bytes_per_node=None, nvme_bytes_per_node=None)
+
+    @cached_property
     def with_offered_loss(self) -> Question | None:
         """The question with the loss that one argument turns on; None where the loss is fixed or there is no other."""
         may_change = self.free_loss and self.experts == "zero" and not self.cluster.gpu.is_cpu

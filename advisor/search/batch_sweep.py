@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
@@ -23,23 +22,16 @@ from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..question.question import Question
-from .candidate import LEAST, LIKELY, Candidate, Fit, fit_of, predict
+from .candidate import LEAST, LIKELY, Candidate, Fit, fit_of
 from .choice import SAME_SPEED
 
 RESOLVED = 0.01
 """Relative gain in speed below which the micro batch is not refined further."""
 
 
-class _Times(dict[Plan, TimeEstimate]):
-    """The times of plans, each computed when it is first asked for."""
-
-    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster) -> None:
-        super().__init__()
-        self._of = model, workload, cluster
-
-    def __missing__(self, plan: Plan) -> TimeEstimate:
-        self[plan] = estimate_time(*self._of, plan)
-        return self[plan]
+_memory = lru_cache(maxsize=1024)(estimate_memory)
+_time = lru_cache(maxsize=1024)(estimate_time)
+# Several searches of an answer predict the same plans: with and without another loss, and for other amounts of RAM.
 
 
 class BatchSweep:
@@ -54,42 +46,44 @@ class BatchSweep:
         ranks_per_sample = fields["sequence_parallel_size"] * fields["autotp_size"]
         self.shapes = question.batch_shapes(ranks_per_sample)
         micro, steps = self.shapes[0]
-        self.smallest_plan = replace(
-            preset, **{"micro_batch_size": micro, "gradient_accumulation_steps": steps, **fields}
+        self.smallest_plan = preset.with_fields(
+            **{"micro_batch_size": micro, "gradient_accumulation_steps": steps, **fields}
         )
         self.least = LEAST[question.risk]
         self.doubles = question.is_batch_free and len(self.shapes) > 1
         """Micro batches are doubled, without accumulation, and may be refined in between."""
-        self._of = question.model, question.workload, question.cluster
+        self._of = question.model, question.workload, question.cluster_without_storage
         self._plans = {self.shapes[0]: self.smallest_plan}
-        self._times = _Times(*self._of)
         self._candidates: dict[tuple[int, int], Candidate] = {}
 
     def plan(self, shape: tuple[int, int]) -> Plan:
         if shape not in self._plans:
             micro, steps = shape
-            self._plans[shape] = replace(self.smallest_plan, micro_batch_size=micro, gradient_accumulation_steps=steps)
+            self._plans[shape] = self.smallest_plan.with_fields(
+                micro_batch_size=micro, gradient_accumulation_steps=steps
+            )
         return self._plans[shape]
 
     def time(self, shape: tuple[int, int]) -> TimeEstimate:
-        return self._times[self.plan(shape)]
+        return _time(*self._of, self.plan(shape))
 
     def candidate(self, shape: tuple[int, int]) -> Candidate:
         """The candidate of a batch shape; its time is computed when it is needed."""
         if shape not in self._candidates:
-            plan = self.plan(shape)
-            memory = estimate_memory(*self._of, plan)
-            fit = fit_of(memory, self.question.cluster)
-            # Without a reference to this object, which would be a cycle.
-            later = partial(_complete, plan, memory, self._times)
-            self._candidates[shape] = Candidate(plan=plan, memory=memory, fit=fit, make_estimate=later)
+            self._candidates[shape] = self._candidate_of(self.plan(shape))
         return self._candidates[shape]
+
+    def _candidate_of(self, plan: Plan) -> Candidate:
+        memory = _memory(*self._of, plan)
+        # Without a reference to this object, which would be a cycle.
+        later = partial(_complete, memory, *self._of, plan)
+        return Candidate(plan=plan, memory=memory, fit=fit_of(memory, self.question.cluster), make_estimate=later)
 
     @property
     def obstacle(self) -> str | None:
         """Why none of the plans can run at all."""
-        model, workload, cluster = self._of
-        return unsupported(model, workload, self.smallest_plan, cluster)
+        question = self.question
+        return unsupported(question.model, question.workload, self.smallest_plan, question.cluster)
 
     @property
     def can_run(self) -> bool:
@@ -213,7 +207,7 @@ class BatchSweep:
 
         def keeping(number: int) -> Plan:
             # The middle of the interval in which DeepSpeed's int((1 - ratio) groups) is this number.
-            return replace(plan, offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
+            return plan.with_fields(offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
 
         if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
             return
@@ -221,9 +215,9 @@ class BatchSweep:
         most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
         # `most` fits with a probability of one half; the fewer, the surer.
         numbers = range(1, most + 1)
-        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(predict(*self._of, keeping(each)).fit))
+        number = bisect_left(numbers, 1, key=lambda each: not self.acceptable(self._candidate_of(keeping(each)).fit))
         if share * number / groups > SAME_SPEED:
-            candidate = predict(*self._of, keeping(number))
+            candidate = self._candidate_of(keeping(number))
             if candidate.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
                 yield candidate
 
@@ -235,5 +229,5 @@ class BatchSweep:
         return sum(term.seconds for term in time.terms if term.resource in ("cpu", "pcie")) / time.step_s
 
 
-def _complete(plan: Plan, memory: MemoryEstimate, times: Mapping[Plan, TimeEstimate]) -> Estimate:
-    return Estimate(plan=plan, memory=memory, time=times[plan])
+def _complete(memory: MemoryEstimate, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
+    return Estimate(plan=plan, memory=memory, time=_time(model, workload, cluster, plan))

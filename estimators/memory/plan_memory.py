@@ -165,7 +165,7 @@ def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Pl
 
 def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> bool:
     """Whether a node's RAM holds what the plan offloads when it is page-locked. Raises as `estimate_memory`."""
-    pinned = replace(plan, pin_memory=True)
+    pinned = plan.with_fields(pin_memory=True)
     return node_bytes(model, workload, cluster, pinned) <= cluster.most_host_bytes_per_node
 
 
@@ -174,7 +174,7 @@ def _batch_independent(model: ModelShape, workload: Workload, cluster: Cluster, 
     sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
     runs = _runs(workload, plan)
     if cluster.gpu.is_cpu:  # a page of a buffer takes memory once it is written
-        plan = replace(plan, reduce_bucket_size=min(plan.reduce_bucket_size, tensors.trainable_numel))
+        plan = plan.with_fields(reduce_bucket_size=min(plan.reduce_bucket_size, tensors.trainable_numel))
     most, rollouts = 2, workload.rollouts
     if rollouts is not None:  # as `Rollouts.breaks_traces` tells them apart
         most = plan.gradient_accumulation_steps if rollouts.steps_per_generation else 3
@@ -188,8 +188,7 @@ def _runs(workload: Workload, plan: Plan) -> OptimizerSpec:
 
 def _without_batch(plan: Plan, cluster: Cluster, most_micro_batches: int = 2) -> Plan:
     """The plan with the fields that decide nothing but activations set to one value."""
-    return replace(
-        plan,
+    return plan.with_fields(
         micro_batch_size=1,
         gradient_accumulation_steps=min(most_micro_batches, plan.gradient_accumulation_steps),
         sequence_parallel_size=min(2, plan.sequence_parallel_size),

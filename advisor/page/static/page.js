@@ -7,8 +7,8 @@ const make = (name, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
-const { answers: mode } = document.documentElement.dataset;
-const FIRST = { model: "Qwen2.5-14B", gpus: "2x32GB" };
+const { answers: mode, first } = document.documentElement.dataset;
+const FIRST = JSON.parse(first);
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
   "count": { stops: ["1", "2", "3", "4", "5", "6", "7", "8", "16", "24", "32", "48", "64", "96", "128", "256", "512"] },

@@ -87,16 +87,31 @@ def activation_memory(
     `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     has_frozen = workload.method != "full" or model.has_frozen
-    zero3 = zero_stage >= 3 and (has_frozen or model.module is not None)
-    layout = layout_of(
+    return _of_layout(
         model,
         workload,
+        micro_batch_size,
         gradient_checkpointing,
         compute_capability,
-        zero3,
+        zero_stage >= 3 and (has_frozen or model.module is not None),
         cpu_checkpointing,
-        reduces=zero_stage > 0 or workload.mlp == "whole",
+        zero_stage > 0 or workload.mlp == "whole",
     )
+
+
+@lru_cache(maxsize=1024)
+def _of_layout(
+    model: ModelShape,
+    workload: Workload,
+    micro_batch_size: int,
+    gradient_checkpointing: bool,
+    compute_capability: float | None,
+    zero3: bool,
+    on_host: bool,
+    reduces: bool,
+) -> ActivationMemory:
+    """`activation_memory` by what decides it: most rungs share it."""
+    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero3, on_host, reduces)
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
