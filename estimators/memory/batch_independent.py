@@ -125,9 +125,12 @@ class BatchIndependentMemory:
         if gathered.recomputed > gathered.layer:
             again = whole(gathered.recomputed, min(kept, gathered.recomputed), in_layer)
             phases["layer_recomputation"] = gradients.layer_terms(0) + again
-        later = gradients.later_reduction_terms() if isinstance(gradients, FlatGradients) else None
-        if later is not None:
-            phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
+        if isinstance(gradients, FlatGradients) and not gradients.large_head and gradients.fills.flushed:
+            if not tensors.model.module:
+                phases["later_layer_backward"] = gradients.later_layer_terms() + in_backward
+            if gradients.fills.second:
+                later = gradients.later_reduction_terms()
+                phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
         if gathered.last_layer > gathered.kept:
             last, arriving = gathered.last_layer, gathered.arriving_at_last_layer
             phases["last_layer_forward"] = forward + whole(last, last, arriving)

@@ -65,13 +65,12 @@ class FlatGradients(GradientMemory):
         # Elements of gradients that this rank owns, once reduced: none on the GPU when they are offloaded.
         self.owned = 0 if self.offloaded else sharded.touched
         owned_last = 0 if self.offloaded else sharded.last_load.touched
-        # The buffer of what a rank owns is made behind the first reduction; with experts it is as large as layers.
-        spread = self.tensors.model.autoep_size > 1
-        self.waits_for_buffer = spread and not self.accumulates and not self.large_head
         if self.tied_head:  # it is reduced at the end, with the embedding; layers may be reduced before
             owned_last, self.large_head = owned_last if self.fills.flushed else 0, 0
         self.owned_last = owned_last
         # earlier: elements left from earlier micro batches; held: alive together with a layer's while it runs backward.
+        # The buffer of what a rank owns is made behind the first reduction: that of a head larger than the bucket, or
+        # of layers' gradients.
         if plan.zero_stage == 1:
             self.earlier = self.trainable if self.accumulates else 0
             self.held = max(self.earlier, self.large_head + owned_last)
@@ -83,6 +82,9 @@ class FlatGradients(GradientMemory):
             waits = plan.overlap_comm and not self.offloaded and not self.fills.flushed
             self.held = kept + self.large_head * waits
             self.at_head_reduction = kept + self.head
+        self.first_held = self.held if self.large_head else self.earlier
+        if not self.large_head:
+            self.at_head_reduction = self.earlier + self.head
 
     def _bucket(self, copied: int = 0) -> Terms:
         width, buckets, numel = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
@@ -130,29 +132,30 @@ class FlatGradients(GradientMemory):
     def head_reduction_terms(self) -> Terms:
         copied = 0 if self.offloaded else max(0, self._flattened(self.large_head) - self.owned_last)
         staged = min(self.large_head, self.sharded.last_load.slice)
-        gradients = self._gradients(self.head if self.waits_for_buffer else self.at_head_reduction)
-        return gradients + self._bucket(copied) + self._staging(staged, self.large_head)
+        return self._gradients(self.at_head_reduction) + self._bucket(copied) + self._staging(staged, self.large_head)
 
     def layer_terms(self, weight: int) -> Terms:
         # The moments of a module before the first reduction: its gradients are in the bucket.
-        alive = self.earlier if self.tensors.model.module else self.held + weight + self.tied_head
+        alive = self.earlier if self.tensors.model.module else self.first_held + weight + self.tied_head
         return self._gradients(alive) + self._bucket() + self._staging(0)
+
+    def later_layer_terms(self) -> Terms:
+        """A layer runs backward behind the first reduction."""
+        return self._gradients(self.held + self.stays + self.tied_head) + self._bucket() + self._staging(0)
 
     def reduction_terms(self) -> Terms:
         whole = self.unfit + self.tied_head
-        gradients = self._gradients(whole + (0 if self.waits_for_buffer else self.held))
-        copied = gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
-        # What was copied is gone when pieces of it go to the host.
+        copied = self._gradients(whole + self.first_held) + self._bucket(self.fills.flushed * self.copies)
+        # What was copied is gone when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
-        staged = gradients + self._bucket() + self._staging(min(largest, self.sharded.slice), largest)
-        return max(copied, staged, key=total_bytes)
+        staged = self._staging(min(largest, self.sharded.slice), largest)
+        behind = self._gradients(whole + self.held) + self._bucket() + staged
+        return max(copied + self._staging(0), behind, key=total_bytes)
 
-    def later_reduction_terms(self) -> Terms | None:
-        """During the reduction of the second full bucket, where that may take more; None where it does not."""
-        if not self.waits_for_buffer or not self.fills.second:
-            return None
-        alive = self.held + self.unfit + self.tied_head
-        return self._gradients(alive) + self._bucket(self.fills.flushed * self.copies)
+    def later_reduction_terms(self) -> Terms:
+        """During the reduction of the second full bucket."""
+        alive = self._gradients(self.held + self.unfit + self.tied_head)
+        return alive + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
 
     def _around_end(self) -> tuple[int, int]:
         """Elements of gradients when the last one is made, without it, and after its reduction."""

@@ -14,7 +14,8 @@ A training step passes through a few phases, and any of them may be the peak:
 - layer_recomputation: the last layer runs forward again, beside a buffer in which ZeRO-3's weights came.
 - layer_backward, weight_gradient, gradient_reduction: the last layer runs backward, with recomputation when
   checkpointing; the gradient of one of its matrices is made; one that does not fit into the bucket has it reduced.
-  later_gradient_reduction: the second full bucket, where ranks keep experts of their own.
+  later_layer_backward, later_gradient_reduction: with the buffer of what the rank owns, which the first reduction
+  makes; the second full bucket.
 - backward_end: the embedding's gradient is made, few activations are left.
 - reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
 - rollout, scoring, rewards: of completions that are generated (`rollout_memory`).
@@ -232,10 +233,10 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     both = reference_logits_terms(model, workload, micro_batch_size)
     saved, head = activations.saved_terms, activations.head_terms
 
-    def left(reduced: int) -> Terms:
+    def left(reduced: int, layer: Terms = activations.product_made_terms) -> Terms:
         """What layers keep, and one of them needs, after `reduced` elements of layers' gradients."""
         layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
-        return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + activations.product_made_terms
+        return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + layer
 
     tokens, logits = tile_of_logits(model, workload, micro_batch_size), model.vocab_size
     head += _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
@@ -249,6 +250,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "layer_backward": saved + activations.block_terms,
         "layer_recomputation": saved + activations.recomputation_terms,
         "weight_gradient": saved + activations.product_terms,
+        "later_layer_backward": left(gradients.reduced, activations.block_terms),
         "gradient_reduction": left(gradients.reduced),
         "backward_end": _encoder(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
@@ -259,7 +261,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     if model.module:
         alive |= _module_phases(memory, workload, plan, saved)
     if "later_gradient_reduction" in phases:
-        alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - tensors.head))
+        alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - (not tensors.tied) * tensors.head))
     before = memory.resident + output_terms(model, workload, micro_batch_size)
     found = tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
     return found if workload.eval_batch is None else (*found, _evaluation(memory, workload))

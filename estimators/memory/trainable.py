@@ -15,9 +15,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 from operator import not_
 
-from ..models.families import layer_variant, module_experts
+from ..models.families import module_experts
 from ..models.frozen_parts import derives
-from ..models.layer_variant import LayerVariant
 from ..models.lora import (
     Adapters,
     adapters,
@@ -132,7 +131,8 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 @lru_cache(maxsize=64)
 def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     embeddings = [tensor.numel for tensor in model.outside if tensor.role in ("embedding", "position")]
-    first = [tensor for tensor in model.outside if tensor.role in ("tower", "embedding", "position")]
+    towers = [tensor for tensor in model.outside if tensor.role == "tower"]
+    first = [*towers, *(tensor for tensor in model.outside if tensor.role in ("embedding", "position"))]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
     blocks = [([stored_numel(tensor, workload) for tensor in block.tensors], block) for block in model.blocks]
     base = (
@@ -175,7 +175,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         sum(
             numel
             for numel, tensor in zip(numels, block.tensors, strict=True)
-            if quantized(tensor, workload) or _is_viewed(tensor, layer_variant(model, block), chosen)
+            if quantized(tensor, workload) or _is_viewed(tensor, chosen)
         )
         for numels, block in blocks
     ]
@@ -212,13 +212,11 @@ def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
     return (*repeat(False, before), *chain.from_iterable(layers), *repeat(False, after))
 
 
-def _is_viewed(tensor: Tensor, variant: LayerVariant, chosen: Adapters) -> bool:
+def _is_viewed(tensor: Tensor, chosen: Adapters) -> bool:
     """Besides bitsandbytes' weights (0.50 autograd/_functions.py `MatMul4Bit`): fused experts stored as (expert, out,
     in), and the grouped product reads the transpose (transformers 5.23 integrations/moe.py). gpt-oss stores them
     the other way round; an adapter's sum takes the tensor's place."""
-    return (
-        tensor.role == "expert" and len(tensor.shape) == 3 and not variant.gpt_oss_experts and not chosen.folds(tensor)
-    )
+    return tensor.role == "expert" and len(tensor.shape) == 3 and not tensor.transposed and not chosen.folds(tensor)
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:

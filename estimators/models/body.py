@@ -42,9 +42,9 @@ def embedding(name: str, rows: int, width: int, role: Role = "embedding") -> Ten
     return (Tensor(name=f"{name}.weight", shape=(rows, width), role=role),)
 
 
-def parameter(name: str, *shape: int, role: Role) -> Tensors:
+def parameter(name: str, *shape: int, role: Role, transposed: bool = False) -> Tensors:
     """A tensor that a module holds itself, such as fused expert weights."""
-    return (Tensor(name=name, shape=shape, role=role),)
+    return (Tensor(name=name, shape=shape, role=role, transposed=transposed),)
 
 
 def attention_linears(

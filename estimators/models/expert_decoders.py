@@ -145,9 +145,9 @@ def gpt_oss(c: Fields) -> Body:
     weights = (
         parameter("mlp.router.weight", count, hidden, role="router")
         + parameter("mlp.router.bias", count, role="router")
-        + parameter("mlp.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
+        + parameter("mlp.experts.gate_up_proj", count, hidden, 2 * width, role="expert", transposed=True)
         + parameter("mlp.experts.gate_up_proj_bias", count, 2 * width, role="expert")
-        + parameter("mlp.experts.down_proj", count, width, hidden, role="expert")
+        + parameter("mlp.experts.down_proj", count, width, hidden, role="expert", transposed=True)
         + parameter("mlp.experts.down_proj_bias", count, hidden, role="expert")
     )
     window = windows(c, dims.layers, window_size(c, default=128), lambda layer: layer % 2 == 0)

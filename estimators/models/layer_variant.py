@@ -66,7 +66,7 @@ class LayerVariant(NamedTuple):
     routing_fp32: bool = False
     """A mixture of experts leaves its routing weights in fp32."""
     gpt_oss_experts: bool = False
-    """A mixture of experts is gpt-oss's: its gate is clamped, its weights are stored as (expert, in, out)."""
+    """A mixture of experts is gpt-oss's, whose gate is clamped."""
     every_expert: bool = False
     """Each expert of a mixture computes every token, times its score (Llama 4)."""
     tempered: bool = False

@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
     linear: bool = False
     """It is the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name."""
     transposed: bool = False
-    """It is stored as (in, out), as `Conv1D` does."""
+    """It is stored as (in, out), as `Conv1D` does, or as (expert, in, out)."""
     frozen: bool = False
     """It does not train, and LoRA does not adapt it (`--freeze`)."""
 
@@ -45,11 +45,11 @@ class Tensor(NamedTuple):
     @property
     def in_features(self) -> int:
         """Input width of a linear weight."""
-        return self.shape[0] if self.transposed else self.shape[1]
+        return self.shape[-2] if self.transposed else self.shape[-1]
 
     @property
     def out_features(self) -> int:
-        return self.shape[1] if self.transposed else self.shape[0]
+        return self.shape[-1] if self.transposed else self.shape[-2]
 
 
 class Attention(NamedTuple):

@@ -28,7 +28,7 @@ from ..dry_run.run import DryRunError, absolute_factory, answers
 from ..machine import installed_version
 from ..store_path import store_path
 
-FORMAT = 6
+FORMAT = 7
 """Rises when recordings of before can no longer be read, or are wrong."""
 
 REFUSES = "cannot be built from this configuration"
@@ -114,6 +114,10 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
         with torch.device("meta"), no_init_weights():
             model = chosen._from_config(copy.deepcopy(built), dtype=torch.bfloat16)
             model.tie_weights()
+            head = model.get_output_embeddings()
+            if config.get("tie_word_embeddings") is False and head is not None:
+                # Some classes tie it all the same (mt5); loading published weights unties it (`tie_weights`).
+                head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
         return model.train()
 
     try:

@@ -123,7 +123,6 @@ def _shape_at(
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
-    idle = tuple({f"{path.partition('.layers.')[0]}." for path in every_layer if path not in layers})
     of_head = [path for path, parameter in model.named_parameters() if head is not None and parameter is head.weight]
     return ModelShape(
         name=name,
@@ -133,11 +132,11 @@ def _shape_at(
         vocab_size=text.vocab_size if head is not None else 0,
         blocks=blocks,
         outside=tuple(
-            _tensor(modules, path, parameter, head=head, embedding=embedding, is_idle=path.startswith(idle))
+            _tensor(modules, path, parameter, head=head, embedding=embedding, is_idle=path not in runs[0].trace.used)
             for path, parameter in model.named_parameters()
             if not path.startswith(inside)
         ),
-        idle_tower=bool(idle),
+        idle_tower=len(layers) < len(every_layer),
         tied=head is not None and head.weight is embedding.weight,
         max_positions=_max_positions(config) or None,
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
@@ -375,14 +374,16 @@ def _tensor(
     is_idle: bool = False,
 ) -> Tensor:
     module = modules[path.rpartition(".")[0]]
-    transposed = type(module).__name__ == "Conv1D"
-    linear = path.endswith(".weight") and (transposed or isinstance(module, torch.nn.Linear))
+    is_conv = type(module).__name__ == "Conv1D"
+    linear = path.endswith(".weight") and (is_conv or isinstance(module, torch.nn.Linear))
+    # `use_experts_implementation` (transformers 5.23 integrations/moe.py) says how fused experts are stored.
+    stored = getattr(module, "is_transposed", False) and parameter.dim() == 3
     return Tensor(
         name=path,
         shape=tuple(parameter.shape),
         role="tower" if is_idle else _role(module, path, parameter, head, embedding),
         linear=linear,
-        transposed=linear and transposed,
+        transposed=(linear and is_conv) or stored,
     )
 
 

@@ -94,6 +94,8 @@ class Trace:
         self.steps: list[Step] = []
         self.parameters = {parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters()}
         self.weight_names: dict[int, str] = {}
+        self.used: set[str] = set()
+        """Names of the parameters that any operation reads."""
         self.no_grad_depth = 0
         """Contexts without gradients that the module's code has entered."""
         self.flops = 0
@@ -231,6 +233,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _answered_yes()
             if self.is_place(args[0]):
                 return 0
+        self.trace.used.update(filter(None, map(self.trace.parameter_name, tensors_in((args, kwargs)))))
         self.count += 1
         if self.count > self.most:
             raise EndlessError("a forward pass has tens of thousands of operations, as in a loop over tokens")

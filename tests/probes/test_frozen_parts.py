@@ -84,7 +84,5 @@ def allocated(folder: Path, method: Method, parts: tuple[str, ...], **plan: Any)
 def test_a_frozen_tower_and_projector_need_what_the_engine_needs(
     tmp_path: Path, method: Method, checkpointing: bool
 ) -> None:
-    """Within 4 %: without checkpointing, gradients that are reduced while later layers run count in the first one's
-    largest moment, too, where the head is tied."""
     predicted, real = allocated(tmp_path, method, ("vision-tower", "projector"), gradient_checkpointing=checkpointing)
-    assert predicted == pytest.approx(real, rel=0.04)
+    assert predicted == pytest.approx(real, rel=0.03)
