@@ -6,11 +6,11 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -46,10 +46,11 @@ WORKER_FILES = ("worker.js", "service_worker.js")
 
 TEMPLATES = frozenset(("index.html", "service_worker.js"))
 
-PACKAGE = "ds_advise.zip"
+PACKAGE = "ds_advise.bin"
+"""This package's files, as a tar archive compressed by gzip (under a name that no server takes for that)."""
 
 MEMORY = "python_memory.bin"
-"""Python's memory with this package imported, compressed by gzip (under a name that no server takes for that)."""
+"""Python's memory with this package imported, compressed alike."""
 
 _LEFT_OUT = (
     "advisor/cli",
@@ -75,19 +76,21 @@ _MARK = "built-by-ds-advise"
 """A file that marks a built folder: only such a one, or an empty one, is built into."""
 
 
-def page_file(name: str, *, answers: Literal["worker", "server"], build: str = "", kept: str = "[]") -> bytes:
+def page_file(
+    name: str, *, answers: Literal["worker", "server"], build: str = "", kept: str = "[]", shown: str = "null"
+) -> bytes:
     """One of the page's own files as it is served.
 
-    answers: where the answers are calculated; build: names this build's cache; kept: JSON, the files in it.
+    answers: where the answers are calculated; build: names this build's cache; kept: JSON, the files in it;
+    shown: JSON, what the page shows before Python runs.
     """
     raw = files(__package__).joinpath("static", name).read_bytes()
     if name not in TEMPLATES:
         return raw
     text = raw.decode()
-    values = {"answers": answers, "build": build, "files": kept, "first": json.dumps(FIRST)}
-    for key, value in values.items():
-        text = text.replace("{{" + key + "}}", value)
-    return text.encode()
+    shown = shown.replace("<", "\\u003c")  # it stands in a script element, which "</script>" would end
+    values = {"answers": answers, "build": build, "files": kept, "first": json.dumps(FIRST), "shown": shown}
+    return re.sub(r"{{(\w+)}}", lambda key: values[key[1]], text).encode()
 
 
 def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
@@ -103,13 +106,14 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
         raise DsAdviseError(
             f"{folder} holds other files", why="the page's would lie among them", fix="name an empty or a new folder"
         )
-    contents = {PACKAGE: package_zip(), **pyodide_files(pyodide)}
+    contents = {PACKAGE: package_archive(), **pyodide_files(pyodide)}
     contents |= {name: page_file(name, answers="worker") for name in (*TYPES, *WORKER_FILES)}
     build = hashlib.sha256(b"".join(contents[name] for name in sorted(contents))).hexdigest()[:12]
-    memory = _imported(contents)
-    contents |= {} if memory is None else {MEMORY: memory}
+    shown = "null"
+    if run := _imported(contents):
+        contents[MEMORY], shown = run
     kept = json.dumps(sorted({*contents} - TEMPLATES))
-    contents |= {name: page_file(name, answers="worker", build=build, kept=kept) for name in TEMPLATES}
+    contents |= {name: page_file(name, answers="worker", build=build, kept=kept, shown=shown) for name in TEMPLATES}
     contents[_MARK] = f"{build}\n".encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,8 +126,8 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def _imported(contents: Mapping[str, bytes]) -> bytes | None:
-    """Python's memory once it has imported this package and answered; None without Node, or where that fails.
+def _imported(contents: Mapping[str, bytes]) -> tuple[bytes, str] | None:
+    """Python's memory with this package imported, and its answer to `FIRST`; None without Node, or where that fails.
 
     Node runs the same WebAssembly as browsers do. Two builds differ in it (seeds of hashes), so it names no build.
     """
@@ -134,13 +138,13 @@ def _imported(contents: Mapping[str, bytes]) -> bytes | None:
         folder = Path(name)
         for file in (*FILES, PACKAGE):
             (folder / file).write_bytes(contents[file])
-        script, written = folder / "memory.mjs", folder / MEMORY
+        script, written, shown = folder / "memory.mjs", folder / MEMORY, folder / "shown.json"
         script.write_bytes(page_file(script.name, answers="worker"))
         try:
-            _run([node, str(script), f"{folder}/", str(written)], folder).check_returncode()
+            _run([node, str(script), f"{folder}/", str(written), str(shown)], folder).check_returncode()
         except (OSError, subprocess.SubprocessError):
             return None
-        return gzip.compress(written.read_bytes(), mtime=0)
+        return gzip.compress(written.read_bytes(), mtime=0), shown.read_text("utf-8")
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -212,14 +216,15 @@ def _unusable(what: str) -> DsAdviseError:
     )
 
 
-def package_zip() -> bytes:
-    """This package, and `packaging` that lint needs, as an archive; the same to the byte for the same sources."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as zipped:
+def package_archive() -> bytes:
+    """This package, and `packaging` that lint needs, as `PACKAGE`; the same to the byte for the same sources."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, file in _packed_files():
-            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            zipped.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
-    return archive.getvalue()
+            entry = tarfile.TarInfo(name)
+            entry.size = file.stat().st_size
+            archive.addfile(entry, io.BytesIO(file.read_bytes()))
+    return gzip.compress(written.getvalue(), mtime=0)
 
 
 def _packed_files() -> Iterator[tuple[str, Path]]:

@@ -8,7 +8,7 @@ const make = (name, properties = {}, ...children) => {
   return element;
 };
 const { answers: mode, first } = document.documentElement.dataset;
-const FIRST = JSON.parse(first);
+const FIRST = JSON.parse(first), BUILT = JSON.parse(byId("given").textContent);  // BUILT: the build's answer to FIRST, or null
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
   "count": { stops: ["1", "2", "3", "4", "5", "6", "7", "8", "16", "24", "32", "48", "64", "96", "128", "256", "512"] },
@@ -253,8 +253,7 @@ function workerAnswers() {
   const worker = new Worker("worker.js", { type: "module" }), waiting = new Map();
   let id = 0;
   worker.onmessage = ({ data }) => {
-    if (data.progress) byId("progress").textContent = data.progress;
-    else if (data.ready) ready();
+    if (data.ready) ready();
     else if (data.failed && !data.id) loadFailed(data.failed);
     else {
       const request = waiting.get(data.id);
@@ -343,7 +342,12 @@ async function begin() {
   document.querySelectorAll("[data-slider]").forEach(slider);
   state = fromAddress();
   request = mode === "worker" ? workerAnswers() : serverAnswers();
-  request("choices", {}, (offered) => { makeControls(offered); showControls(); });
+  const offer = (choices) => { makeControls(choices); showControls(); };
+  if (BUILT) offer(BUILT.choices); else request("choices", {}, offer);
+  if (BUILT && JSON.stringify(kept()) === JSON.stringify(FIRST)) {
+    show(BUILT.answer);
+    byId("status").textContent = "Loading Python for other questions (20 MB, once) …";
+  }
   ask();
 
   byId("model").onchange = () => { delete state.config; set("model", byId("model").value); };

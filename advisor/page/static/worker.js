@@ -1,42 +1,52 @@
 // Python in a worker: it answers one question at a time, and stops for a newer one.
-import { loadPyodide } from "./pyodide.mjs";
-import createModule from "./pyodide.asm.mjs";
 
 const FOLDER = "/lib/ds_advise_package";  // as in memory.mjs
 let python, requests, newest = 0;
 
-// Files of a build: the browser asks the server for newer ones, so that all are of the same build.
-async function built(name) {
+// A compressed file of a build: the browser asks the server for a newer one, so that all are of the same build.
+async function unpacked(name) {
   const response = await fetch(name, { cache: "no-cache" });
   if (!response.ok) throw new Error(`${name}: ${response.status}`);
-  return response;
+  return new Uint8Array(await new Response(response.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
 }
-
-// Pyodide copies a saved memory into one of the initial size; this enlarges it first.
-function withRoom(module, kept) {
-  const PAGE = 65536, needed = kept.length - kept.length % PAGE;  // a header is before the pages
-  while (module.HEAP8.length < needed) module._malloc(needed - module.HEAP8.length);
-  return module;
-}
+// All are asked for at once: while the memory is unpacked, WebAssembly is compiled.
+const memory = unpacked("python_memory.bin"), archive = unpacked("ds_advise.bin");
+const scripts = Promise.all([import("./pyodide.mjs"), import("./pyodide.asm.mjs")]);
+for (const awaited of [memory, archive, scripts]) awaited.catch(() => {});  // reported where it is awaited
 
 // Python with the memory that the build saved; without it, or where it does not load, a new one that imports.
-async function loaded(memory) {
+async function loaded() {
+  const [{ loadPyodide }, { default: createModule }] = await scripts;
+  const createPyodideModule = async (settings) => {
+    const module = await createModule(settings), kept = await memory, restore = module.API.restoreSnapshot;
+    // Pyodide copies a saved memory into one of the initial size; this enlarges it first.
+    const PAGE = 65536, needed = kept.length - kept.length % PAGE;  // a header is before the pages
+    while (module.HEAP8.length < needed) module._malloc(needed - module.HEAP8.length);
+    module.API.restoreSnapshot = () => restore(kept);
+    return module;
+  };
   try {
-    const unpacked = (await memory).body.pipeThrough(new DecompressionStream("gzip"));
-    const kept = new Uint8Array(await new Response(unpacked).arrayBuffer());
-    const createPyodideModule = (settings) => createModule(settings).then((module) => withRoom(module, kept));
-    return await loadPyodide({ _loadSnapshot: kept, createPyodideModule });
+    return await loadPyodide({ _loadSnapshot: new Uint8Array(), createPyodideModule });
   } catch (error) {
     console.warn("everything is imported again:", error.message);
     return loadPyodide();
   }
 }
 
+// The files of a tar archive, without Pyodide's own unpacking, which takes half a second.
+function write(packed) {
+  const BLOCK = 512, text = (at, length) => new TextDecoder().decode(packed.subarray(at, at + length)).split("\0")[0];
+  for (let at = 0, size; packed[at]; at += BLOCK + Math.ceil(size / BLOCK) * BLOCK) {
+    const path = `${FOLDER}/${text(at, 100)}`;
+    size = parseInt(text(at + 124, 12), 8);
+    python.FS.mkdirTree(path.slice(0, path.lastIndexOf("/")));
+    python.FS.writeFile(path, packed.subarray(at + BLOCK, at + BLOCK + size), { canOwn: true });
+  }
+}
+
 async function start() {
-  const archive = built("ds_advise.zip"), memory = built("python_memory.bin");
-  archive.catch(() => {});  // reported where it is awaited
-  python = await loaded(memory);
-  python.unpackArchive(await (await archive).arrayBuffer(), "zip", { extractDir: FOLDER });
+  python = await loaded();
+  write(await archive);
   python.runPython(`import sys; "${FOLDER}" in sys.path or sys.path.insert(0, "${FOLDER}")`);
   requests = python.pyimport("ds_advise.advisor.page.answers").REQUESTS;
 }

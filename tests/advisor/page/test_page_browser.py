@@ -150,7 +150,7 @@ def test_a_visit_goes_on_from_the_memory_that_the_build_left_or_imports(
     if not has_memory:
         page.context.route(f"**/{MEMORY}", lambda route: route.abort())
     page.goto(static_address)
-    page.wait_for_selector(FIRST_ANSWER)
+    page.wait_for_selector(WHOLE_ANSWER)
     assert page.is_hidden("#error")
     assert any("imported again" in text for text in messages) == (not has_memory)
 
@@ -162,11 +162,18 @@ def test_pasted_text_that_is_not_json_is_reported(tab: Any) -> None:
     assert tab.is_hidden("#error")
 
 
-def test_the_first_load_without_a_network_is_explained(page: Any, static_address: str) -> None:
+def test_the_first_load_without_a_network_is_explained_beside_the_answer_of_the_build(
+    page: Any, static_address: str
+) -> None:
     page.context.route("**/pyodide*", lambda route: route.abort())
     page.goto(static_address)
     page.wait_for_selector("#error:not([hidden])")
     assert "could not be loaded" in page.text_content("#error")
+    state = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
+    expected = json.loads(next(answer(json.dumps({"state": state, "picture": "memory", "width": 720}))))
+    assert page.text_content("#verdict h2") == expected["verdict"]["headline"]
+    assert page.text_content("#picture title") in expected["pictures"]["memory"]
+    assert page.input_value("#model") == state["model"]
 
 
 def test_a_page_opened_as_a_file_explains_how_to_serve_it(page: Any, static_page: Path) -> None:

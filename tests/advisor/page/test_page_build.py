@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
+import tarfile
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.page.build import FILES, TYPES, WORKER_FILES, build_page, package_zip, page_file, pyodide_files
+from ds_advise.advisor.page.build import (
+    FILES,
+    TYPES,
+    WORKER_FILES,
+    build_page,
+    package_archive,
+    page_file,
+    pyodide_files,
+)
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = """
@@ -36,22 +44,22 @@ def pyodide_folder(tmp_path: Path) -> Path:
 
 
 def test_the_packed_package_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    file = tmp_path / "package.zip"
-    file.write_bytes(package_zip())
-    with zipfile.ZipFile(file) as packed:
-        packed.extractall(tmp_path / "packed")
+    file = tmp_path / "package.bin"
+    file.write_bytes(package_archive())
+    with tarfile.open(file) as packed:
+        packed.extractall(tmp_path / "packed", filter="data")
     # -I -S: no installed packages, no environment.
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", ASKED, str(tmp_path / "packed")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert package_zip() == file.read_bytes()
+    assert package_archive() == file.read_bytes()
 
 
 def test_a_build_holds_everything_and_can_be_built_again(tmp_path: Path, pyodide_folder: Path) -> None:
     folder = tmp_path / "site"
     written = build_page(folder, pyodide=pyodide_folder)
-    assert {file.name for file in written} >= {*FILES, *TYPES, *WORKER_FILES, "ds_advise.zip"}
+    assert {file.name for file in written} >= {*FILES, *TYPES, *WORKER_FILES, "ds_advise.bin"}
     before = {file.name: file.read_bytes() for file in written}
     build_page(folder, pyodide=pyodide_folder)
     assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
