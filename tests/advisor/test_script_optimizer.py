@@ -70,27 +70,6 @@ def test_stage_3_takes_one_fp32_copy_of_a_sub_group_with_foreach_and_two_with_th
     assert foreach - fused == 2 * group_of(8)
 
 
-def test_stages_1_and_2_step_the_whole_partition() -> None:
-    """The gradients in 16 bits are alive while they are cast, and free again in the step: foreach's copy takes their
-    place, and the loop's second one comes on top."""
-    plan = Plan(zero_stage=2, micro_batch_size=1)
-    alone = replace(CLUSTER, gpus_per_node=1)
-    fused, foreach, loop = (step_bytes(plan, step, alone) for step in ("fused", "foreach", "loop"))
-    assert foreach == fused
-    assert loop - foreach == pytest.approx(4 * MODEL.parameters, rel=1e-6)
-
-
-def test_the_temporaries_have_the_type_of_the_masters() -> None:
-    plan = Plan(
-        zero_stage=3,
-        micro_batch_size=1,
-        sub_group_size=10**9,
-        bf16_master_weights_and_grads=True,
-        bf16_optimizer_states=True,
-    )
-    assert step_bytes(plan, "loop") - step_bytes(plan, "foreach") == 2 * group_of(8)
-
-
 def test_only_an_adam_changes_by_who_makes_it() -> None:
     """RMSprop and Adagrad are torch's either way."""
     assert optimizer("rmsprop", step="foreach") is OPTIMIZERS["rmsprop"]

@@ -102,9 +102,7 @@ COMMANDS = {
     ),
     "ds-advise ./my-model --gpus 8xH100": How(elsewhere="test_model_recorder.py records such folders"),
     "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
-    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(
-        as_if="ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 1", says="tokens/s", slow=True
-    ),
+    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(elsewhere="test_probe.py"),
     "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
     "ds-advise train --resume --output-dir output": How(code=2, says="output"),
     "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,

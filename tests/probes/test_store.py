@@ -193,26 +193,6 @@ def test_a_folder_or_a_pipe_in_its_place(own_store: Path) -> None:
     assert own_store.is_fifo()
 
 
-def test_a_file_that_another_process_holds(own_store: Path) -> None:
-    """A lock of more than two seconds is an error, and no record is lost."""
-    store = Store()
-    store.add(_probe())
-    program = (
-        "import sqlite3, sys\n"
-        f"connection = sqlite3.connect({str(own_store)!r}, isolation_level=None)\n"
-        "connection.execute('BEGIN EXCLUSIVE')\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(StoreError, match="locked by another process"):
-            store.add(_probe())
-        holder.communicate(b"\n")
-    assert len(store.find()) == 1
-
-
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
     """A folder of this test, which then runs as a user whom permissions bind (root is not)."""
@@ -240,36 +220,6 @@ def test_a_read_only_folder(unprivileged: Path) -> None:
         store.add(_probe())
     unprivileged.chmod(0)
     _all_operations_fail(store)
-
-
-def test_a_read_only_file_can_still_be_asked(unprivileged: Path) -> None:
-    """What it holds is found; adding and forgetting are refused."""
-    store = Store(unprivileged / "results.sqlite")
-    store.add(_probe())
-    store.path.chmod(0o400)
-    unprivileged.chmod(0o555)
-    assert len(store.find()) == 1
-    _all_operations_fail(store, but="find")
-    assert len(store.find()) == 1
-
-
-def test_a_full_disk(own_store: Path) -> None:
-    """Where the file cannot grow, the record is refused and those before it stay."""
-    program = (
-        "import resource\n"
-        "from ds_advise.probes.machine import Machine\n"
-        "from ds_advise.probes.store import Record, Store, StoreError\n"
-        f"record = Record(kind='probe', machine=Machine(**{MACHINE.to_json()!r}), result={{'text': 'x' * 200_000}})\n"
-        "Store().add(record)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))\n"
-        "try:\n"
-        "    Store().add(record)\n"
-        "except StoreError as error:\n"
-        "    print(error.what)\n"
-    )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert "cannot be written" in printed
-    assert len(Store(own_store).find()) == 1
 
 
 def test_callers_continue_without_an_unusable_store(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:

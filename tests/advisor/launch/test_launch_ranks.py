@@ -26,7 +26,6 @@ from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.probes.real_run.rank import EventLog
 from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
 from ds_advise.probes.run import Run
 from rich.console import Console
@@ -173,18 +172,6 @@ def _notes(tmp_path: Path, *ranks: list[dict[str, Any]]) -> Records:
 
 def _step(number: int, time_s: float, loss: float = 1.0) -> dict[str, Any]:
     return {"step": number, "tokens": 100, "time": time_s, "loss": loss}
-
-
-def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Durations come from a clock that does not jump."""
-    events = EventLog(tmp_path / "rank0.jsonl")
-    events.note({"rank": 0, "pid": 0, "host": "elsewhere"})
-    for number, wall_s in enumerate((2e9, 1e9, 3e9)):
-        monkeypatch.setattr(time, "time", lambda wall_s=wall_s: wall_s)
-        events.note({"step": number, "tokens": 100})
-    records = Records(tmp_path)
-    records.read()
-    assert all(0 <= step_s < 60 for step_s in records.ranks[0].step_times)
 
 
 def test_records_are_read_as_they_grow(tmp_path: Path) -> None:

@@ -230,20 +230,6 @@ def test_errors_and_other_commands_are_translated(
     assert "两者都放得下" in printed and "各 rank 分摊什么" in printed and ends[0] == ends[1]
 
 
-NOT_UNDERSTOOD = (
-    *("is predicted fits with its", "no figures here of", "concluded from them here", "recorded schedule plays out"),
-    *("with GPUs as fast as", "the Trainer needs no more", "where the script says otherwise", "Only the shell knows $"),
-    *("cannot be written back", "has fewer moving parts", "each machine takes what its GPU", "concluded from either"),
-    *("a loss that is no number", '"bookkeeping"'),
-)
-
-
-def test_sentences_that_readers_did_not_understand_are_not_printed() -> None:
-    paths = [path for path in (*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.po")) if "tests" not in path.parts]
-    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
-    assert not [(name, words) for name, text in texts.items() for words in NOT_UNDERSTOOD if words in text]
-
-
 def test_the_full_stop_is_that_of_the_language_and_not_of_a_name() -> None:
     """A path may have Chinese characters in an English sentence."""
     assert ended("/数据/ds.json does not exist") == "/数据/ds.json does not exist."

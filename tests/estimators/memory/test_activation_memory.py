@@ -163,15 +163,6 @@ def test_checkpointing_does_not_let_go_of_the_inputs_of_int8_layers() -> None:
     assert from_8_bits.saved_bytes == nf4.saved_bytes
 
 
-def test_heads_were_repeated_for_torchs_attention_before_transformers_4_54() -> None:
-    """Keys and values are saved for every head of the queries. FlashAttention's package groups them itself."""
-    old = Software(transformers=(4, 53))
-    more = memory(seq_len=1024, software=old).saved_bytes - memory(seq_len=1024).saved_bytes
-    assert more == L * 1024 * 2 * 2 * (A - K) * D
-    flash = {"seq_len": 1024, "attention": "flash"}
-    assert memory(software=old, **flash).saved_bytes == memory(**flash).saved_bytes
-
-
 def test_a_padding_mask_is_kept_in_every_layer_once_it_is_boolean() -> None:
     """torch turns booleans into numbers for its memory-efficient kernel, whose sums of exponents are rounded up."""
     padded = memory(seq_len=1024, software=Software(padding_mask=True)).saved_bytes

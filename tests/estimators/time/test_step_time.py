@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
@@ -157,30 +157,6 @@ def test_a_recomputed_layer_is_gathered_again_as_far_as_it_exceeds_what_may_live
     assert gathered(True, "fsdp") == gathered(False, "fsdp")
 
 
-def test_hpz_did_not_serve_recomputations_before_deepspeed_0_13() -> None:
-    """What a recomputation gathers came from all ranks: of layers that stay whole for their backward pass nothing."""
-
-    def nodes(model: str, version: tuple[int, int]) -> float:
-        workload = dataclasses.replace(WORKLOAD, software=Software(deepspeed=version))
-        settings_ = plan(zero_stage=3, zero_hpz_partition_size=8, stage3_max_live_parameters=5 * 10**8)
-        return seconds(estimate_time(find(model), workload, NODES, settings_), "weight gathering")
-
-    assert nodes("llama-3.1-8b", (0, 12)) == nodes("llama-3.1-8b", (0, 13))
-    assert nodes("llama-3.1-70b", (0, 12)) > 1.1 * nodes("llama-3.1-70b", (0, 13))
-
-
-def test_stage_3_hid_no_host_time_before_deepspeed_0_6() -> None:
-    """Host and GPU took turns, where each fetch was waited for."""
-    shown = []
-    for version in ((0, 19), (0, 5)):
-        workload = Workload(seq_len=1024, software=Software(deepspeed=version))
-        estimate = estimate_time(MODEL, workload, EIGHT, plan(zero_stage=3))
-        launches = next(term for term in estimate.terms if term.name == "launch overhead")
-        shown.append(launches.seconds / (launches.seconds + launches.hidden_s))
-    assert shown[0] < 0.8
-    assert shown[1] == pytest.approx(1, abs=0.05)
-
-
 def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
     """Before transformers 5 the host takes most of a step of Qwen3-30B-A3B under ZeRO-3, less where the mixture is a
     leaf; other families had fused experts before."""
@@ -195,35 +171,6 @@ def test_experts_that_are_modules_are_gathered_one_by_one() -> None:
     leaf = step_s("qwen3-30b-a3b", transformers=(4, 51))
     assert modules > 1.5 * leaf > 5 * step_s("qwen3-30b-a3b")
     assert step_s("gpt-oss-20b", transformers=(4, 57)) == step_s("gpt-oss-20b")
-
-
-@pytest.mark.parametrize(
-    ("stage", "deepspeed", "casts"), [(2, (0, 19), False), (3, (0, 18), False), (3, (0, 19), True)]
-)
-def test_an_engine_that_casts_adapters_leaves_nothing_to_cast_in_a_pass(
-    stage: Literal[2, 3], deepspeed: tuple[int, int], casts: bool
-) -> None:
-    """A model that zero.Init built keeps its adapters' type since DeepSpeed 0.19."""
-
-    def took(**software: Any) -> float:
-        workload = Workload(method="lora", software=Software(deepspeed=deepspeed, **software))
-        return estimate_time(MODEL, workload, EIGHT, plan(zero_stage=stage)).step_s
-
-    assert (took(fp32_adapters=True, autocast=True) > took()) == casts
-
-
-def test_a_mask_makes_sdpa_compute_all_pairs_by_a_slower_kernel() -> None:
-    """Twice the pairs at 0.46 of the speed, both passes together; FlashAttention's package needs no mask, and older
-    Llama code had one without padding."""
-
-    def took(attention: AttentionKernel, **software: Any) -> float:
-        workload = Workload(seq_len=4096, attention=attention, software=Software(**software))
-        return seconds(estimate_time(find("llama-2-7b"), workload, parse_cluster("A100-80GB"), plan()), "attention")
-
-    masked = took("sdpa", padding_mask=True)
-    assert masked == pytest.approx(2 / 0.46 * took("sdpa"), rel=0.02)
-    assert took("sdpa", transformers=(4, 39)) == masked
-    assert took("flash", padding_mask=True) == took("flash") == took("sdpa", transformers=(4, 40))
 
 
 def test_gptq_is_unpacked_by_torchs_operations_before_transformers_4_49() -> None:
@@ -257,21 +204,6 @@ def test_tf32_speeds_up_the_products_of_fp32_numbers_where_the_gpu_has_it() -> N
     for gpu, precision in (("V100-32GB", "fp32"), ("A100-80GB", "bf16")):
         same = {took(products, gpu, precision=precision, software=each) for each in (tf32, Software())}
         assert len(same) == 1
-
-
-def test_gpt_2_masked_its_scores_twice_before_transformers_5() -> None:
-    """Two bytes a pair read and two written, forward and backward, in every head and layer; the loss moved less."""
-    gpt2, cluster, settings_ = find("gpt2"), parse_cluster("V100-32GB"), plan(zero_stage=0)
-
-    def moved(name: str, version: tuple[int, int]) -> float:
-        software = Software(transformers=version)
-        workload = Workload(seq_len=1024, precision="fp16", attention="eager", software=software)
-        return seconds(estimate_time(gpt2, workload, cluster, settings_), name) * roofline.memory_rate(cluster.gpu)
-
-    pairs = settings_.micro_batch_size * 1024 * 1024 * 12 * 12
-    operations = "elementwise operations"
-    assert moved(operations, (4, 57)) - moved(operations, (5, 0)) == pytest.approx(8 * pairs)
-    assert moved("loss over the vocabulary", (4, 47)) < moved("loss over the vocabulary", (4, 48))
 
 
 def test_a_bucket_as_large_as_the_model_hides_nothing() -> None:
@@ -409,30 +341,6 @@ def test_time_grows_with_batch_and_sequence(rung: str) -> None:
     assert times[-1] > times[0]
 
 
-def test_lora_trains_faster_than_full_and_moves_only_adapters() -> None:
-    """No weight gradients, and reductions and steps of the adapters alone."""
-    full, lora, qlora = (
-        estimate_time(find("llama-2-7b"), Workload(seq_len=1024, method=method), EIGHT, plan(micro_batch_size=8))
-        for method in ("full", "lora", "qlora")
-    )
-    assert lora.step_s < full.step_s
-    assert seconds(lora, "gradient reduction") < 0.05 * seconds(full, "gradient reduction")
-    assert qlora.step_s > lora.step_s
-
-
-def test_eager_attention_pays_for_its_scores() -> None:
-    """S^2 scores in memory cost more than a flash kernel, and relatively more for long sequences."""
-
-    def ratio(seq_len: int) -> float:
-        eager, flash = (
-            estimate_time(MODEL, Workload(seq_len=seq_len, attention=kernel), EIGHT, plan()).step_s
-            for kernel in ("eager", "flash")
-        )
-        return float(eager / flash)
-
-    assert 1 < ratio(512) < ratio(4096)
-
-
 def test_assumptions_name_unknown_properties_of_the_cluster() -> None:
     """Each default that the time rests on is a sentence; what the cluster knows is not."""
     sentences = assumptions(parse_cluster("2x32GB"))
@@ -478,21 +386,6 @@ def test_measured_attention_replaces_what_is_published() -> None:
     for kernel, backward in (("eager", True), ("triton", True), ("sdpa", False)):
         published = roofline.attention_rate(gpu, "bf16", kernel, 1024, backward=backward)
         assert roofline.attention_rate(measured, "bf16", kernel, 1024, backward=backward) == published
-
-
-def test_software_that_published_runs_need() -> None:
-    """Fused kernels and a coarser sharding save time, an older attention kernel and reentrant checkpointing cost
-    some."""
-    model, workload, cluster = find("llama-2-7b"), Workload(seq_len=4096, attention="flash"), EIGHT
-    chosen = plan(zero_stage=3, micro_batch_size=1)
-    usual = estimate_time(model, workload, cluster, chosen).step_s
-    assert estimate_time(model, dataclasses.replace(workload, kernels="liger"), cluster, chosen).step_s < usual
-    assert estimate_time(model, workload, cluster, dataclasses.replace(chosen, sharding="fsdp")).step_s < usual
-    slower = ({"attention": "triton"}, {"software": Software(reentrant=True)})
-    for change in slower:
-        assert (
-            usual < estimate_time(model, dataclasses.replace(workload, **change), cluster, chosen).step_s < 1.3 * usual
-        )
 
 
 def test_packed_documents_attend_to_themselves_alone() -> None:

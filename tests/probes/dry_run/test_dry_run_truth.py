@@ -127,13 +127,11 @@ SHARED = [  # ranks that share each sample; their attention is sdpa's
     Case("zero2", sequence_parallel_size=2),
     Case("zero3", model="llama", sequence_parallel_size=2, world_size=4, rank=3),
     Case("zero3", checkpointing=False, method="lora", sequence_parallel_size=2),
-    Case("zero2", model="llama", sequence_parallel_size=2, cpu_checkpointing=True),
     Case("zero3", precision="fp32", sequence_parallel_size=4, world_size=8, rank=5, real="alone"),
 ]
 TILED = [  # feed-forward and loss a tile at a time
     Case("zero2", model="narrow", accumulation=2, tiled=True),
     Case("zero2", model="narrow", method="lora", tiled=True),
-    Case("zero3", model="narrow", tiled=True),
     Case("zero3", model="narrow", sequence_parallel_size=2, tiled=True),
     Case("zero3", model="narrow", checkpointing=False, accumulation=2, tiled=True, world_size=4, real="alone"),
 ]
@@ -170,23 +168,19 @@ LAYERS_SPLIT = [  # AutoTP; a tied head stays whole
 SECOND_COPIES = [  # hpZ
     Case("zero3", model="llama", checkpointing=False, accumulation=2, world_size=4, rank=1, zero_hpz_partition_size=2),
     Case("zero3-offload-param", zero_hpz_partition_size=2),
-    Case("zero3", model="gpt2", world_size=16, rank=9, zero_hpz_partition_size=8, real="alone"),
 ]
 GRID = [  # every rung over gloo, pairs of the other settings; SMOKE has the usual ones
     Case("ddp"),
     Case("zero1", checkpointing=False),
     Case("zero2-offload", checkpointing=False),
     Case("zero3", checkpointing=False, world_size=3, rank=2),
-    Case("zero3-offload"),
     Case("zero3-nvme", checkpointing=False),
     Case("ddp", checkpointing=False, accumulation=2, real="alone"),
-    Case("zero2", checkpointing=False, accumulation=2, real="alone"),
     Case("zero3", accumulation=2, real="alone"),
     Case("zero3-offload-param", pin_memory=False, real="alone"),
     Case("zero3-offload", checkpointing=False, accumulation=2, world_size=8, rank=7, real="alone"),
     Case("zero2", method="lora", world_size=64, rank=63, real="alone"),
     Case("zero3", method="lora", modules_to_save=("embed_tokens", "lm_head")),
-    Case("zero3-offload", method="lora", real="alone"),
     Case("zero1", precision="fp32", world_size=64, rank=63, real="alone"),
     Case("zero3", model="gpt2", world_size=64, rank=63, real="alone"),
     Case("zero3", model="t5", world_size=8, rank=7, real="alone"),
@@ -329,7 +323,7 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
                 }.get(ours["phase"])
                 copies = answer["real"][which] if which else 0
             if case.cpu_checkpointing and ours["phase"] == "backward" and name == "total_peak_bytes":
-                copies += INPUT_BYTES // case.sequence_parallel_size // (8 if case.model == "narrow" else 1)
+                copies += INPUT_BYTES
             if not -limit <= more <= limit + copies:
                 found.append(f"{ours['phase']} {ours['iteration']} {name}: {ours[name]} against {theirs[name]}")
     return found
@@ -359,9 +353,7 @@ def assert_counted(cases: Sequence[Case], folder: Path) -> None:
 
 OTHER = [  # not LoRA with ZeRO-3 and checkpointing, which 0.18.3 cannot do
     Case("zero2"),
-    Case("zero2-offload", real="alone"),
     Case("zero3"),
-    Case("zero3-offload", real="alone"),
     Case("zero3-offload", method="lora", checkpointing=False, real="alone"),
 ]
 
