@@ -27,7 +27,7 @@ from statistics import mean
 from types import ModuleType
 from typing import Any
 
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
 
 from .accuracy.timed_runs import DATA, LEFT_OUT, TimedRun, read_runs, weights

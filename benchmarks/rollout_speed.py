@@ -9,8 +9,7 @@ import csv
 from pathlib import Path
 from statistics import median
 
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.time.rollout_time import engine_of

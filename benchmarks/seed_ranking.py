@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import drop_dominated
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Offload, Plan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..estimators.errors import ClusterError, WorkloadError
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.models.families import family_of, leaf_classes_to_write
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS

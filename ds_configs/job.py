@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.phrase import whole_gib
 from .launch_commands import threads_setting
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
-from ..estimators.hardware.cluster import Cluster, cpu_cores, threads_per_rank
+from ..estimators.hardware import Cluster, cpu_cores, threads_per_rank
 from ..estimators.workload import Framework
 from .files import read_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.memory.plan_memory import has_room_for_pinned
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape

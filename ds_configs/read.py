@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.phrase import named, phrase
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..estimators.errors import ClusterError
-from ..estimators.hardware.cluster import Cluster, cpu_cores
+from ..estimators.hardware import Cluster, cpu_cores
 from ..estimators.phrase import phrase
 from .job import Job, yaml_text
 from .launch_commands import IN_ALLOCATION, PORT, Rendezvous, launcher_words, shell_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.memory.activations.loss import tiles_of
 from ..estimators.models.frozen_parts import frozen_prefixes
 from ..estimators.models.model_shape import ModelShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from .hardware.cluster import Cluster
+from .hardware import Cluster
 from .memory.activations.kernels import with_offered_attention
 from .memory.activations.loss import untileable
 from .memory.batch_independent import states_per_master

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..estimators.errors import ClusterError
-from ..estimators.hardware.cluster import Gpu
-from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, Gpu, find_gpu, gpu_of_memory
 from ..estimators.phrase import phrase
 
 

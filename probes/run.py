@@ -10,7 +10,7 @@ from ..ds_configs.emit import ds_config
 from ..ds_configs.read import needs_quantizer, plan_from_ds_config, ranks_per_sample_in, sequence_parallel_size_in
 from ..estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import Input, ModelShape
 from ..estimators.objectives import trained_config
 from ..estimators.optimizers import OPTIMIZERS

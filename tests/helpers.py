@@ -21,8 +21,7 @@ from ds_advise.advisor.render.answer import print_answer
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.training_script import training_arguments
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Framework, Workload

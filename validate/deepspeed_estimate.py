@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.phrase import Phrase, phrase
 from ..estimators.plan import Plan

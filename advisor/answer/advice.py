@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
-from ...estimators.hardware.cluster import threads_per_rank
+from ...estimators.hardware import threads_per_rank
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import PlainPyTorch, PlanSettings, Rung
 from ...estimators.time.flops import model_flops_utilization

@@ -10,7 +10,7 @@ from typing import NamedTuple, Unpack, cast
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS

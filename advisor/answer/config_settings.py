@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.facts import ConfigBlock, DeepSpeedFacts

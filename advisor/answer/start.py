@@ -32,7 +32,7 @@ from ...ds_configs.training_script import (
     server_commands,
     trainer_lines,
 )
-from ...estimators.hardware.cluster import Cluster, cores_per_rank
+from ...estimators.hardware import Cluster, cores_per_rank
 from ...estimators.objectives import loss_of
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.plan import Plan

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.hardware.gpus import find_gpu
+from ...estimators.hardware import Cluster, find_gpu
 from ...estimators.losses import LOSSES, offered_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.plan_memory import node_bytes

@@ -82,7 +82,7 @@ def complete_model(_context: click.Context, _parameter: click.Parameter, incompl
 
 def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """GPU kinds after the typed counts: `8xA1` becomes `8xA100-SXM4-80GB`."""
-    from ...estimators.hardware.gpus import gpus
+    from ...estimators.hardware import gpus
 
     *counts, kind = incomplete.split("x")
     numbers = next((index for index, count in enumerate(counts) if not count.isdigit()), len(counts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ..search.candidate import Candidate
 from ..text.labels import device_label, shape_label
 from ..text.units import gib, rate

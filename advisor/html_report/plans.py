@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ...estimators.estimate import MemoryTerm, TimeTerm
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
 from ..answer.view import host_parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ..answer.scaling import Series
 from ..text.labels import device_label, shape_label
 from ..text.units import gib, rate

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import phrase
 from ...validate.lint import LintReport

@@ -11,7 +11,7 @@ from ...ds_configs.launch_commands import unset_threads
 from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
-from ...estimators.hardware.cluster import Cluster, cores_per_rank
+from ...estimators.hardware import Cluster, cores_per_rank
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS

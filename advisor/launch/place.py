@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...ds_configs.launch_commands import IN_ALLOCATION, PORT, Launcher, Rendezvous, read_hostfile, slurm_port
 from ...estimators.errors import ClusterError, WorkloadError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.phrase import phrase
 from ...probes.run import Device
 from ..question.cluster import cluster_here, cluster_of, counts_in

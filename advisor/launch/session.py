@@ -15,7 +15,7 @@ from ...ds_configs.emit import merge_plan_into_config
 from ...ds_configs.files import write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import Estimate, total_bytes
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
 from ...estimators.phrase import phrase

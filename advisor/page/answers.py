@@ -16,7 +16,7 @@ from ...ds_configs.files import config_text
 from ...ds_configs.job import JOB_KINDS
 from ...ds_configs.training_script import script_lines, trainer_lines
 from ...estimators.errors import DsAdviseError
-from ...estimators.hardware.gpus import gpus
+from ...estimators.hardware import gpus
 from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
 from ..advise import predicted

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...estimators.errors import ClusterError
-from ...estimators.hardware.cluster import KERNEL_MEMORY_SHARE, Cluster, Gpu
-from ...estimators.hardware.gpus import assumes_sxm, find_gpu, gpu_of_memory
+from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
 from ...estimators.phrase import phrase
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024

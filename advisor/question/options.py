@@ -26,7 +26,7 @@ from ...estimators.workload import (
 from .option import Option, declared
 
 if TYPE_CHECKING:
-    from ...estimators.hardware.cluster import Cluster
+    from ...estimators.hardware import Cluster
 
 CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Device = Literal["cuda", "cpu"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...ds_configs.job import Offer
 from ...estimators.errors import ClusterError, ConfigFileError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.phrase import phrase
 from ...estimators.time.job import HOUR_S, Price
 from .cluster import MOST_NODES, parse_cluster

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.losses import default_loss, offered_loss, unusable_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.trainable import tensor_set

@@ -8,7 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.memory.rollout_memory import cached_sequences
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, trained_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ...estimators.errors import ModelConfigError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.run import Run

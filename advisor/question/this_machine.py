@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...estimators.hardware.cluster import AttentionSpeed, Cluster, Gpu
+from ...estimators.hardware import AttentionSpeed, Cluster, Gpu
 from ...estimators.json_form import from_json
 from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE, link_share

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware.cluster import Gpu
+from ...estimators.hardware import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
 from ...estimators.models.frozen_parts import parts_of, with_frozen
 from ...estimators.models.images import check_image_tokens, with_images

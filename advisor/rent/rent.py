@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import phrase
 from ...estimators.time.job import JobDuration, Price

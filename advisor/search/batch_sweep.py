@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
 from ...estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ...estimators.models.model_shape import ModelShape

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.memory.fit_probability import SURE as SURE
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
 from ...estimators.models.model_shape import ModelShape

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan

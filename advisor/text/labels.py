@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload

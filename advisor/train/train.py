@@ -14,7 +14,7 @@ from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import training_arguments
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.estimate import Estimate
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.phrase import phrase
 from ...estimators.time.job import checkpoint_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ClusterError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_json
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Literal
 
 from ds_advise.estimators.estimate import MemoryEstimate
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan

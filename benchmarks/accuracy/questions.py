@@ -22,7 +22,7 @@ from ds_advise.advisor.advise import ask, plan_of
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.objectives import OBJECTIVES, loss_of
 from ds_advise.estimators.plan import Plan

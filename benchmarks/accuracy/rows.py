@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.objectives import OBJECTIVES, trained_model
 from ds_advise.estimators.plan import Offload, Plan

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast, get_args
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.choice import drop_dominated
 from ds_advise.ds_configs.presets import with_layers_as_units
-from ds_advise.estimators.hardware.cluster import Cluster, cpu_cores
+from ds_advise.estimators.hardware import Cluster, cpu_cores
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Fsdp, Offload, Plan

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_time

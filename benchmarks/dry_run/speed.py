@@ -15,8 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.run import Run

@@ -21,7 +21,7 @@ from ds_advise.advisor.search.candidate import fit_of
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.estimators.estimate import Estimate
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.time.step_time import estimate_plan
 from ds_advise.probes.benchmark_result import BenchResult

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape

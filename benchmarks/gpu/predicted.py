@@ -11,8 +11,7 @@ from typing import Any
 
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.probes.dry_run.run import DryRunError, dry_run, simulated_step
 

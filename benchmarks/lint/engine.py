@@ -131,8 +131,7 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
 
 
 def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
-    from ds_advise.estimators.hardware.cluster import Cluster
-    from ds_advise.estimators.hardware.gpus import find_gpu
+    from ds_advise.estimators.hardware import Cluster, find_gpu
     from ds_advise.estimators.models.model_shape import Input
     from ds_advise.estimators.workload import Workload
     from ds_advise.probes.dry_run.run import request_for

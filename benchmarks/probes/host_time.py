@@ -25,7 +25,7 @@ from statistics import mean, median
 from time import thread_time
 from typing import Any
 
-from ds_advise.estimators.hardware.cluster import HOST_SCORE_S
+from ds_advise.estimators.hardware import HOST_SCORE_S
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.host_costs import HostCosts
 from ds_advise.estimators.time.host_time import host_work

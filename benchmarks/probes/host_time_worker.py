@@ -22,8 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.benchmark_rank import HostScore
 from ds_advise.probes.run import Run

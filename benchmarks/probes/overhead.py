@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import threads_of_a_rank
 from ds_advise.probes.real_run.run import probe

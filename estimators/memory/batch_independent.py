@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..objectives import has_reference_model, reference_passes, reference_plan
 from ..optimizers import OptimizerSpec
 from ..plan import Plan

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from ..estimate import Formula, MemoryEstimate, Phase, Terms, total_bytes
-from ..hardware.cluster import Cluster, Gpu
+from ..hardware import Cluster, Gpu
 from ..plan import Plan
 from ..workload import Software
 from .trainable import ShardedTensors, optimizer_group_numels

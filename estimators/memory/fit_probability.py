@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..estimate import MemoryEstimate, Terms
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
 
 SURE = 0.975

@@ -31,7 +31,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..estimate import ON_A_NODE, Formula, MemoryEstimate, Terms, total_bytes
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..objectives import has_reference_model
 from ..optimizers import OptimizerSpec

@@ -36,7 +36,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
 from ..objectives import has_reference_model, in_sequences

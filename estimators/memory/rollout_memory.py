@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..objectives import reference_passes, reference_plan, reward_workload
 from ..plan import Plan

@@ -30,7 +30,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..models.families import family_of
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
 from ..models.model_shape import ModelShape, Tensor

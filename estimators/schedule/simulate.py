@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..estimate import TimeEstimate
-from ..hardware.cluster import Cluster, network_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
+from ..hardware import Cluster, network_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.host_costs import HostCosts, host_costs
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s

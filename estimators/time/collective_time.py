@@ -34,7 +34,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from ..hardware.cluster import Cluster, Gpu, network_bytes_per_s
+from ..hardware import Cluster, Gpu, network_bytes_per_s
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.partition import SWAP_MIN_BYTES
 from ..memory.trainable import TensorSet, larger_than, share_from

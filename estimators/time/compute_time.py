@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..estimate import TimeTerm
-from ..hardware.cluster import Gpu
+from ..hardware import Gpu
 from ..memory.activations.activation_memory import recorded
 from ..memory.activations.recording import Recording
 from ..models.frozen_parts import derives

@@ -48,7 +48,7 @@ from math import prod
 from typing import NamedTuple
 
 from ..estimate import TimeEstimate
-from ..hardware.cluster import Cluster, Gpu
+from ..hardware import Cluster, Gpu
 from ..losses import LOSSES
 from ..memory.activations.kernels import kernel_and_mask
 from ..models.frozen_parts import derives

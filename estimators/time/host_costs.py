@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..hardware.cluster import HOST_SCORE_S, Cluster, host_score_s
+from ..hardware import HOST_SCORE_S, Cluster, host_score_s
 
 
 class HostCosts(NamedTuple):

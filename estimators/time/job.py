@@ -7,7 +7,7 @@ from math import ceil, lcm, sqrt
 from typing import Literal, NamedTuple
 
 from ..estimate import Spread, TimeEstimate
-from ..hardware.cluster import Cluster, nvme_read_bytes_per_s, nvme_write_bytes_per_s
+from ..hardware import Cluster, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..memory.trainable import tensor_set
 from ..models.model_shape import ModelShape
 from ..optimizers import OPTIMIZERS

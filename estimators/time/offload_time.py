@@ -39,7 +39,7 @@ off by default.
 
 from __future__ import annotations
 
-from ..hardware.cluster import (
+from ..hardware import (
     Cluster,
     cpu_cores,
     dram_bytes_per_s,

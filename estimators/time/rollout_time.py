@@ -28,7 +28,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..estimate import TimeTerm
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..memory.evaluation import cached_elements, grouped_heads
 from ..memory.rollout_memory import cached_sequences
 from ..models.model_shape import ModelShape

@@ -18,7 +18,7 @@ Not covered: fp8, power caps below the card's default, several processes on one 
 from __future__ import annotations
 
 from ..errors import ClusterError
-from ..hardware.cluster import Gpu
+from ..hardware import Gpu
 from ..phrase import phrase
 from ..workload import AttentionKernel, MatmulPrecision
 

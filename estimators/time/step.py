@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from ..estimate import COMMON_SYMBOLS, TimeTerm
-from ..hardware.cluster import Cluster
+from ..hardware import Cluster
 from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
 from ..models.model_shape import ModelShape
 from ..plan import Plan

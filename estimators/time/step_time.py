@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
-from ..hardware.cluster import HOST_CORE, Cluster, assumed_of_machines
+from ..hardware import HOST_CORE, Cluster, assumed_of_machines
 from ..memory.activations.kernels import with_offered_attention
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape

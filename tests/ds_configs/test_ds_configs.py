@@ -12,8 +12,7 @@ from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.errors import ClusterError, ConfigFileError, WorkloadError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu, gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, find_gpu, gpu_of_memory
 from ds_advise.estimators.memory.plan_memory import node_bytes
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.model_shape import ModelShape

@@ -129,7 +129,7 @@ def test_ray_trains(emit: Emit) -> None:
 def test_the_command_of_the_pods_trains(emit: Emit) -> None:
     """What the launcher pod runs, by mpirun on one node: the ranks have torchrun's variables and train."""
     from ds_advise.ds_configs.schedulers import _by_mpirun
-    from ds_advise.estimators.hardware.cluster import Cluster
+    from ds_advise.estimators.hardware import Cluster
 
     from tests.ds_configs.test_job_files import CPU, job
 

@@ -12,8 +12,7 @@ from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import unmodeled_features
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import find_gpu
 from ds_advise.probes.machine import Machine
 
 from benchmarks.gpu import chapter

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 from ds_advise.advisor.answer.evidence import deepspeed_sentence
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Offload, Plan
@@ -79,8 +78,8 @@ import logging, sys
 from ds_advise.advisor.answer.evidence import deepspeed_sentence
 from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
+from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.estimators.plan import Plan
 cluster = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
 estimate = deepspeed_estimate(find("Qwen2.5-7B"), cluster, Plan(zero_stage=2, micro_batch_size=1))

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 from unicodedata import east_asian_width
 
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
 from .config_file import Edit, Remove, can_be_made

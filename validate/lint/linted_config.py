@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OptimizerSpec, optimizer_of_type
 from ...estimators.phrase import Phrase, named, phrase

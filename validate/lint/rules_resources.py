@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...ds_configs.read import unmodeled_features
 from ...estimators.estimate import MemoryEstimate
-from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware import Cluster
 from ...estimators.memory.fit_probability import SURE, fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape

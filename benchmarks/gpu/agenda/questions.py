@@ -9,7 +9,7 @@ from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.search.candidate import LadderStep
 from ds_advise.advisor.search.choice import fastest_that_fits
 from ds_advise.advisor.search.search import predict_all
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.workload import LossKernel, Method
 
 from ..configuration import Configuration

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.estimators.hardware.cluster import Cluster, Gpu
+from ds_advise.estimators.hardware import Cluster, Gpu
 from ds_advise.probes.machine import visible_gpus
 
 GPUS_PER_NODE = 8

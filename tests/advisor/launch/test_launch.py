@@ -32,8 +32,7 @@ from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.advisor.train.train import prove
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run.result import ProbeResult

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.launch.run import free_port
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan, Rung
 from ds_advise.estimators.workload import Framework, Workload

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import cluster_here, cluster_of, parse_cluster
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware.cluster import KERNEL_MEMORY_SHARE, assumed_of_machines, network_bytes_per_s
+from ds_advise.estimators.hardware import KERNEL_MEMORY_SHARE, assumed_of_machines, network_bytes_per_s
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
 
 from tests.helpers import imports_of

@@ -12,8 +12,7 @@ from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.advisor.cli.main import run as run_command
 from ds_advise.advisor.question.run import read_run
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.run import Run
 

@@ -16,7 +16,7 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.this_machine import GLOO_BYTES_PER_S, HOST_STREAM_SHARE, STREAM_SHARE, cpu_cluster
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate

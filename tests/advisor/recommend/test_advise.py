@@ -18,8 +18,7 @@ from ds_advise.advisor.search.candidate import SURE
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.advisor.text.units import times
 from ds_advise.estimators.errors import DsAdviseError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpus
+from ds_advise.estimators.hardware import Cluster, gpus
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.losses import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS

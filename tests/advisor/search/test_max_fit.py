@@ -13,7 +13,7 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
 from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import family
 

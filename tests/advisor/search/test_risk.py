@@ -14,8 +14,7 @@ from ds_advise.advisor.search.candidate import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.verification.verify import in_order
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.device_overhead import allocator_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import SourceSpread, fit_probability

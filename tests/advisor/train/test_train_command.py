@@ -23,8 +23,7 @@ from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import left_out
 from ds_advise.advisor.train.train import check_disk
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload

@@ -8,8 +8,7 @@ from random import Random
 from statistics import mean
 
 import pytest
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import model_flops_utilization, peak_flops_per_s

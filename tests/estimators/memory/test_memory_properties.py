@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.estimators.memory.host_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory

@@ -13,8 +13,7 @@ from ds_advise import estimate
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES
 from ds_advise.estimators.memory.plan_memory import estimate_memory, least_bytes

@@ -7,7 +7,7 @@ import math
 
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.offload_time import (

@@ -11,8 +11,7 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware.cluster import AttentionSpeed, Cluster, dram_bytes_per_s
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import AttentionSpeed, Cluster, dram_bytes_per_s, find_gpu
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.estimate import Phase
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input

@@ -16,8 +16,7 @@ import pytest
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input

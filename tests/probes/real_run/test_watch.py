@@ -37,8 +37,8 @@ PROBE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 from ds_advise.probes.real_run import run
-from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
+from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.probes.run import Run
 watch = run.watch
 run.watch = lambda numbers, folder, **settings: watch(numbers, folder, **{**settings, "worker": "stand_in"})

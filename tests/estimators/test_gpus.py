@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware.gpus import (
+from ds_advise.estimators.hardware import (
     UNMEASURED_MEMORY_SHARE,
     assumes_sxm,
     find_gpu,
@@ -17,7 +17,7 @@ from ds_advise.estimators.hardware.gpus import (
 )
 from ds_advise.estimators.time.roofline import memory_rate, product_rate
 
-DATA = Path(__file__).parents[3] / "estimators" / "data" / "gpus.csv"
+DATA = Path(__file__).parents[2] / "estimators" / "data" / "gpus.csv"
 GIB = 2**30
 
 
