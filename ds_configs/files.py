@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,4 +146,6 @@ def free_bytes(folder: Path) -> int:
     existing = folder.resolve()
     while not existing.exists():
         existing = existing.parent
+    import shutil  # here: it loads compression libraries
+
     return shutil.disk_usage(existing).free

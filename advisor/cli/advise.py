@@ -10,7 +10,6 @@ import click
 from ...ds_configs.job import JobKind
 from ...estimators.phrase import phrase
 from ...estimators.plan import PlainPyTorch
-from ...probes.gc_pause import gc_paused
 from ..question.options import (
     OPTIONS,
     AnswerOptions,
@@ -67,7 +66,6 @@ from .options import (
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
 @report_options("every plan's memory; scaling.svg of memory and speed against length, batch, GPUs", own_force=True)
 @output_options
-@gc_paused()
 def advise(
     model: str,
     question: dict[str, Any],

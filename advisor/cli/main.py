@@ -10,7 +10,6 @@ import gc
 import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +50,9 @@ COMMANDS = {
 }
 """Command -> (module of this folder and function, summary). The module is imported when its command runs."""
 
+PREDICTING = ("advise", "explain", "rent", "compare", "check", "lint", "from")
+"""Commands that end with their prediction: they make some hundred thousand objects and no reference cycles."""
+
 COMMON = (
     "gpus",
     "ram",
@@ -86,8 +88,9 @@ class AdviseByDefault(click.Group):
         if name not in COMMANDS:
             return None
         module, function = COMMANDS[name][0].split(":")
-        with gc_paused():
-            command: click.Command = getattr(import_module(f".{module}", __package__), function)
+        if name not in PREDICTING:
+            gc.enable()
+        command: click.Command = getattr(import_module(f".{module}", __package__), function)
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -137,8 +140,9 @@ def main() -> None:
     # Python has None for a stream that the caller closed (`>&-`), and the next file opened would take its number.
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    code = run(sys.argv[1:])
-    gc.freeze()  # saves the last search for cycles, which takes up to 50 ms
+    with gc_paused():
+        code = run(sys.argv[1:])
+        gc.freeze()  # saves the last search for cycles, which takes up to 50 ms
     sys.exit(code)
 
 
@@ -151,6 +155,8 @@ def run(args: list[str]) -> int:
             return int(code or YES)
         except Exception:
             if "--debug" in args:
+                import traceback  # here: it takes milliseconds that an answer does not need
+
                 traceback.print_exc()
             raise
     except DsAdviseError as error:

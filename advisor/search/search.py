@@ -139,6 +139,7 @@ class _BranchAndBound:
         self.least = LEAST[question.risk]
         self.memory_bytes = question.cluster.gpu.memory_bytes
         self.sample_bytes = sample_bytes
+        self.useful = enough
         self.enough = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
         self.pending = {rung: _runnable(rung, question) for rung in RUNGS}
         self.found: dict[Rung, list[Candidate]] = {rung: [] for rung in RUNGS}
@@ -147,6 +148,8 @@ class _BranchAndBound:
         while self.pending:
             stages = {rung: sweeps for rung, own in self.pending.items() if (sweeps := next(own, None))}
             self.pending = {rung: self.pending[rung] for rung in stages}
+            if not any(self._may_be_useful(sweep) for sweeps in stages.values() for sweep in sweeps):
+                break  # later stages save memory and no time
             bounded = [
                 (*self._bound(sweep), rung, sweep)
                 for rung, sweeps in stages.items()
@@ -161,6 +164,13 @@ class _BranchAndBound:
                     found = sweep.refined(sweep.largest(near) if sweep.doubles else sweep.rising(), floor)
                     self.found[rung] += [each for each in found if each.fit.probability >= self.least]
         return fastest_that_fits(self._ladder())
+
+    def _may_be_useful(self, sweep: BatchSweep) -> bool:
+        """Whether a plan of the sweep would be fast enough, were memory no limit and the optimizer on the host free."""
+        if not self.useful:
+            return True
+        time = sweep.time(sweep.shapes[-1])
+        return time.tokens_per_s >= self.useful * (1 - sweep.host_optimizer_share(time))
 
     def _bound(self, sweep: BatchSweep) -> tuple[float, float]:
         """(tokens per second that no plan of the sweep exceeds, micro batch above which none fits).
