@@ -141,6 +141,16 @@ def breaks_traces(workload: Workload, plan: Plan) -> bool:
     return policy_passes(workload) > 0 or (reference_passes(workload) > 0 and workload.method != "full")
 
 
+def keeps_gathered(workload: Workload, plan: Plan) -> bool:
+    """Whether stage 3 keeps the frozen weights that a backward pass gathers: a preference's reference is the policy
+    without adapters, and runs between the policy's forward and backward pass (trl 1.16 trainer/dpo_trainer.py,
+    trainer/kto_trainer.py `_compute_loss`; `memory.gathered_parameters` rule 5). Before DeepSpeed 0.19 a recomputed
+    layer releases them itself."""
+    if plan.zero_stage < 3 or workload.method == "full" or workload.rollouts or not reference_passes(workload):
+        return False
+    return workload.software.deepspeed >= (0, 19) or not plan.gradient_checkpointing
+
+
 def reference_plan(plan: Plan) -> Plan:
     """The plan of the reference model's engine: stage 3 with the policy's settings, or 0; no optimizer.
 

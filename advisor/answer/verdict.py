@@ -9,7 +9,7 @@ from typing import Literal
 from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.losses import LOSSES
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.objectives import OBJECTIVES, has_reference_model, reference_passes
+from ...estimators.objectives import OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..question.question import Largest, Question
@@ -155,6 +155,15 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
         size = gib(chosen.memory.components.get("reference_model", 0))
         text = phrase(
             "The reference model, a second engine, takes {size} GiB and {share} of the time", size=size, share=share
+        )
+        return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
+    if keeps_gathered(question.workload, chosen.plan):
+        weights = question.workload.weight_bytes * question.model.parameters
+        text = phrase(
+            "The reference is the policy without adapters: {share} of the time, and ZeRO-3 then releases no weight "
+            "in the backward pass, up to {size} GiB on each GPU",
+            share=share,
+            size=gib(weights),
         )
         return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
     return (phrase("The reference is the policy without adapters: {share} of the time, no memory.", share=share),)

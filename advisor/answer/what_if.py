@@ -14,6 +14,7 @@ from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
+from ...estimators.objectives import reference_passes
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import ring
@@ -87,7 +88,7 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
     without_autoep = replace(question, experts="zero")  # which methods, losses and states do not go with
     back = "" if question.experts == "zero" else " --experts zero"
-    for kind in (_methods, _losses, _states):
+    for kind in (_methods, _losses, _references, _states):
         yield ((flags + back, altered) for flags, altered in kind(without_autoep))
     yield _fused_experts(question)
     yield _experts(question)
@@ -142,6 +143,12 @@ def _losses(question: Question) -> Iterator[Asked]:
     loss = offered_loss(question.model, question.workload)
     if loss is not None and not question.free_loss:  # a free loss has been asked for already
         yield f"--loss {loss}", _altered(question, loss=loss)
+
+
+def _references(question: Question) -> Iterator[Asked]:
+    """Log-probabilities of the reference from before the training."""
+    if reference_passes(question.workload) and not question.workload.rollouts:
+        yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
 
 
 def _states(question: Question) -> Iterator[Asked]:

@@ -122,6 +122,8 @@ class BatchIndependentMemory:
             numel = gathered.product
             in_product = whole(numel, min(kept, numel), in_layer)
             phases["weight_gradient"] = gradients.layer_terms(gradients.made) + in_product
+        if gathered.unreleased:
+            phases["first_layer_backward"] = gradients.layer_terms(0) + whole(gathered.unreleased, 0, in_layer)
         if gathered.recomputed > gathered.layer:
             again = whole(gathered.recomputed, min(kept, gathered.recomputed), in_layer)
             phases["layer_recomputation"] = gradients.layer_terms(0) + again

@@ -1,6 +1,6 @@
 """ZeRO-3's gathered parameters: how much of the model each GPU holds whole while it computes.
 
-Every module gathers its tensors before it runs and releases them after, but four rules keep more than one module alive;
+Every module gathers its tensors before it runs and releases them after, but five rules keep more than one module alive;
 each is a method of `_Gathering`. Source: deepspeed 0.19.8 runtime/zero/, in the files that the methods name. Checked
 against dry runs of that engine. Not covered: the first two iterations, which record the trace and do not prefetch;
 modules that are used several times in a pass; mixtures of experts that skip experts.
@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate, compress, repeat
 from typing import NamedTuple
 
-from ..objectives import breaks_traces
+from ..objectives import breaks_traces, keeps_gathered
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES
 from .trainable import TensorSet
@@ -50,6 +50,8 @@ class GatheredParameters(NamedTuple):
     """The part of the above that is still arriving in 8 bits."""
     reference: int = 0
     """In the forward pass of the policy without its adapters, which follows a trace that was recorded."""
+    unreleased: int = 0
+    """In the first layer's backward pass, after a pass without gradients; 0 without one."""
 
 
 class _Limits(NamedTuple):
@@ -98,12 +100,19 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
         offloaded_ranks=world_size if plan.offload_param != "none" else 0,
         experts_rest=tensors.spread_numel > 0 and world_size == plan.autoep_size,
     )
-    found = _gathered(tensors, limits)
-    if not breaks_traces(tensors.workload, plan):
+    found, workload = _gathered(tensors, limits), tensors.workload
+    breaks = breaks_traces(workload, plan)
+    if not breaks and not workload.precompute_ref_log_probs:
         return found
     alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
-    if tensors.workload.method != "full":
-        return alone._replace(reference=max(found.first_layer, found.last_layer))
+    if not breaks:
+        # TRL leaves the engine of that pass on the policy, whose hooks release every module after its forward pass.
+        return found._replace(kept=alone.kept, available=alone.available, loss=alone.loss, head=alone.head)
+    if workload.method != "full":
+        kept = keeps_gathered(workload, plan)
+        unreleased, end = _Gathering(tensors, limits._replace(prefetch=0)).unreleased() if kept else (0, alone.end)
+        reference = max(found.first_layer, found.last_layer)
+        return alone._replace(reference=reference, unreleased=unreleased, end=end)
     return alone._replace(first_layer=found.first_layer, last_layer=found.last_layer)
 
 
@@ -142,6 +151,9 @@ class _Gathering:
         # output require a gradient.
         stays = self.embedding if limits.checkpointing or self.tied else 0
         self.gone = 0 if tensors.trains_embedding else self.embeddings - stays
+        self.embedding_in_backward = 0 if tensors.tied else max(0, self.embedding - self.gone)
+        # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when needed.
+        self.fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not self.prefetches else 1
         self.forward, self.backward = shardable, shardable - self.gone * self.everything
 
     def _released(self, numels: Iterable[int]) -> int:
@@ -160,6 +172,14 @@ class _Gathering:
         whole, rest = divmod(numel, self.layer)
         sums = accumulate(backward[start:] + backward[:start], initial=0)
         return whole * self.layer + next(reached for reached in sums if reached >= rest)
+
+    def _with_embedding(self) -> int:
+        """The same where the tensor that crosses the limit is the embedding, behind whole layers that a recomputation
+        keeps; 0 where none does."""
+        layers = (self.ahead - self.head_apart - 1) // self.layer if self.layer else 0
+        if layers < 1 or not self.limits.checkpointing or self.limits.swap_buffers:
+            return 0
+        return self.head_apart + layers * self.layer + self.embedding_in_backward
 
     def _reused(self) -> int:
         """Rule 2: a tensor is not released if it is needed again within `stage3_max_reuse_distance` elements.
@@ -218,6 +238,17 @@ class _Gathering:
         if self.limits.checkpointing or self.everything or not self.layers or self.limits.experts_rest:
             return 0
         return self.tensors.viewed * (self.layers - reused) // self.layers
+
+    def unreleased(self) -> tuple[int, int]:
+        """Rule 5: a forward pass without gradients, between the forward and the backward pass of the same modules,
+        resets the counters by which their weights are released; the backward pass releases none of them before it ends.
+
+        Returns the elements in the first layer's backward pass and in the embedding's. Source: parameter_offload.py
+        `_post_backward_module_hook` (`ds_grads_remaining`), partitioned_param_coordinator.py
+        `update_recompute_parameters`, `release_backward_leftovers`.
+        """
+        whole = self.layers + (self.head_apart or self.head)
+        return whole, whole + int(self.embedding_in_backward * self.fetched)
 
     def _copied(self, numel: int, outside: int = 0) -> int:
         """The whole elements that are copies, `outside` of them not in layers: experts that one rank has alone are not
@@ -281,10 +312,9 @@ class _Gathering:
         # A tied one is there already if nothing was released.
         apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
         viewed = self._viewed(reused)
-        whole_in_layer = min(self.backward, max(reused, self.reached, in_layer))
+        whole_in_layer = min(self.backward, max(reused, self.reached, in_layer, self._with_embedding()))
         layer = whole_in_layer + in_backward
-        # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when needed.
-        fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not self.prefetches else 1
+        fetched = self.fetched
         # When the bucket is full for the first time, as many elements have been released, and there is less left to
         # prefetch.
         reduced = min(limits.reduce_bucket, self.tensors.trainable_numel)

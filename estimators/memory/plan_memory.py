@@ -16,6 +16,7 @@ A training step passes through a few phases, and any of them may be the peak:
   checkpointing; the gradient of one of its matrices is made; one that does not fit into the bucket has it reduced.
   later_layer_backward, later_gradient_reduction: with the buffer of what the rank owns, which the first reduction
   makes; the second full bucket.
+- first_layer_backward: the same of the first layer, when nothing that the others gathered has been released.
 - backward_end: the embedding's gradient is made, few activations are left.
 - reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
 - rollout, scoring, rewards: of completions that are generated (`rollout_memory`).
@@ -245,6 +246,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
     if workload.loss == "tiled":
         tiles = loss_tiles(model, workload, micro_batch_size)
         phases = {**phases, "forward_backward_top": memory.tiled_loss(tiles)}
+    others = (model.num_layers - 1) * activations.saved_per_layer_bytes
     alive: dict[str, Terms] = {
         "forward_backward_top": saved + activations.loss_terms,
         "layer_backward": saved + activations.block_terms,
@@ -252,6 +254,7 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "weight_gradient": saved + activations.product_terms,
         "later_layer_backward": left(gradients.reduced, activations.block_terms),
         "gradient_reduction": left(gradients.reduced),
+        "first_layer_backward": _without(saved, others) + activations.block_terms,
         "backward_end": _encoder(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
         "reference_forward": saved + activations.head_terms + max(unsaved, both, key=total_bytes),

@@ -36,7 +36,7 @@ PLANS = {
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_pair_is_computed_as_two_sequences(plan: Plan) -> None:
     """Without a reference model a pair needs, and takes, what two samples do."""
-    pairs, sequences = replace(DPO, precompute_ref_log_probs=True), replace(plan, micro_batch_size=4)
+    pairs, sequences = replace(SFT, objective="simpo"), replace(plan, micro_batch_size=4)
     ours, theirs = (
         estimate_memory(MODEL, workload, CLUSTER, each) for workload, each in ((pairs, plan), (SFT, sequences))
     )
@@ -67,6 +67,22 @@ def test_the_reference_model_is_whole_below_stage_3_and_absent_with_adapters(
         alone = estimate_memory(MODEL, SFT, CLUSTER, PLANS[plan])
         more = memory.host_loading_bytes_per_node - alone.host_loading_bytes_per_node
         assert more == 8 * 2 * MODEL.parameters
+
+
+def test_a_reference_pass_with_adapters_keeps_every_gathered_weight_at_stage_3() -> None:
+    """As two ranks of TRL's DPOTrainer do; without the pass, and before DeepSpeed attributed recomputed weights to a
+    layer, few are held."""
+    lora = replace(DPO, method="lora")
+    older = Software(deepspeed=(0, 18))
+
+    def gathered(workload: Workload) -> int:
+        phases = estimate_memory(MODEL, workload, CLUSTER, replace(PLANS["zero3"], stage3_max_live_parameters=0)).phases
+        return max(part.size_bytes for each in phases for part in each.terms if part.name == "gathered_parameters")
+
+    whole = 2 * MODEL.parameters
+    assert gathered(lora) > 0.99 * whole
+    for other in (replace(lora, software=older), replace(lora, precompute_ref_log_probs=True)):
+        assert gathered(other) < 0.5 * whole
 
 
 @pytest.mark.parametrize(
