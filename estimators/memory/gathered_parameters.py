@@ -105,9 +105,14 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     if not breaks and not workload.precompute_ref_log_probs:
         return found
     alone = _gathered(tensors, limits._replace(prefetch=0, max_reuse=0))
-    if not breaks:
-        # TRL leaves the engine of that pass on the policy, whose hooks release every module after its forward pass.
+    # TRL leaves the engine of the pass before the training on the policy, whose hooks release every module after its
+    # forward pass.
+    if not breaks and _Gathering(tensors, limits).everything:
+        # Everything was prefetched in the forward pass, and is gathered again module by module.
         return found._replace(kept=alone.kept, available=alone.available, loss=alone.loss, head=alone.head)
+    if not breaks:
+        # The head is gathered for itself, and does not count for the engine that prefetches.
+        return _gathered(tensors, limits._replace(max_live=limits.max_live + tensors.head))
     if workload.method != "full":
         kept = keeps_gathered(workload, plan)
         unreleased, end = _Gathering(tensors, limits._replace(prefetch=0)).unreleased() if kept else (0, alone.end)
@@ -174,10 +179,11 @@ class _Gathering:
         return whole * self.layer + next(reached for reached in sums if reached >= rest)
 
     def _with_embedding(self) -> int:
-        """The same where the tensor that crosses the limit is the embedding, behind whole layers that a recomputation
-        keeps; 0 where none does."""
+        """The same where the tensor that crosses the limit is the embedding, behind whole layers that reentrant
+        checkpointing keeps; 0 where none does."""
         layers = (self.ahead - self.head_apart - 1) // self.layer if self.layer else 0
-        if layers < 1 or not self.limits.checkpointing or self.limits.swap_buffers:
+        reentrant = self.limits.checkpointing and self.tensors.workload.software.reentrant
+        if layers < 1 or not reentrant or self.limits.swap_buffers:
             return 0
         return self.head_apart + layers * self.layer + self.embedding_in_backward
 
