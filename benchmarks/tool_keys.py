@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ds_advise.advisor.importers.known_keys import FILE
+from ds_advise.advisor.importers.imported_run import KNOWN_KEYS
 
 FOLDERS = {
     "llama-factory": ("src/llamafactory/hparams",),
@@ -62,13 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for tool in FOLDERS:
         parser.add_argument(tool.replace("-", "_"), type=Path, help=f"a checkout of {tool}")
-    parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {KNOWN_KEYS.name}")
     options = parser.parse_args()
     found = known_keys({tool: getattr(options, tool.replace("-", "_")) for tool in FOLDERS})
     print({tool: len(names) for tool, names in found.items()})
     if options.write:
-        kept = json.loads(FILE.read_text(encoding="utf-8")) | {tool: " ".join(names) for tool, names in found.items()}
-        FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        kept = json.loads(KNOWN_KEYS.read_text(encoding="utf-8")) | {
+            tool: " ".join(names) for tool, names in found.items()
+        }
+        KNOWN_KEYS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, unpredicted_fsdp
-from .known_keys import keys_of
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, keys_of, unpredicted_fsdp
 from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
 

@@ -15,8 +15,7 @@ from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.script_arguments import ScriptArguments, rollout_options
 from .accelerate import launched
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, unpredicted_fsdp
-from .known_keys import keys_of
+from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, keys_of, unpredicted_fsdp
 from .launch_line import Program
 from .source import Source, find_file, named_part
 

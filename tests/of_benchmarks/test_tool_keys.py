@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.importers.known_keys import FILE
+from ds_advise.advisor.importers.imported_run import KNOWN_KEYS
 
 from benchmarks.tool_keys import declared, known_keys
 
@@ -20,4 +20,4 @@ def test_keys_are_the_annotated_fields_of_classes_and_their_aliases(tmp_path: Pa
 @pytest.mark.slow
 def test_the_training_arguments_are_those_of_the_installed_transformers() -> None:
     """The rest of the file follows from other projects' sources."""
-    assert known_keys({})["training-arguments"] == json.loads(FILE.read_text())["training-arguments"].split()
+    assert known_keys({})["training-arguments"] == json.loads(KNOWN_KEYS.read_text())["training-arguments"].split()

@@ -8,9 +8,8 @@ from .config_file import apply
 from .document import Document, read_document
 from .facts import DeepSpeedFacts
 from .installed_facts import load_facts
-from .lint import LintFinding, LintReport, lint
+from .lint import RULES, LintFinding, LintReport, lint
 from .rule import Rule
-from .rules import RULES
 
 __all__ = [
     "RULES",

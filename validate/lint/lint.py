@@ -10,13 +10,51 @@ from unicodedata import east_asian_width
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
+from . import rules_batch as batch
+from . import rules_features as features
+from . import rules_file as file
+from . import rules_keys as keys
+from . import rules_offload as offload
+from . import rules_optimizer as optimizer
+from . import rules_precision as precision
+from . import rules_resources as resources
+from . import rules_zero as zero
 from .config_file import Edit, Remove, can_be_made
 from .document import Document, DocumentNode
 from .facts import DeepSpeedFacts
 from .linted_config import NOTHING_FILLED, FilledBatch, LintedConfig
 from .rule import REMOVAL, KeyPath, Rule, Severity, Violation
-from .rules import RULES
 from .rules_batch import is_for_the_trainer
+
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (
+            rule
+            for subject in (
+                file.FILE_RULES,
+                keys.KEY_RULES,
+                file.TYPE_RULES,
+                batch.BATCH_RULES,
+                batch.TRAINER_RULES,
+                features.COMMUNICATION_RULES,
+                precision.PRECISION_RULES,
+                zero.ZERO_RULES,
+                zero.ZEROPP_RULES,
+                offload.OFFLOAD_RULES,
+                offload.AIO_RULES,
+                optimizer.OPTIMIZER_RULES,
+                optimizer.SCHEDULER_RULES,
+                features.EXPERT_RULES,
+                features.CHECKPOINT_RULES,
+                features.LOGGING_RULES,
+                resources.RESOURCE_RULES,
+            )
+            for rule in subject.rules
+        ),
+        key=lambda rule: rule.code,
+    )
+)
+"""All rules, by subject. A code is never given to another rule."""
 
 MOST_FINDINGS = 200
 """A file with more is not a configuration."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor.importers.formats import recognised
-from ds_advise.advisor.importers.known_keys import keys_of
+from ds_advise.advisor.importers.imported_run import keys_of
 
 TYPED = {
     "a.yaml": ("base_model: gpt2\nmicro_batch_sise: 2\nlogging_steps: 1\nuse_kernels: true\n", "micro_batch_size"),

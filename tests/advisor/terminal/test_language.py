@@ -21,7 +21,7 @@ from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from ds_advise.advisor.text.lines import ended
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS, meaning
-from ds_advise.validate.lint.rules import RULES
+from ds_advise.validate.lint.lint import RULES
 from rich.cells import cell_len
 
 from tests.helpers import printed
