@@ -47,6 +47,8 @@ class Job:
     config_path: str
     config_words: tuple[str, ...] = ()
     """Arguments that pass the configuration to the script; () where it names the file, or `variables` pass it."""
+    packages: tuple[str, ...] = ()
+    """pip's names of what the script imports (`training_script.packages`)."""
     variables: Mapping[str, str]
     """To be set for every rank, besides OMP_NUM_THREADS."""
     host_bytes_per_node: int | None = None

@@ -52,7 +52,10 @@ def slurm_script(job: Job) -> str:
     if job.output_dir is None:
         loads = "# Slurm starts the script again after a node failed or the job was preempted: it must load its newest"
         return "\n".join([*lines, loads, "# checkpoint by itself.", line, ""])
-    return "\n".join([*lines, *_resuming(job.output_dir), f'{line} "${{resume[@]}}" &', "wait $!", ""])
+    return "\n".join([*lines, *_resuming(job.output_dir), f'{line} "${{resume[@]}}" &', _WAIT, ""])
+
+
+_WAIT = "wait $! || wait $!  # the signal ends the first wait, not the training"
 
 
 def _resuming(output_dir: str) -> list[str]:
@@ -123,7 +126,7 @@ def skypilot_task(job: Job) -> str:
         "resources": resources,
         "workdir": ".",
         "envs": dict(job.variables),
-        "setup": "pip install torch deepspeed transformers accelerate\n",
+        "setup": f"pip install {shlex.join(['torch', 'deepspeed', *_OF_TRAINER, *job.packages])}\n",
         "run": "\n".join(run),
     }
     return yaml_text(
@@ -226,11 +229,15 @@ def ray_script(job: Job) -> str:
     )
 
 
+_OF_TRAINER = ("transformers", "accelerate", "datasets")
+"""What a script with the Trainer imports."""
+
 _POD_FOLDER = "/job"
 """Where the pods find the script and the configuration."""
 
 _KUBEFLOW_IMAGE = "ghcr.io/kubeflow/trainer/deepspeed-runtime"
-"""Of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml)."""
+"""Of the runtime for DeepSpeed (kubeflow/trainer manifests/base/runtimes/deepspeed_distributed.yaml). It has torch,
+DeepSpeed, transformers and datasets, but not accelerate (cmd/runtimes/deepspeed/requirements.txt)."""
 
 _OF_OPEN_MPI = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "SIZE", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
 """torchrun's variables by Open MPI's. DeepSpeed finds these by itself, transformers does not."""
@@ -316,7 +323,11 @@ def _exports(job: Job) -> list[str]:
 
 def _by_torchrun(job: Job) -> list[str]:
     words = ["torchrun", "--nproc_per_node", str(job.cluster.gpus_per_node), *["--module"] * job.is_module]
-    return [*_exports(job), shlex.join([*words, *(_in_pod(job, word) for word in job.target)])]
+    return [_install(job), *_exports(job), shlex.join([*words, *(_in_pod(job, word) for word in job.target)])]
+
+
+def _install(job: Job) -> str:
+    return f"python3 -m pip install -q {shlex.join(['accelerate', *job.packages])}"
 
 
 def _by_mpirun(job: Job) -> list[str]:
@@ -327,5 +338,6 @@ def _by_mpirun(job: Job) -> list[str]:
     return [
         "# Rank 0 runs on the first node of the runtime's hostfile.",
         "export MASTER_ADDR=$(head -n 1 \"$OMPI_MCA_orte_default_hostfile\" | cut -d ' ' -f 1)",
+        f"mpirun -np {job.cluster.nodes} --map-by ppr:1:node {_install(job)}",
         f"mpirun -np {job.cluster.world_size} --bind-to none -x MASTER_ADDR bash -c {shlex.quote(each)}",
     ]

@@ -70,6 +70,24 @@ def training_arguments(
     return arguments
 
 
+def packages(workload: Workload) -> dict[str, str]:
+    """pip's names of what a training imports besides torch, DeepSpeed, transformers, accelerate and datasets, each with
+    the option that needs it."""
+    method, loss, kernels, rollouts = workload.method, workload.loss, workload.kernels, workload.rollouts
+    generator = "generate" if rollouts is None else rollouts.rollout
+    needed = (
+        (workload.framework == "trl", "trl", f"--framework {workload.framework}"),
+        (method != "full", "peft", f"--method {method}"),
+        (method == "qlora", "gptqmodel" if workload.quantization == "gptq" else "bitsandbytes", f"--method {method}"),
+        (workload.optimizer == "adamw_8bit", "bitsandbytes", f"--optimizer {workload.optimizer}"),
+        (loss == "fused", "liger-kernel", f"--loss {loss}"),
+        (kernels != "torch", {"liger": "liger-kernel"}.get(kernels, kernels), f"--kernels {kernels}"),
+        (workload.attention == "flash", "flash-attn", f"--attention {workload.attention}"),
+        (generator != "generate", "vllm", f"--rollout {generator}"),
+    )
+    return {name: option for is_needed, name, option in needed if is_needed}
+
+
 def evaluation_arguments(workload: Workload) -> dict[str, Any]:
     """The arguments of an evaluation that the plan was counted with; none without one."""
     arguments: dict[str, Any] = {

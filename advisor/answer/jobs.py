@@ -8,7 +8,7 @@ from pathlib import Path
 from ...ds_configs.job import Job, JobKind
 from ...ds_configs.job_files import JobFile, fsdp2_config, job_files, start_accelerate
 from ...ds_configs.launch_commands import config_arguments
-from ...ds_configs.training_script import arguments_class, python_source, script_arguments
+from ...ds_configs.training_script import arguments_class, packages, python_source, script_arguments
 from ..question.prices import offers
 from ..search.candidate import Candidate
 from .recommendation import Recommendation
@@ -34,6 +34,7 @@ def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
         config=plan_config(answer, chosen) if chosen.plan.sharding == "zero" else {},
         config_path=config_path,
         config_words=tuple(config_arguments(workload.framework, config_path)),
+        packages=tuple(packages(workload)),
         variables=rank_variables(answer),
         host_bytes_per_node=chosen.memory.host_bytes_per_node,
         output_dir="output" if workload.uses_trainer else None,

@@ -17,6 +17,7 @@ from ...ds_configs.launch_commands import (
     launcher_words,
     shell_line,
 )
+from ...ds_configs.training_script import packages
 from ...probes.machine import can_bind_cores, cores_per_rank
 from ..question.prices import offers
 from .request import LaunchRequest
@@ -112,6 +113,7 @@ def job_of(request: LaunchRequest) -> Job:
         config=request.run.config,
         config_path=str(request.config_path),
         config_words=_config_words(request) if request.passes_config and not request.by_variables else (),
+        packages=tuple(packages(request.run.workload)),
         variables=variables,
         host_bytes_per_node=None if prediction is None else prediction.memory.host_bytes_per_node,
         output_dir=str(output_dir) if output_dir and request.run.workload.uses_trainer else None,

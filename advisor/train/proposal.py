@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.read import saves_model
-from ...ds_configs.training_script import training_arguments
+from ...ds_configs.training_script import packages, training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.memory.activations.loss import tiles_of
 from ...estimators.models.model_shape import ModelShape
@@ -64,16 +64,9 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
         raise WorkloadError(
             "--method qlora needs a GPU", why="bitsandbytes' kernels are for GPUs", fix="pass --method lora"
         )
-    packages = {
-        "peft": (workload.method != "full", f"--method {workload.method}"),
-        "bitsandbytes": (workload.method == "qlora", "--method qlora"),
-        "liger_kernel": (workload.loss == "fused", "--loss fused"),
-        "flash_attn": (workload.attention == "flash", "--attention flash"),
-        **{name: (report_to == name, f"--report-to {name}") for name in ("swanlab", "wandb", "tensorboard")},
-    }
-    for package, (is_needed, option) in packages.items():
-        if is_needed and find_spec(package) is None:
-            name = package.replace("_", "-")
+    reports = {name: f"--report-to {name}" for name in ("swanlab", "wandb", "tensorboard") if report_to == name}
+    for name, option in (packages(workload) | reports).items():
+        if find_spec(name.replace("-", "_")) is None:
             raise WorkloadError(f"{option} needs {name}", why="it is not installed", fix=f"pip install {name}")
 
 

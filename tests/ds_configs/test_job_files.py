@@ -76,6 +76,29 @@ def test_a_slurm_script_asks_for_what_the_plan_needs_and_resumes() -> None:
     assert "--resume_from_checkpoint" not in by_itself and "gpus-per-node" not in directives(by_itself)
 
 
+def test_a_slurm_job_that_has_saved_nothing_trains_on_after_the_signal_before_its_time_limit(tmp_path: Path) -> None:
+    """The signal ends bash's `wait`; the training's own exit code is the job's."""
+    script = "srun() { kill -USR1 $$; sleep 0.3; return 3; }; scontrol() { echo node-0; }\n" + text_of("slurm")
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_CPUS_PER_TASK": "112"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=variables | {"PATH": "/usr/bin:/bin"}, check=False)
+    assert done.returncode == 3
+
+
+def test_what_the_training_imports_is_installed(tmp_path: Path) -> None:
+    """By SkyPilot's setup, and in Kubeflow's image, which has no accelerate (kubeflow/trainer
+    cmd/runtimes/deepspeed/requirements.txt): once in each pod, before the ranks start."""
+    asked = ["Qwen2.5-7B", "--gpus", "2x8xH100", "--offline", "--method", "qlora", "--objective", "dpo", "--quiet"]
+    asked += ["--kernels", "liger", "--emit", "skypilot,kubernetes", "-o", str(tmp_path / "ds_config.json")]
+    assert run(asked) == 0
+    needed = "trl peft bitsandbytes liger-kernel"
+    assert (
+        f"pip install torch deepspeed transformers accelerate datasets {needed}\n"
+        in (tmp_path / "sky.yaml").read_text()
+    )
+    pods = (tmp_path / "trainjob.yaml").read_text()
+    assert f"mpirun -np 2 --map-by ppr:1:node python3 -m pip install -q accelerate {needed}\n" in pods
+
+
 @pytest.mark.parametrize("restarts", ["0", "1"])
 def test_a_restarted_job_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path, restarts: str) -> None:
     """checkpoint-100 is newer than checkpoint-20, and checkpoint-300 has no trainer_state.json yet."""
