@@ -60,7 +60,7 @@ COMMANDS = {
     "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How(says="accelerate_fsdp2.yaml"),
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model "
     "--output_dir out": How(elsewhere="test_job_files_run.py, for each kind"),
-    "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
+    "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
         elsewhere="test_packaging.py installs what it can without a network"
     ),
     "bash tests/run": How(elsewhere="runs these tests"),
