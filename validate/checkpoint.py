@@ -118,7 +118,7 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None) -> Checkpoint:
         if listed is not None:
             files = [*pool.map(lambda name: _compared(folder, name, listed[name]), listed)]
             return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
-        files = [*pool.map(lambda name: _examined(folder, name), _names(folder))]
+        files = [*pool.map(lambda name: _examined(folder, name), names_in(folder))]
     return Checkpoint(folder=folder, files=(*files, *_missing(folder, files, ranks)), evidence="structure")
 
 
@@ -127,16 +127,18 @@ def write_checksums(folder: Path) -> None:
 
     Raises OSError where a file cannot be read, ConfigFileError where the list cannot be written.
     """
-    write_config({name: _sum(folder / name) for name in _names(folder)}, folder / CHECKSUMS, force=True)
+    write_config({name: _sum(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
 
 
-def _names(folder: Path) -> list[str]:
-    paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-    return [str(path) for path in paths if path.name not in (WHOLE, CHECKSUMS)]
+def names_in(folder: Path) -> list[str]:
+    """The files of a checkpoint by their paths below it, without those that this program adds."""
+    # `os.walk`, because a training may remove the checkpoint meanwhile, where `rglob` raises
+    paths = sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return [str(path.relative_to(folder)) for path in paths if path.is_file() and path.name not in (WHOLE, CHECKSUMS)]
 
 
 def _listed(folder: Path) -> Mapping[str, list[int]] | None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         listed = json.loads((folder / CHECKSUMS).read_bytes())
         if isinstance(listed, dict) and all(isinstance(kept, list) and len(kept) == 2 for kept in listed.values()):
             return listed
@@ -183,7 +185,7 @@ def _structure(path: Path) -> str:
         if path.suffix == ".safetensors":
             return _safetensors(path)
         content = json.loads(path.read_bytes()) if path.suffix == ".json" else None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "is empty" if not path.stat().st_size else "is not JSON" if path.suffix == ".json" else "is cut off"
     if path.name.endswith(".index.json") and isinstance(content, dict):
         parts = sorted({str(part) for part in content.get("weight_map", {}).values()})

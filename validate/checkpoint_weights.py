@@ -29,7 +29,8 @@ from .checkpoint import (
     OPTIMIZER_STATES,
     SHARDED_MODEL_STATES,
     WHOLE,
-    Checkpoint,
+    checkpoints_in,
+    names_in,
     ranks_of,
     tag_of,
 )
@@ -93,16 +94,26 @@ class Conversion:
     `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights, of which one stays."""
 
 
-def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
-    """What lies in the folder of a checkpoint."""
-    names = {file.name: file.size_bytes for file in checkpoint.files if file.size_bytes}
-    tag = tag_of(checkpoint.folder)
+def contents_of(folder: Path) -> CheckpointContents:
+    """What lies in the folder of a checkpoint, unread. Raises ConfigFileError where it is none."""
+    files = (name for name in names_in(folder) if name.count("/") < 2)  # deeper ones belong to other checkpoints
+    names = {name: size for name in files if (size := _size_bytes(folder / name))}
+    tag, inside = tag_of(folder), checkpoints_in(folder)
+    if inside and not tag:
+        raise ConfigFileError(
+            phrase("{folder} is the folder of {count} checkpoints", folder=folder, count=len(inside)),
+            fix=phrase("name one of them, such as {newest}", newest=inside[-1]),
+        )
     states = [match for name in names if (match := OPTIMIZER_STATES.search(name))]
     models = [match for name in names if (match := _MODEL.search(name))]
-    step = re.search(r"(\d+)$", tag or checkpoint.folder.name)
+    step = re.search(r"(\d+)$", tag or folder.name)
     sharded = any(match[1] for match in models)
+    weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
+    if not models and not weights:
+        fix = "name the folder that holds `latest` or safetensors"
+        raise ConfigFileError(phrase("{folder} holds no checkpoint", folder=folder), fix=fix)
     return CheckpointContents(
-        folder=str(checkpoint.folder),
+        folder=str(folder),
         tag=tag,
         step=int(step[1]) if step else None,
         stage="none" if not models else "3" if sharded and states else "1 or 2" if states else "0",
@@ -110,8 +121,16 @@ def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
         model_ranks=len({match[3] for match in models}),
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(size for name, size in names.items() if OPTIMIZER_STATES.search(name)),
-        weights=tuple(name for name in names if "/" not in name and name.endswith(".safetensors")),
+        weights=weights,
     )
+
+
+def _size_bytes(path: Path) -> int:
+    """0 for a file that a training has removed meanwhile."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def check_convertible(contents: CheckpointContents) -> None:
@@ -315,6 +334,6 @@ def _belongs_to_model(path: Path) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

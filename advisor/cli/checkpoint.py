@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
 from ..text.output import Output
 from .options import FORCE, PATH, output_options, warn_ignored
@@ -43,10 +42,8 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
         raise click.UsageError(phrase("{folder} is not a folder", folder=folder))
+    contents = contents_of(folder)
     found = read_checkpoint(folder)
-    contents = contents_of(found)
-    if contents.stage == "none" and not contents.weights:
-        raise ConfigFileError(f"{folder} holds no checkpoint", fix="name the folder that holds `latest` or safetensors")
     conversion = None
     if to_hf and found.is_whole:
         weights = WeightsOf(contents, dtype)  # type: ignore[arg-type]  # Click has checked the choice

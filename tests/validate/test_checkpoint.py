@@ -91,7 +91,7 @@ def test_every_rank_of_zero3_has_both_files(tmp_path: Path, kind: str, words: st
     next(folder.glob(f"*/*zero_pp_rank_1_*{kind}_states.pt")).unlink()
     checkpoint = read_checkpoint(folder)
     assert f"{words} of rank 1 is missing" in checkpoint.problem
-    assert contents_of(checkpoint).ranks == 2
+    assert contents_of(folder).ranks == 2
 
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.estimators.workload import Workload
+from ds_advise.validate.checkpoint import CHECKSUMS, read_checkpoint
 
 from tests.helpers import write_checkpoint
 from tests.training_scripts.forked_ranks import run_ranks
@@ -168,6 +170,29 @@ def test_a_folder_is_described_without_torch(
         and not (tmp_path / "out").exists()
     )
     (tmp_path / "empty").mkdir()
-    for path in (tmp_path / "empty", tmp_path / "absent"):
-        assert run(["checkpoint", str(path)]) == 2
-        assert "Traceback" not in capsys.readouterr().err
+    (tmp_path / "empty" / "deep.json").write_text("[" * 100_000)
+    for path, says in (
+        ("empty", "empty holds no checkpoint"),
+        ("absent", "absent is not a folder"),
+        (".", ". is the folder of 1 checkpoints; name one of them, such as checkpoint-8"),
+    ):
+        assert run(["checkpoint", path]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that keeps a few checkpoints removes the oldest while it is read."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=1)
+    (folder / "trainer_state.json").write_text("[" * 100_000)
+    assert read_checkpoint(folder).problem == "trainer_state.json is not JSON"
+    (folder / CHECKSUMS).write_text("[" * 100_000)
+    assert read_checkpoint(folder).evidence == "structure"
+    listed = os.scandir
+
+    def removed(path: Any) -> Any:
+        if str(path).endswith("global_step8"):
+            shutil.rmtree(folder)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", removed)
+    assert not read_checkpoint(folder).is_whole
