@@ -16,6 +16,7 @@ from ...ds_configs.launch_commands import (
     config_arguments,
     launcher_words,
     shell_line,
+    threads_setting,
 )
 from ...ds_configs.training_script import packages
 from ...probes.machine import can_bind_cores, cores_per_rank
@@ -63,8 +64,13 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     """(where, the line that runs there) for every node, exactly as `launch` starts it, except for the port on one node,
     where `launch` takes a free one."""
-    variables = "".join(f"{name}={shlex.quote(value)} " for name, value in environment_of(request).items())
-    rendezvous = request.rendezvous
+    rendezvous, given = request.rendezvous, environment_of(request)
+    settings = [f"{name}={shlex.quote(value)}" for name, value in given.items() if name != "OMP_NUM_THREADS"]
+    if "OMP_NUM_THREADS" in given:  # here of this machine's cores, which the nodes of the others may not have
+        here = rendezvous is None or rendezvous.kind == "hostfile"
+        threads = f"OMP_NUM_THREADS={given['OMP_NUM_THREADS']}" if here else threads_setting(request.run.cluster)
+        settings.append(threads)
+    variables = "".join(f"{setting} " for setting in settings)
     if rendezvous is None or rendezvous.kind != "static":
         where = {"hostfile": "on this node, which reaches the others by ssh", "slurm": "in the allocation"}
         line = variables + shell_line(launch_line(request))

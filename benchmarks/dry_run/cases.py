@@ -244,6 +244,18 @@ _SHALLOW = {
 _ROUTED = {"num_experts": 16, "n_routed_experts": 16, "num_local_experts": 16, "moe_num_experts": 16}
 _ROUTED |= {"num_experts_per_tok": 2, "moe_k": 2, "moe_intermediate_size": 1024, "n_group": 1, "topk_group": 1}
 _ROUTED |= {"n_shared_experts": 1, "first_k_dense_replace": 1}
+_LATENT = {"head_dim": 64, "num_key_value_heads": 16}
+SHARING = {
+    model_type: {"model_type": model_type, "architectures": [f"{name}ForCausalLM"], **_SHALLOW, **_ROUTED, **more}
+    for model_type, name, more in (
+        ("deepseek_v2", "DeepseekV2", _LATENT),
+        ("deepseek_v3", "DeepseekV3", _LATENT),
+        ("qwen2_moe", "Qwen2Moe", {}),
+        ("qwen3_5_moe_text", "Qwen3_5Moe", {}),
+    )
+}
+"""Experts beside shared ones, as AutoEP knows them."""
+FAMILIES |= SHARING
 RECORDED = {
     model_type: {"model_type": model_type, **_SHALLOW, **more}
     for model_type, more in {
@@ -659,6 +671,12 @@ EXPERTS_SPREAD = (
         )
         for model, (world_size, ranks), checkpointing, limits in product(
             ("qwen3_moe", "mixtral"), ((8, 2), (8, 8), (16, 8)), (True, False), (_SOME_LIVE, _NONE_LIVE)
+        )
+    ),
+    *(
+        Case(model=model, rung=rung, world_size=8, checkpointing=checkpointing, changes=spread_over(ranks))
+        for model, (rung, checkpointing, ranks) in product(
+            SHARING, (("zero1", False, 8), ("zero2", False, 2), ("zero3", True, 8), ("zero3", False, 8))
         )
     ),
     Case(model="30B-A3B/4", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(8)),

@@ -151,6 +151,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
         leaf_classes=("DeepseekV2MoE", "DeepseekV2Moe"),
+        autoep_preset="deepseek_v2",
     ),
     "deepseek_v3": FamilySpec(
         "DeepseekV3",
@@ -160,6 +161,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         peft_experts=PEFT_EXPERTS["qwen2_moe"],
         module_experts=True,
         leaf_classes=("DeepseekV3MoE",),
+        autoep_preset="deepseek_v3",
     ),
     "ernie4_5": FamilySpec(
         "Ernie4_5",
@@ -297,7 +299,13 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "qwen2_5_vl": FamilySpec("Qwen2_5_VL", vision_language.qwen2_5_vl, tower=LayerVariant(rotary="fp32", joined=True)),
     "qwen2_vl": FamilySpec("Qwen2VL", vision_language.qwen2_vl, tower=_QWEN_TOWER),
     "qwen2": FamilySpec("Qwen2", dense.qwen2, supports=("ulysses", "tiles", "liger", "autotp")),
-    "qwen2_moe": FamilySpec("Qwen2Moe", experts.qwen2_moe, supports=("ulysses", "leaf_experts"), module_experts=True),
+    "qwen2_moe": FamilySpec(
+        "Qwen2Moe",
+        experts.qwen2_moe,
+        supports=("ulysses", "leaf_experts"),
+        module_experts=True,
+        autoep_preset="qwen3_moe",
+    ),
     "qwen3": FamilySpec(
         "Qwen3",
         decoder(Style(qk_norm="head", biases=BIASED), window=dense.late_layers, num_key_value_heads=32, head_dim=128),
@@ -305,7 +313,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     ),
     "qwen3_5": FamilySpec("Qwen3_5", experts.qwen3_5, _QWEN_3_5),
     "qwen3_5_moe": FamilySpec("Qwen3_5Moe", experts.qwen3_5_moe, _QWEN_3_5),
-    "qwen3_5_moe_text": FamilySpec("Qwen3_5Moe", experts.qwen3_5_moe_text, _QWEN_3_5),
+    "qwen3_5_moe_text": FamilySpec("Qwen3_5Moe", experts.qwen3_5_moe_text, _QWEN_3_5, autoep_preset="qwen3_5_moe"),
     "qwen3_5_text": FamilySpec("Qwen3_5", experts.qwen3_5_text, _QWEN_3_5),
     "qwen3_moe": FamilySpec(
         "Qwen3Moe",

@@ -133,6 +133,10 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     anywhere = dry(capsys, "--gpus 2x8xH100 --slurm")
     assert anywhere == dry(capsys, "--gpus 8xH100 --nodes 2 --slurm")
     assert '--rdzv_id $SLURM_JOB_ID --rdzv_endpoint $(scontrol show hostnames "$SLURM_JOB_NODELIST"' in anywhere[0][1]
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    Path("ds_config.json").write_text(json.dumps(AUTO | {"zero_optimization": offload}))
+    (line,) = dry(capsys, "--gpus 2x8xH100 --slurm")
+    assert "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / 8))} srun" in line[1]  # not of this machine's cores
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,19 @@ def test_models_that_cannot_be_split_are_refused(
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("Qwen3-30B-A3B", 8), ("Mixtral-8x7B-v0.1", 4)])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("Qwen3-30B-A3B", 8),
+        ("Mixtral-8x7B-v0.1", 4),
+        ("DeepSeek-V2-Lite", 8),
+        ("DeepSeek-V3", 16),
+        ("Qwen2-57B-A14B", 8),
+    ],
+)
 def test_a_rank_keeps_its_experts_and_all_of_the_rest(name: str, ranks: int) -> None:
     whole = find(name)
+    assert unspreadable(whole, ranks) is None
     part = spread_experts(whole, ranks)
     experts = sum(tensor.numel * count for tensor, count in whole.tensor_counts if tensor.role == "expert")
     assert part.parameters == whole.parameters - experts + experts // ranks
