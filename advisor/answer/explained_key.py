@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.phrase import listed, named, phrase
 from ...estimators.plan import Plan, stages_of
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
@@ -111,7 +112,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
     (path,) = places
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     if field is not None and field.moves and field.successor:
-        acts = [f"It is deprecated: write {field.successor} instead."]
+        acts: list[str] = [phrase("It is deprecated: write {other} instead.", other=field.successor)]
     else:
         acts = list(_acts(path, answer))
     plan, costs, no_cost = _costs(path, answer)
@@ -120,14 +121,16 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         path=path,
         meaning=meaning(path) or (field.description if field is not None else ""),
         description=field.description if field is not None and meaning(path) else "",
-        type="a block" if block is not None else wanted(field.type) if field is not None else "",
+        type=phrase("a block") if block is not None else wanted(field.type) if field is not None else "",
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=known.stages if known is not None else stages_of(path),
         acts=tuple(acts),
         keys={} if block is None else {key: _meaning_of(f"{path}.{key}", facts) for key in block.names()},
         rules=tuple(
-            f"{rule.code} {rule.title}" for rule in RULES if rule.holds_for(facts) and path in _about(rule.code)
+            phrase("{code} {title}", code=rule.code, title=named(rule.title))
+            for rule in RULES
+            if rule.holds_for(facts) and path in _about(rule.code)
         ),
         plan=plan,
         costs=costs,
@@ -146,25 +149,32 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
         stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
     }
     usual = by_stage[1]
-    others = [f"{shown(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
-    return ", ".join([shown(usual), *others]) if usual is not None or others else ""
+    others = [
+        phrase("{value} at stage {stage}", value=shown(value), stage=stage)
+        for stage, value in by_stage.items()
+        if stage and value != usual
+    ]
+    return listed([shown(usual), *others]) if usual is not None or others else ""
 
 
 def _acts(path: str, answer: Recommendation | None) -> Iterator[str]:
     known = CONFIG_KEYS.get(path)
     if path.startswith("aio.") or (known is not None and known.nvme_only):
-        yield "It acts only with offload to NVMe."
+        yield phrase("It acts only with offload to NVMe.")
     if known is None or not known.filled:
         return
     if known.argument:
-        yield f'"auto": the Trainer fills in TrainingArguments\' {known.argument}; another value must be equal to it.'
+        yield phrase(
+            '"auto": the Trainer fills in {argument} of TrainingArguments; another value must be equal to it.',
+            argument=known.argument,
+        )
     elif known.filled_from_hidden_size is not None and answer is not None:
         value = known.filled_from_hidden_size(answer.question.model.hidden_size)
-        yield f'"auto": the Trainer fills in {value:,}, computed from the hidden size.'
+        yield phrase('"auto": the Trainer fills in {value}, computed from the hidden size.', value=f"{value:,}")
     elif known.filled_from_hidden_size is not None:
-        yield '"auto": the Trainer computes it from the hidden size.'
+        yield phrase('"auto": the Trainer computes it from the hidden size.')
     else:
-        yield '"auto": the Trainer fills it in from TrainingArguments.'
+        yield phrase('"auto": the Trainer fills it in from TrainingArguments.')
 
 
 @cache
@@ -194,15 +204,16 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     known, question = CONFIG_KEYS.get(path), answer.question
     chosen = answer.recommended or closest(answer.ladder)
     if chosen is None:
-        return "", (), "no plan can be predicted for this question"
+        return "", (), phrase("no plan can be predicted for this question")
     plan = chosen.plan
-    title = f"{question.model.name}, {plan.rung}, micro batch {plan.micro_batch_size}"
+    size = plan.micro_batch_size
+    title = phrase("{model}, {rung}, micro batch {size}", model=question.model.name, rung=plan.rung, size=size)
     if known is None or not known.field:
-        return title, (), "the predictions do not depend on it"
+        return title, (), phrase("the predictions do not depend on it")
     if plan.zero_stage not in known.stages:
-        return title, (), f"it has no effect at stage {plan.zero_stage}"
+        return title, (), phrase("it has no effect at stage {stage}", stage=plan.zero_stage)
     if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
-        return title, (), "nothing is on NVMe in this plan"
+        return title, (), phrase("nothing is on NVMe in this plan")
     costs = []
     for value in _alternatives(known.field, getattr(plan, known.field), known.lowest):
         other = replace(plan, **{known.field: value})
@@ -220,7 +231,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
                 tokens_per_s=estimate.time.tokens_per_s,
             )
         )
-    return title, tuple(costs), "" if len(costs) > 1 else "no other value can be predicted with this plan"
+    return title, tuple(costs), "" if len(costs) > 1 else phrase("no other value can be predicted with this plan")
 
 
 def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
 from ...estimators.json_form import from_attributes
-from ...estimators.phrase import phrase
+from ...estimators.phrase import named, phrase
 from ...estimators.plan import RUNGS, PlainPyTorch, PlanSettings, Rung
 from ..search.candidate import Candidate, Verdict
 from ..text.labels import component_title
+from ..text.language import translate
 from .recommendation import Recommendation, closest
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
@@ -24,7 +25,8 @@ _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one G
 def in_words(term: MemoryTerm | TimeTerm) -> str:
     """`bytes per weight x samples per micro batch x vocabulary size`; text after a colon is words already."""
     formula, colon, remark = term.formula.partition(": ")
-    return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
+    words = _written(formula, term.symbols, lambda symbol: translate(named(head(term.symbols[symbol]))))
+    return (translate(named(words)) if words == formula else words) + colon + translate(named(remark))
 
 
 def with_numbers(term: MemoryTerm | TimeTerm) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
+from ...estimators.phrase import listed, phrase
 from ...estimators.workload import Framework
 from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import lint_file
@@ -15,7 +16,7 @@ from ..question.cluster import parse_size
 from ..question.job import parse_duration
 from ..search.candidate import LEAST, Candidate
 from ..text.job import hours, money
-from ..text.units import counted_noun, gib, rate, rough_rate
+from ..text.units import gib, rate, rough_rate
 from .comparison import ComparisonContext, side_of
 
 RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", "cost"]
@@ -80,30 +81,33 @@ def check_file(
     name = shown_name(path)
     report = lint_file(path, gpus=gpus, framework=framework).report
     errors = [finding for finding in report.findings if finding.severity == "error"]
-    listed = "; ".join(f"{error.code} line {error.line}, {error.what}" for error in errors)
-    clean = f"no errors, {counted_noun(report.count('warning'), 'warning')}"
-    yield Requirement(file=name, name="lint", met=not errors, detail=listed or clean, value=len(errors), limit=0)
+    found = [phrase("{code} line {line}, {what}", code=each.code, line=each.line, what=each.what) for each in errors]
+    warnings = report.count("warning")
+    clean = phrase("no errors, 1 warning") if warnings == 1 else phrase("no errors, {number} warnings", number=warnings)
+    detail = listed(found, "; ") if found else clean
+    yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
     if context is None or errors:  # what DeepSpeed refuses has no memory or speed
         return
     side = side_of(str(path), context)
     candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.cluster.gpu.memory_bytes
+    figures = {"verdict": fit.reason, "needed": gib(candidate.device_bytes), "offered": gib(offered)}
+    memory = phrase("{verdict}, {needed} of {offered} GiB per GPU", **figures)
     yield Requirement(
         file=name,
         name="fits",
         met=fit.probability >= LEAST["safe"],
-        detail=f"{fit.reason}, {gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
-        + (f" ({side.filled})" if side.filled else ""),
+        detail=phrase("{first} ({second})", first=memory, second=side.filled) if side.filled else memory,
         value=fit.probability,
         limit=LEAST["safe"],
     )
     for key, (value, text, write) in _figures(candidate, context).items():
         if key in limits:
-            bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
+            bound, met = phrase("at most {limit} allowed", limit=write(limits[key])), value <= limits[key]
             if key == "speed":
-                bound, met = f"at least {write(limits[key])} required", value >= limits[key]
-            detail = f"{text}, {bound}"
+                bound, met = phrase("at least {limit} required", limit=write(limits[key])), value >= limits[key]
+            detail = listed([text, bound])
             yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
 
 
@@ -113,11 +117,14 @@ def _figures(
     """What limits are compared with: the figure, the figure as text, and what writes a limit."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
     ends, duration, price = time.tokens_per_s_range, context.duration(candidate), context.price
-    interval = "" if ends is None else f" ({rough_rate(ends[0])} to {rough_rate(ends[1])})"
+    speed: str = phrase("{speed} tokens/s", speed=rate(time.tokens_per_s))
+    if ends is not None:
+        interval = phrase("{low} to {high}", low=rough_rate(ends[0]), high=rough_rate(ends[1]))
+        speed = phrase("{first} ({second})", first=speed, second=interval)
     found: dict[RequirementName, tuple[float, str, Callable[[Any], str]]] = {
-        "memory": (needed, f"{gib(needed)} GiB per GPU", gib),
-        "ram": (host, f"{gib(host)} GiB per node", gib),
-        "speed": (time.tokens_per_s, f"{rate(time.tokens_per_s)} tokens/s{interval}", rate),
+        "memory": (needed, phrase("{size} GiB per GPU", size=gib(needed)), gib),
+        "ram": (host, phrase("{size} GiB per node", size=gib(host)), gib),
+        "speed": (time.tokens_per_s, speed, rate),
     }
     if duration is not None:
         found["duration"] = (duration.duration_s, hours(duration.duration_s), hours)

@@ -48,7 +48,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if to_hf and found.is_whole:
         weights = WeightsOf(contents, dtype)  # type: ignore[arg-type]  # Click has checked the choice
         conversion = weights.conversion()
-        output.say(f"needs {conversion.peak_bytes / 2**30:.1f} GiB of RAM")
+        output.say(phrase("needs {size} GiB of RAM", size=f"{conversion.peak_bytes / 2**30:.1f}"))
         weights.write(to_hf, force=force, say=output.say)
     answer = CheckpointAnswer(
         contents=contents,

@@ -98,7 +98,8 @@ def lint(
 
     answer = lint_file(Path(config_file), fix=fix, **question)
     if answer.unknown_optimizer:
-        output.say(f"memory and speed are not checked: the optimizer {answer.unknown_optimizer!r} is unknown")
+        name = repr(answer.unknown_optimizer)
+        output.say(phrase("memory and speed are not checked: the optimizer {name} is unknown", name=name))
     output.show(lambda: lint_figures(answer), lambda console: render_answer(answer, console))
     return int(answer.report.count("error") > 0)
 
@@ -180,11 +181,12 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
 
 def _render(result: CheckResult, console: Console) -> None:
     """One line per requirement at any terminal width, because a pipeline's log is searched by line."""
+    from ..text.language import translate
     from ..text.printable import printable
 
     for each in result.requirements:
         word = "ok  " if each.met else "FAIL"
-        line = printable(f"{word}  {each.file}: {each.name}: {each.detail}")
+        line = printable(f"{word}  {each.file}: {each.name}: {translate(each.detail)}")
         console.print(line, style="green" if each.met else "bold red", soft_wrap=True, markup=False)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ...estimators.errors import DsAdviseError
+from ...estimators.phrase import named, phrase
 from ..text.output import Output
 from .options import COUNT, PATH, output_options, report_options
 
@@ -69,7 +70,12 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     from ...probes.benchmark import ask_bench
     from ..render.history import render_bench
 
-    record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
+    record = ask_bench(
+        device=device,
+        ranks=ranks,
+        nvme=nvme,
+        on_progress=lambda title: output.say(phrase("{title} ...", title=named(title))),
+    )
     output.show(lambda: record, lambda console: render_bench(record, console))
     return 0
 

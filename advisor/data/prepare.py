@@ -180,9 +180,16 @@ def prepare(
 def _progress(path: Path, rows: int, share: float | None, passed_s: float) -> str:
     """How far it is, with the time left at the speed until now. share: of the file."""
     if not share:
-        return f"{path.name}: {rows:,} rows ..."
+        return phrase("{file}: {rows} rows ...", file=path.name, rows=f"{rows:,}")
     left = seconds(passed_s * (1 - share) / share)
-    return f"{path.name}: {rows:,} rows, {percent(share)} of {path.stat().st_size / 1e6:,.0f} MB, {left} left"
+    return phrase(
+        "{file}: {rows} rows, {share} of {size} MB, {left} left",
+        file=path.name,
+        rows=f"{rows:,}",
+        share=percent(share),
+        size=f"{path.stat().st_size / 1e6:,.0f}",
+        left=left,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

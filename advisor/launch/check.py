@@ -11,6 +11,7 @@ from ...ds_configs.files import free_bytes
 from ...ds_configs.read import saves_model
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
+from ...estimators.phrase import listed, named, phrase
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.workload import NEXT_TOKEN
 from ...probes.machine import installed_version
@@ -90,7 +91,12 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
             for old in outdated
         ]
     if request.other_loss is not None:
-        say(f"{request.other_loss} has another loss and may hold further models: not predicted and not checked")
+        say(
+            phrase(
+                "{loss} has another loss and may hold further models: not predicted and not checked",
+                loss=request.other_loss,
+            )
+        )
         return _disk(request, say)
     if not run.model:
         raise WorkloadError(
@@ -109,12 +115,13 @@ def objections(request: LaunchRequest, check: Check, say: Callable[[str], None])
 
 
 def _dry_run(run: Run, say: Callable[[str], None]) -> list[Objection]:
-    say("dry run ...")
+    say(phrase("dry run ..."))
     answer = compared_dry_run(run)
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
-            say(f"by its dry run it fits with a probability of {chance(probability)}; the training is started")
+            odds = chance(probability)
+            say(phrase("by its dry run it fits with a probability of {odds}; the training is started", odds=odds))
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.required_host_bytes_per_node
@@ -131,12 +138,14 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -
     run = request.run
     past = None if again else _past_probe(run)
     if past is None:
-        title = "the probe"
-        result = probe_and_keep(run, device=request.device, on_progress=lambda phase: say(f"probe: {phase} ..."))
+        title = phrase("the probe")
+        result = probe_and_keep(
+            run, device=request.device, on_progress=lambda step: say(phrase("probe: {phase} ...", phase=named(step)))
+        )
     else:
-        title = f"probe {past.id} ({age(past.age_s)})"
+        title = phrase("probe {number} ({age})", number=past.id, age=age(past.age_s))
         result = past.result
-        say(f"{title} answers for this plan; --check probe makes another")
+        say(phrase("{title} answers for this plan; --check probe makes another", title=title))
     failure = result.failure
     if failure is None:
         return []
@@ -147,13 +156,13 @@ def _probe(request: LaunchRequest, say: Callable[[str], None], *, again: bool) -
 
 def _resumption(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]:
     """The files of the checkpoint that the script is to resume from, where DeepSpeed wrote it."""
-    named = request.script.options.text("resume_from_checkpoint")
-    if named is None or not Path(named, "latest").exists():
+    folder = request.script.options.text("resume_from_checkpoint")
+    if folder is None or not Path(folder, "latest").exists():
         return []
-    say(f"checking {named} ...")
-    checkpoint = read_checkpoint(Path(named))
+    say(phrase("checking {name} ...", name=folder))
+    checkpoint = read_checkpoint(Path(folder))
     fix = "resume from an earlier checkpoint"
-    return [] if checkpoint.is_whole else [Objection(what=f"{named} is damaged: {checkpoint.problem}", fix=fix)]
+    return [] if checkpoint.is_whole else [Objection(what=f"{folder} is damaged: {checkpoint.problem}", fix=fix)]
 
 
 def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
@@ -174,18 +183,21 @@ def _evaluation(request: LaunchRequest, say: Callable[[str], None]) -> None:
         return
     workload, have = run.workload, run.cluster.gpu.memory_bytes
     step = max(phase.allocated_bytes for phase in prediction.memory.phases if phase.name != "evaluation")
-    text = f"evaluation takes {gib(prediction.memory.allocated_bytes_per_gpu)} GiB of tensors, training {gib(step)}"
+    size = gib(prediction.memory.allocated_bytes_per_gpu)
+    parts = [phrase("evaluation takes {size} GiB of tensors, training {other}", size=size, other=gib(step))]
     if workload.eval_logits:
-        text += (
-            "; each GPU keeps the logits of its batches for compute_metrics: reduce them in "
-            "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
+        parts.append(
+            phrase(
+                "each GPU keeps the logits of its batches for compute_metrics: reduce them in "
+                "preprocess_logits_for_metrics, or set eval_accumulation_steps=1"
+            )
         )
     if prediction.memory.device_bytes_per_gpu > have:
-        text += f". It is predicted to run out of the {gib(have)} GiB of the {run.cluster.gpu.name}"
-    batch = _evaluation_batch_that_fits(run)
-    if batch:
-        text += f": with per_device_eval_batch_size={batch} it takes no more than the GPU has"
-    say(text)
+        gpu = run.cluster.gpu.name
+        parts.append(phrase("it is predicted to run out of the {size} GiB of the {gpu}", size=gib(have), gpu=gpu))
+    if batch := _evaluation_batch_that_fits(run):
+        parts.append(phrase("with per_device_eval_batch_size={batch} it takes no more than the GPU has", batch=batch))
+    say(listed(parts, "; "))
 
 
 def _evaluation_batch_that_fits(run: Run) -> int | None:
@@ -215,12 +227,24 @@ def _disk(request: LaunchRequest, say: Callable[[str], None]) -> list[Objection]
     count = 1 if kept is None else kept
     if count * one <= free:
         if kept is None:
-            room = f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free"
-            text = f"{room} in {output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
+            parts = [
+                phrase(
+                    "a checkpoint takes {size} GiB, and {number} fit into the {free} GiB free in {folder}: the number "
+                    "of kept ones is unknown (--save_total_limit limits it)",
+                    size=gib(one),
+                    number=free // one,
+                    free=gib(free),
+                    folder=output_dir,
+                )
+            ]
             if leaves and not only_model and run.workload.uses_trainer:
                 small = gib(checkpoint_bytes(run.shape, run.workload, stage, only_model=True))
-                text += f"; with --save_only_model True each takes {small} GiB, and no training resumes from it"
-            say(text)
+                parts.append(
+                    phrase(
+                        "with --save_only_model True each takes {size} GiB, and no training resumes from it", size=small
+                    )
+                )
+            say(listed(parts, "; "))
         return []
     needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"

@@ -16,9 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ...estimators.errors import DsAdviseError
+from ...estimators.phrase import phrase
 from ...probes.machine import host_memory_bytes, memory_groups, read_pairs, visible_handles
 from ...probes.real_run.watch import COMPILERS
 from ...validate.checkpoint import write_checksums
+from ..text.language import translate
 from ..text.units import gib, rate, seconds
 from .failures import failure_of, last_lines
 from .records import Records
@@ -135,7 +137,9 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
-            self._live = Live(Text("starting ..."), console=self._console, refresh_per_second=4, transient=True)
+            self._live = Live(
+                Text(translate(phrase("starting ..."))), console=self._console, refresh_per_second=4, transient=True
+            )
             self._live.start()
         return self
 
@@ -145,7 +149,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(translate(text)), soft_wrap=True)
 
     def show(self, step: int, progress: str, memory: str) -> None:
         """Show two lines, each of which fits 80 columns."""
@@ -161,14 +165,14 @@ class Display:
 def progress_line(
     step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
 ) -> str:
-    parts = [f"step {step}" + (f"/{total_steps}" if total_steps else "")]
+    parts = [phrase("step {step}", step=f"{step}/{total_steps}" if total_steps else step)]
     if loss is not None:
-        parts.append(f"loss {loss:.4g}")
+        parts.append(phrase("loss {loss}", loss=f"{loss:.4g}"))
     if tokens_per_s is not None:
-        parts.append(f"{rate(tokens_per_s)} tokens/s")
+        parts.append(phrase("{speed} tokens/s", speed=rate(tokens_per_s)))
     if total_steps and step < total_steps and step_s is not None:
-        parts.append(f"{seconds((total_steps - step) * step_s)} left")
-    return "  ".join(parts)
+        parts.append(phrase("{time} left", time=seconds((total_steps - step) * step_s)))
+    return "  ".join(map(translate, parts))
 
 
 MemoryFigures = tuple[int | None, int | None, int | None]
@@ -178,12 +182,16 @@ MemoryFigures = tuple[int | None, int | None, int | None]
 def memory_line(gpu: MemoryFigures, host: MemoryFigures) -> str:
     """The fullest GPU's memory and that of this node's processes, as far as they are known."""
     if gpu[0] is None:
-        return f"host GiB: {_sizes(host, (' now', ' peak', ' predicted'))}"
-    return f"GPU GiB: {_sizes(gpu, (' now', ' peak', ' predicted'))}; host: {_sizes(host, ('', '', ''))}"
+        return translate(phrase("host GiB: {sizes}", sizes=_sizes(host)))
+    short = ", ".join(gib(size) for size in host if size is not None)
+    return translate(phrase("GPU GiB: {sizes}; host: {host}", sizes=_sizes(gpu), host=short))
 
 
-def _sizes(sizes: MemoryFigures, labels: tuple[str, str, str]) -> str:
-    return ", ".join(f"{gib(size)}{label}" for size, label in zip(sizes, labels, strict=True) if size is not None)
+def _sizes(sizes: MemoryFigures) -> str:
+    labels = (phrase("now"), phrase("peak"), phrase("predicted"))
+    return ", ".join(
+        f"{gib(size)} {translate(label)}" for size, label in zip(sizes, labels, strict=True) if size is not None
+    )
 
 
 def _write_checksums(checkpoint: Path) -> None:
@@ -219,10 +227,12 @@ class Monitor:
         sample = self._sampler.sample(pid)
         if sample.compiles and not self._said_compiling:
             self._said_compiling = True
-            self._display.say("ds-advise: compiling DeepSpeed's extensions ...")
+            self._display.say(phrase("ds-advise: compiling DeepSpeed's extensions ..."))
         self._show(sample)
         if differences := self._differences():
-            self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
+            self._warn(
+                phrase("the script trains by another plan than the one that was checked"), "; ".join(differences)
+            )
         self._warn_of_memory(sample)
         self._warn_of_silence(now - self.records.heard_at)
 
@@ -265,7 +275,7 @@ class Monitor:
         for name, thread in self._summed.items():
             thread.join(_PATIENCE_S)
             if thread.is_alive():
-                self._display.say(f"ds-advise: writing the checksums of {name} ...")
+                self._display.say(phrase("ds-advise: writing the checksums of {name} ...", name=name))
                 thread.join()
         records, request = self.records, self._request
         if exit_code and failure is None and not stopped:
@@ -348,11 +358,11 @@ class Monitor:
     def _warn_of_memory(self, sample: MemorySample) -> None:
         for used, total in sample.gpus:
             if used >= _NEAR_LIMIT * total:
-                in_use = f"{gib(used)} of {gib(total)} GiB in use"
-                self._warn("a GPU's memory is nearly full: a longer batch may not fit", in_use)
+                in_use = phrase("{used} of {total} GiB in use", used=gib(used), total=gib(total))
+                self._warn(phrase("a GPU's memory is nearly full: a longer batch may not fit"), in_use)
         if sample.free_bytes <= (1 - _NEAR_LIMIT) * host_memory_bytes():
-            left = f"{gib(sample.free_bytes)} GiB left"
-            self._warn("the host's memory is nearly full: the kernel may kill a rank", left)
+            left = phrase("{size} GiB left", size=gib(sample.free_bytes))
+            self._warn(phrase("the host's memory is nearly full: the kernel may kill a rank"), left)
 
     def _warn_of_silence(self, silent_s: float) -> None:
         """The ranks may wait for each other or for a lost one until a timeout of theirs."""
@@ -360,10 +370,13 @@ class Monitor:
             output = "; ".join(last_lines(self.records, self._request.folder))
             pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
             shown = f"py-spy dump --pid shows where they are: {pids}" if pids else "no rank has started"
-            self._warn(f"no rank has made a step or printed a line for {_SILENT_S / 60:.0f} min", f"{output}; {shown}")
+            silence = phrase(
+                "no rank has made a step or printed a line for {minutes} min", minutes=f"{_SILENT_S / 60:.0f}"
+            )
+            self._warn(silence, f"{output}; {shown}")
 
     def _warn(self, warning: str, figures: str = "") -> None:
         """Once for each `warning`."""
         if not any(earlier.startswith(warning) for earlier in self._warnings):
-            self._warnings.append(f"{warning} ({figures})" if figures else warning)
-            self._display.say(f"ds-advise: {self._warnings[-1]}")
+            self._warnings.append(phrase("{first} ({second})", first=warning, second=figures) if figures else warning)
+            self._display.say(f"ds-advise: {translate(self._warnings[-1])}")

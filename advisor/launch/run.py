@@ -70,9 +70,9 @@ def _watch(
         if signals and stopping is None:
             stopping = processes.stop(monitor.records)
             if stopping:
-                display.say(f"ds-advise: stopping: {stopping}")
+                display.say(phrase("ds-advise: stopping: {how}", how=stopping))
         if len(signals) > 1 or stopping == "":
-            display.say("ds-advise: ending at once")
+            display.say(phrase("ds-advise: ending at once"))
             return None
         time.sleep(_POLL_S)
     if verbose:

@@ -207,9 +207,9 @@ def run_session(
     """Check the training, unless `check` is None, and launch it. Raises what `launch` and the check raise."""
     variables = environment_of(request)
     if variables:
-        output.say("sets " + " ".join(f"{name}={value}" for name, value in variables.items()))
+        output.say(phrase("sets {settings}", settings=" ".join(f"{name}={value}" for name, value in variables.items())))
     if kept := kept_settings(request):
-        output.say("keeps " + ", ".join(kept))
+        output.say(phrase("keeps {settings}", settings=", ".join(kept)))
     if check is not None:
         if against := objections(request, check, output.say):
             return Session(objections=tuple(against))
@@ -240,7 +240,8 @@ def make_attempts(
     first_folder = request.folder
     while True:
         prepare(request)
-        outcome = launch(request, verbose=verbose, console=console)
+        with output.speaking():
+            outcome = launch(request, verbose=verbose, console=console)
         attempt = Attempt(request=request, outcome=outcome)
         keep_training(attempt)
         attempts.append(attempt)
@@ -250,7 +251,8 @@ def make_attempts(
         following = follow(request, outcome, first_folder / f"fallback-{len(attempts)}")
         if not fallback or following.request is None or len(attempts) == _MAX_ATTEMPTS:
             return Session(attempts=tuple(attempts), following=following)
-        output.say(f"{FAILURE_TITLES[failure.kind]} ({failure.message}); going on with {following.description}")
+        title = phrase("{first} ({second})", first=FAILURE_TITLES[failure.kind], second=failure.message)
+        output.say(phrase("{failure}; going on with {plan}", failure=title, plan=following.description))
         request = following.request
 
 

@@ -183,7 +183,7 @@ MEMORY_FAMILIES: Final[Mapping[str, Phrase]] = {
     "activations": phrase("activations"),
     "generation": phrase("generation"),
     "buffers": phrase("buffers"),
-    "runtime": phrase("CUDA, NCCL, allocator"),
+    "runtime": phrase("runtime, allocator"),
     "other": phrase("other"),
 }
 """Titles, in the order in which a bar shows them."""

@@ -7,10 +7,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
+from ...estimators.phrase import named, phrase
 from .printable import printable
 
 if TYPE_CHECKING:
@@ -31,7 +32,20 @@ class Output(NamedTuple):
     def say(self, text: str) -> None:
         """A line of progress or a warning; it never goes to stdout."""
         if self.mode != "quiet":
-            to_stderr(text)
+            to_stderr(self.translated(text))
+
+    def translated(self, text: str) -> str:
+        """A phrase in the language of the answer."""
+        from .language import translate
+
+        with self.speaking():
+            return translate(text)
+
+    def speaking(self) -> AbstractContextManager[None]:
+        """The language of the answer, for what is shown meanwhile."""
+        from .language import use_language
+
+        return use_language(self.language)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
@@ -40,10 +54,13 @@ class Output(NamedTuple):
         started = time.monotonic()
 
         def line(phase: str) -> str:
-            return f"{printable(title)}: {phase}, {time.monotonic() - started:.0f} s"
+            waited = f"{time.monotonic() - started:.0f}"
+            return self.translated(
+                phrase("{title}: {phase}, {waited} s", title=title, phase=named(phase), waited=waited)
+            )
 
         if self.mode != "quiet" and sys.stderr.isatty():
-            with self.console(on_stderr=True).status(line("start")) as status:
+            with self.console(on_stderr=True).status(line(phrase("start"))) as status:
                 yield lambda phase: status.update(line(phase))
         else:
             yield seldom(lambda phase: self.say(line(phase)), first_at_once=True)

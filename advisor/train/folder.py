@@ -71,7 +71,8 @@ class TrainingFolder:
             aside = each.folder.with_name(f"damaged-{each.folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             each.folder.rename(aside)
-            say(f"{each.folder.name} is damaged: {each.problem}; it is now {aside.name}")
+            name, problem = each.folder.name, each.problem
+            say(phrase("{name} is damaged: {problem}; it is now {other}", name=name, problem=problem, other=aside.name))
         return usable
 
     def remove_broken(self) -> list[Path]:

@@ -120,13 +120,16 @@ def prove(
         return answer
     if settings.proof == "dry-run":
         return verify(
-            answer, offline=settings.offline, on_start=lambda candidate: output.say(f"dry run of {candidate.rung} ...")
+            answer,
+            offline=settings.offline,
+            on_start=lambda candidate: output.say(phrase("dry run of {rung} ...", rung=candidate.rung)),
         )
     for candidate in by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has run on this machine before
             return replace(answer, recommended=candidate)
         plan = candidate.plan
-        output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
+        title, size = plan_title(plan), plan.micro_batch_size
+        output.say(phrase("probe of {plan}, micro batch {size}: a few real steps ...", plan=title, size=size))
         result = probe_and_keep(
             run_of(answer.question, plan, offline=settings.offline),
             device=settings.device,
@@ -134,7 +137,8 @@ def prove(
             timeout_s=_PROBE_LIMIT_S,
         )
         if result.failure is None:
-            output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
+            speed = f"{result.tokens_per_s:,.0f}"
+            output.say(phrase("it ran, {speed} tokens/s with full sequences", speed=speed))
             return replace(answer, recommended=candidate.with_estimate(as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
@@ -142,7 +146,7 @@ def prove(
                 why="the training runs the same steps",
                 fix="repair that, or pass --no-check to start anyway",
             )
-        output.say("out of memory; the next best")
+        output.say(phrase("out of memory; the next best"))
     return replace(answer, recommended=None)
 
 
@@ -186,10 +190,11 @@ def resume(
             fix="start it again with --force and without --resume",
         )
     for broken in folder.remove_broken():
-        controls.output.say(f"{broken.name} was incomplete; removed")
+        controls.output.say(phrase("{name} was incomplete; removed", name=broken.name))
     arguments = job.arguments
     ended = step_of(checkpoint) >= arguments["max_steps"]
-    controls.output.say(f"{'all steps are made; saving' if ended else 'going on'} from {checkpoint.name}")
+    going_on = phrase("going on from {name}", name=checkpoint.name)
+    controls.output.say(phrase("all steps are made; saving from {name}", name=checkpoint.name) if ended else going_on)
     run = Run(
         config=read_ds_config(folder.ds_config),
         model={},

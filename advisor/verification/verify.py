@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...estimators.errors import ClusterError
-from ...estimators.phrase import phrase
+from ...estimators.phrase import named, phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
@@ -143,19 +143,29 @@ def settle(
             device=device,
             memory_limit_bytes=memory_limit_bytes,
             timeout_s=timeout_s,
-            on_progress=lambda phase: say(f"  {phase}"),
+            on_progress=lambda phase: say(phrase("  {phase}", phase=named(phase))),
         )
 
     def on_probe(candidate: Candidate, reason: str, left: int) -> None:
         plan = candidate.plan
         say(
-            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_title(plan)}: {reason}; "
-            f"{left} plan{'s' * (left != 1)} could still win"
+            phrase(
+                "probe of {plan}, micro batch {size}, {checkpointing}: {reason}; plans that could still win: {left}",
+                plan=plan_title(plan),
+                size=plan.micro_batch_size,
+                checkpointing=checkpointing_title(plan),
+                reason=named(reason),
+                left=left,
+            )
         )
 
     if answer.past_probes:
         count = len(answer.past_probes)
-        say(f"{count} of the plans ran before on this machine and are not run again (ds-advise history)")
+        say(
+            phrase(
+                "{count} of the plans ran before on this machine and are not run again (ds-advise history)", count=count
+            )
+        )
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
     outcome, quickest_s = "no plan ran", order.quickest_s()
     if series.best is not None:

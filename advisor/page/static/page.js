@@ -381,11 +381,13 @@ async function begin() {
 }
 
 function showFindings({ part, sentence, title, basis, findings = [] }) {
-  if (part === "error") { byId("findings").replaceChildren(make("p", { className: "error", textContent: sentence })); return; }
   const list = findings.map(({ severity, place, excerpt, what, why, fix }) => make("li", { className: severity },
     make("b", { textContent: `${severity} · ${place}` }), make("pre", { textContent: excerpt, tabIndex: 0 }),
     ...[what, why, fix].filter(Boolean).map((text) => make("p", { textContent: text }))));
-  byId("findings").replaceChildren(make("h4", { textContent: title }), make("p", { className: "soft", textContent: basis }), make("ul", {}, ...list));
+  const shown = part === "error" ? [make("p", { className: "error", textContent: sentence })]
+    : [make("h4", { textContent: title }), make("p", { className: "soft", textContent: basis }), make("ul", {}, ...list)];
+  byId("findings").replaceChildren(...shown);
+  byId("findings").scrollIntoView({ block: "nearest" });
 }
 
 begin();

@@ -17,10 +17,13 @@ from click.testing import CliRunner
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
+from ds_advise.advisor.launch.monitor import progress_line
 from ds_advise.advisor.text.labels import component_title
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, use_language
 from ds_advise.advisor.text.lines import ended
+from ds_advise.advisor.text.output import Output
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS, meaning
+from ds_advise.estimators.phrase import phrase
 from ds_advise.validate.lint.lint import RULES
 from rich.cells import cell_len
 
@@ -228,6 +231,29 @@ def test_errors_and_other_commands_are_translated(
         printed = capsys.readouterr().out
         ends.append([cell_len(line) for line in printed.splitlines() if re.search(r" {3}\S+ {3,}\S+ {2,}\S+$", line)])
     assert "两者都放得下" in printed and "各 rank 分摊什么" in printed and ends[0] == ends[1]
+
+
+def test_explanations_checks_and_progress_are_chinese(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but sources, DeepSpeed's own words, and names."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text('{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
+    asked = ["--gpus", "2x24GB", "--offline", "--lang", "zh"]
+    for command in (
+        ["explain", "Qwen2.5-0.5B", "--rung", "zero3-offload"],
+        ["explain", "overlap_comm", "--model", "gpt2"],
+        ["check", "ds.json", "--model", "gpt2", "--max-ram", "200GiB"],
+    ):
+        assert run([*command, *asked]) == 0
+        printed = capsys.readouterr().out
+        english = re.sub(r'来源.[^\n]*(\n {16}[^\n]*)*|DeepSpeed: "[^"]*"', "", printed)
+        assert re.search("[\u4e00-\u9fff]", printed) and not _ENGLISH.search(english), command
+    with Output("human", "zh").progress(phrase("dry run")) as show:
+        show("load")
+    with Output("human", "zh").speaking():
+        line = progress_line(3, 9, 2.5, 1234.0, 60.0)
+    assert "加载模型" in capsys.readouterr().err and line.startswith("第 3/9 步  损失 2.5")
 
 
 def test_the_full_stop_is_that_of_the_language_and_not_of_a_name() -> None:
