@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ..estimators.hardware import Cluster
@@ -186,6 +187,23 @@ def python_source(value: Any, name: str = "") -> str:
     return repr(value)
 
 
+def _call(function: str, arguments: Sequence[str]) -> list[str]:
+    """Source of a call, over several lines where one is too long for a screen of 80 columns."""
+    line = f"{function}({', '.join(arguments)})"
+    if len(line) <= _COLUMNS:
+        return [line]
+    rows = [f"    {arguments[0]}"]
+    for argument in arguments[1:]:
+        if len(rows[-1]) + len(argument) + 3 <= _COLUMNS:
+            rows[-1] += f", {argument}"
+        else:
+            rows.append(f"    {argument}")
+    return [f"{function}(", *(f"{row}," for row in rows[:-1]), f"{rows[-1]})"]
+
+
+_COLUMNS = 76
+"""Columns of a line of source that an answer of 80 columns shows in one."""
+
 _MODULE_LINES = (
     'parser.add_argument("--local_rank", type=int, default=-1)',
     "args = deepspeed.add_config_arguments(parser).parse_args()",
@@ -227,15 +245,14 @@ def _trainer_of_objective(workload: Workload) -> list[str]:
     spec = OBJECTIVES[workload.objective]
     if not spec.trainer:
         return []
-    adapters = "" if workload.method == "full" else ", peft_config=peft_config"
-    rewards = ""
+    arguments = ["model=..."]
     if workload.rollouts is not None:
         reward = workload.rollouts.reward_model
-        rewards = f", reward_funcs={'...' if reward is None else json.dumps(reward.name)}"
-    return [
-        f"from {spec.module} import {spec.config}, {spec.trainer}",
-        f"trainer = {spec.trainer}(model=...{rewards}, args=..., train_dataset=..., processing_class=...{adapters})",
-    ]
+        arguments.append(f"reward_funcs={'...' if reward is None else json.dumps(reward.name)}")
+    arguments += ["args=...", "train_dataset=...", "processing_class=..."]
+    if workload.method != "full":
+        arguments.append("peft_config=peft_config")
+    return [f"from {spec.module} import {spec.config}, {spec.trainer}", *_call(f"trainer = {spec.trainer}", arguments)]
 
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
@@ -263,27 +280,32 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     ):  # a GPTQ checkpoint has its own quantization_config
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
-            '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+            '        load_in_4bit=True, bnb_4bit_quant_type="nf4",',
+            "        bnb_4bit_use_double_quant=True,",
             f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
         ]
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
-        dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
-        apart = "|".join(prefix.replace(".", r"\.") + ".*" for prefix in frozen_prefixes(model))
-        dropout += f', exclude_modules=r"{apart}"' if apart else ""
-        saved = f", modules_to_save={json.dumps(workload.modules_to_save)}" if workload.modules_to_save else ""
-        kind = ', task_type="SEQ_CLS"' if OBJECTIVES[workload.objective].labels else ""
-        adapters = f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved}{kind})"
-        is_own = workload.framework != "trl" and not OBJECTIVES[workload.objective].trainer
+        fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]
+        fields += [f"lora_dropout={workload.lora_dropout:g}"] * bool(workload.lora_dropout)
+        if prefixes := frozen_prefixes(model):
+            apart = "|".join(prefix.replace(".", r"\.") + ".*" for prefix in prefixes)
+            fields.append(f'exclude_modules=r"{apart}"')
+        if workload.modules_to_save:
+            fields.append(f"modules_to_save={json.dumps(workload.modules_to_save)}")
+        if OBJECTIVES[workload.objective].labels:
+            fields.append('task_type="SEQ_CLS"')
+        if workload.framework == "trl" or OBJECTIVES[workload.objective].trainer:
+            return lines + _call("peft_config = LoraConfig", fields)
+        arguments = ["model", f"LoraConfig({', '.join(fields)})"]
         initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
-        saves = bool(workload.modules_to_save) and workload.framework != "trl"
-        if saves or (initialized and not workload.software.fp32_adapters):
+        if workload.modules_to_save or (initialized and not workload.software.fp32_adapters):
             # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts that all that trains has one type, and the
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
             # adapters would cast every input of theirs. TRL's trainers pass it themselves.
-            adapters += ", autocast_adapter_dtype=False"
-        lines.append(f"model = get_peft_model(model, {adapters})" if is_own else f"peft_config = {adapters}")
+            arguments.append("autocast_adapter_dtype=False")
+        lines += _call("model = get_peft_model", arguments)
     elif prefixes := frozen_prefixes(model):
         given = ", ".join(map(json.dumps, prefixes))
         lines += [
@@ -311,7 +333,8 @@ def _loss_lines(workload: Workload, name: str) -> list[str]:
         return []
     base = name if workload.method == "full" else f"{name}.get_base_model()"
     return [
-        "from deepspeed.runtime.chunked_cross_entropy import install_chunked_causal_lm_loss",
+        "from deepspeed.runtime.chunked_cross_entropy import (",
+        "    install_chunked_causal_lm_loss)",
         f"install_chunked_causal_lm_loss({base})",
     ]
 
@@ -339,7 +362,8 @@ def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
     """Ulysses sequence parallelism in a script without the Trainer. The loss is the mean over the ranks, exact where
     each has the same number of labels."""
     return [
-        "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter",
+        "from deepspeed.runtime.sequence_parallel.ulysses_sp import (",
+        "    UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter)",
         "mpu = UlyssesSPAttentionHF.register_with_transformers(",
         f'    model, core_attn_implementation="{ATTENTION[workload.attention]}",',
         f"    sequence_parallel_size={plan.sequence_parallel_size}, micro_batch_size={plan.micro_batch_size})",
@@ -348,8 +372,9 @@ def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
         "loader = UlyssesSPDataLoaderAdapter(",
         "    loader, sp_rank=mpu.get_sequence_parallel_rank(), sp_group=group,",
         f"    sp_world_size={plan.sequence_parallel_size}, device=engine.device)",
-        'loss = engine(**batch, labels=batch["shift_labels"]).loss  # of this rank\'s tokens',
-        "loss = torch.stack(torch.distributed.nn.functional.all_gather(loss, group=group)).mean()",
+        'loss = engine(**batch, labels=batch["shift_labels"]).loss  # this rank\'s',
+        "losses = torch.distributed.nn.functional.all_gather(loss, group=group)",
+        "loss = torch.stack(losses).mean()",
     ]
 
 

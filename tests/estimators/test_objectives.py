@@ -151,11 +151,13 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     spec, plan = OBJECTIVES[objective], PLANS["zero3"]
     lines = script_lines(trained_model(MODEL, objective), workload, plan, CLUSTER, "ds_config.json")
     assert f"{spec.config}(" in lines
-    assert lines[-2:] == [
+    assert lines[-4:] == [
         f"from {spec.module} import {spec.config}, {spec.trainer}",
-        f"trainer = {spec.trainer}(model=..., args=..., train_dataset=..., processing_class=..., "
-        "peft_config=peft_config)",
+        f"trainer = {spec.trainer}(",
+        "    model=..., args=..., train_dataset=..., processing_class=...,",
+        "    peft_config=peft_config)",
     ]
+    assert max(map(len, lines)) < 77  # an answer of 80 columns folds none
     trl = pytest.importorskip(spec.module)
     known = {field.name for field in fields(getattr(trl, spec.config))}
     assert training_arguments(plan, workload, CLUSTER).keys() <= known
