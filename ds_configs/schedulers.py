@@ -98,7 +98,7 @@ def gpu_name(cluster: Cluster) -> str:
     name = re.sub(r"-(PCIe|SXM\d?)\b", "", gpu.name).replace(" Ada", "-Ada").replace(" ", "")
     known = next((each for each in (name, re.sub(r"-\d+GB$", "", name)) if each in _SKYPILOT_GPUS.split()), None)
     if gpu.assumed or known is None:
-        what = "a GPU of which only the memory is given" if gpu.assumed else gpu.name
+        what = "a GPU that is given by its memory alone" if gpu.assumed else gpu.name
         raise ClusterError(
             phrase("SkyPilot's catalogue has no name for {what}", what=what),
             why="its file must name the GPU to rent",

@@ -293,10 +293,10 @@ def assumes_sxm(name: str, gpu: Gpu) -> bool:
 
 
 def gpu_of_memory(gigabytes: float) -> Gpu:
-    """A GPU of which only the memory is known.
+    """A GPU that is known by its memory alone.
 
     memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE. The speed is that of the reference card for the nearest size
-    (`reference_for_gb` in `data/gpus.csv`, with the reason beside it), and `assumed` is set.
+    (`reference_for_gb` in `data/gpus.csv`, with the reason next to it), and `assumed` is set.
 
     Raises ClusterError for a size that no GPU has.
     """

@@ -31,10 +31,11 @@ class OptimizerSpec:
     """Temporaries of the masters' type per master weight while `step()` runs under DeepSpeed on the GPU; 0 for fused
     kernels."""
     foreach_step_elements: int = 0
-    """The same of torch's foreach implementation, for all trained parameters in their type. torch's fused kernels have
-    none."""
+    """`step_elements` of torch's foreach implementation, for all trained parameters in their type.
+    torch's fused kernels have none."""
     loop_step_elements: int = 0
-    """The same of torch's loop over tensors, of one tensor at a time. Under ZeRO that is a whole flat partition."""
+    """`step_elements` of torch's loop over tensors, for one tensor at a time. Under ZeRO that is a whole flat
+    partition."""
     states_have_fixed_type: bool = False
     """In plain PyTorch the states have a type of their own. Others take the parameters' type."""
     factored: bool = False

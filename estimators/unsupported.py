@@ -73,7 +73,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return phrase("{optimizer} does not run on the host", optimizer=workload.optimizer)
     if workload.method == "qlora" and plan.zero_stage == 3:
         if workload.quantization == "int8":  # bitsandbytes 0.50 autograd/_functions.py MatmulLtState.CB
-            return phrase("bitsandbytes' int8 layers keep whole weights beside ZeRO-3's shards")
+            return phrase("bitsandbytes' int8 layers keep whole weights in addition to ZeRO-3's shards")
         if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
             return phrase("ZeRO-3 is known to shard NF4 weights on the GPU alone, in collectives of full width")
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
@@ -203,7 +203,7 @@ def _ungenerated(model: ModelShape, workload: Workload, cluster: Cluster | None)
     if cluster is None or rollouts.rollout == "generate":
         return None
     if cluster.gpu.is_cpu:
-        return phrase("vLLM beside a training on the CPU is not predicted")
+        return phrase("vLLM during a training on the CPU is not predicted")
     if rollouts.rollout == "vllm-server" and not rollouts.server_gpus:
         return phrase("no GPUs are left to the vLLM server")
     if cached_sequences(model, workload, cluster.gpu.memory_bytes) < 1:

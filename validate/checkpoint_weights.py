@@ -48,8 +48,8 @@ _KNOWN = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     )
 )
-"""Classes of DeepSpeed's states (0.19.8 runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py), beside those that
-torch loads without trust."""
+"""Classes of DeepSpeed's states (0.19.8 runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py), in addition to
+those that torch loads without trust."""
 
 _FOREIGN = "it holds no states of DeepSpeed"
 
@@ -91,7 +91,7 @@ class Conversion:
     peak_bytes: int
     """RAM, as RSS counts it: the process, and the largest of a file of model states, one file of weights with the two
     fp32 copies of its largest tensor (one of them mapped from the optimizer's files), and at stages 1 and 2, where
-    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights, of which one stays."""
+    `zero_to_fp32` joins the ranks' partitions, two fp32 copies of all weights; one stays."""
 
 
 def contents_of(folder: Path) -> CheckpointContents:

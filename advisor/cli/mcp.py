@@ -120,14 +120,14 @@ def server() -> Server[Any]:
             done = await anyio.run_process(program, stdin=subprocess.DEVNULL, check=False)
         except ValueError as error:  # an unknown argument, or a null character in a value
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
-        printed, said = (stream.decode(errors="replace").strip() for stream in (done.stdout, done.stderr))
+        printed, messages = (stream.decode(errors="replace").strip() for stream in (done.stdout, done.stderr))
         try:
             form: Any = json.loads(printed)
             printed = json.dumps(form, separators=(",", ":"))
         except ValueError:  # the rules of lint are listed as text
             form = None
         return types.CallToolResult(
-            content=[types.TextContent(text=text) for text in (printed, said) if text],
+            content=[types.TextContent(text=text) for text in (printed, messages) if text],
             structured_content=form if isinstance(form, dict) else None,
             is_error=done.returncode not in (0, 1),
         )

@@ -152,7 +152,7 @@ class Display:
         self._console.print(Text(translate(text)), soft_wrap=True)
 
     def show(self, step: int, progress: str, memory: str) -> None:
-        """Show two lines, each of which fits 80 columns."""
+        """Show two lines of at most 80 columns."""
         now = time.monotonic()
         if self._live is not None:
             self._live.update(Text(f"{progress}\n{memory}", overflow="ellipsis", no_wrap=True))

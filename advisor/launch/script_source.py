@@ -44,7 +44,7 @@ _LORA = {
 _OTHER_LOSS = re.compile(
     r"(DPO|OnlineDPO|KTO|PPO|GRPO|RLOO|ORPO|CPO|BCO|XPO|NashMD|GKD|Reward|PRM|Distillation|SDFT|SDPO|TPO|GOLD)Trainer"
 )
-"""TRL's trainers whose loss is not the next token's, many of which hold further models (TRL 1.16.0 and 0.12).
+"""TRL's trainers with another loss than the next token's; many hold further models (TRL 1.16.0 and 0.12).
 `OBJECTIVES` has those that are predicted."""
 
 _OLD = {

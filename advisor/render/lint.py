@@ -110,7 +110,7 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
 def render_findings(name: str, report: LintReport, console: Console, basis: Phrase | None = None) -> None:
     """A line with counts, then every finding: its place, its line of the file, what, why (once per rule), and fix.
 
-    basis: the training that the predictions are for, where the reader has not been told.
+    basis: the training that the predictions are for, where no other line states it.
     """
     counts = list(_counts(report))
     found = listed(counts) if counts else phrase("nothing found")

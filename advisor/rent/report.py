@@ -19,7 +19,7 @@ from ..text.units import gib, rate
 from .rent import Offer, RentAdvice
 
 _LESS_TIME, _MORE_COST = 0.6, 1.1
-"""A machine with at most this share of the time, for at most this multiple of the cost, is named beside the cheapest:
+"""A machine with at most this share of the time, for at most this multiple of the cost, is named next to the cheapest:
 twice the GPUs often take half the time for a few cents more."""
 
 

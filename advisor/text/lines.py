@@ -196,7 +196,7 @@ _INKS = {
 
 
 _LEAST_SHARE = 0.03
-"""Smaller families, of which there are several, are drawn as one: a bar has some 68 characters."""
+"""Several smaller families are drawn as one: a bar has some 68 characters."""
 
 
 def bar(parts: Mapping[str, int], console: Console) -> None:

@@ -94,7 +94,7 @@ def table_rows() -> dict[str, str]:
         "| does it fit |": f"| does it fit | {len(ran)} of these and other runs that ended, {len(died)} that ran out "
         f"of memory | of those that died {_verdicts(died)}; of those that ended {_verdicts(ran)}; "
         f"{_fits_once(ran)} (DeepSpeed's "
-        f"estimators: {their_false} that died said to fit, {their_missed} that ended said not to) | {page} |",
+        f"estimators: {their_false} that died predicted to fit, {their_missed} that ended predicted not to) | {page} |",
         "| device memory |": f"| device memory | {_cached_errors('device')} that print `nvidia-smi`; "
         f"{_cached_errors('reserved')} that print PyTorch's reserved memory | the figure is what a run needs and the "
         f"cache that PyTorch keeps without `expandable_segments` | {page}, `benchmarks/seed_ranking.py` |",
@@ -115,8 +115,8 @@ def headlines() -> dict[str, str]:
         f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known ({_once(exact)}).",
         "- Device memory:": f"- Device memory: {_cached_errors('device')} that print `nvidia-smi`, its cache included; "
         f"{_cached_errors('reserved')} that print PyTorch's reserved memory.",
-        "- Does it fit:": f"- Does it fit: of {len(died)} published runs that ran out of memory {false_fits} are said "
-        f"to fit; of {len(ran)} that ended {refused} are said not to, and {_fits_once(ran)}.",
+        "- Does it fit:": f"- Does it fit: of {len(died)} published runs that ran out of memory {false_fits} are "
+        f"predicted to fit; of {len(ran)} that ended {refused} are predicted not to, and {_fits_once(ran)}.",
     }
 
 
@@ -127,7 +127,7 @@ def _fits_once(ran: list[Result]) -> str:
     ]
     by_row = mean(error.value for error in found)
     return (
-        f"{100 * by_row:.0f} % are said to fit, each of {len(by_source(found))} sources once: "
+        f"{100 * by_row:.0f} % are predicted to fit, each of {len(by_source(found))} sources once: "
         f"{100 * mean_of_sources(found):.0f} %"
     )
 
@@ -256,9 +256,9 @@ def _fit_table() -> Table:
         header=(
             "who says it",
             " ran",
-            " of these said not to fit",
+            " of these predicted not to fit",
             " ran out of memory",
-            " of these said to fit (false fits)",
+            " of these predicted to fit (false fits)",
         ),
         rows=(
             row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= SURE),
@@ -383,7 +383,7 @@ def _notes() -> tuple[str, ...]:
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
         "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
         "against what the row says. Plain PyTorch and FSDP are `--rung torch` and `--rung fsdp`; versions and habits "
-        "of the software that differ from today's are said by `--software`.",
+        "of the software that differ from today's are stated by `--software`.",
         'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
         "in the "
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "

@@ -54,9 +54,9 @@ def table(probabilities: Mapping[int, float]) -> Table:
             "source",
             "objectives",
             " ended",
-            " of these said not to fit",
+            " of these predicted not to fit",
             " ran out of memory",
-            " of these said to fit",
+            " of these predicted to fit",
             " device memory, errors",
             " step time, errors",
         ),
@@ -65,10 +65,10 @@ def table(probabilities: Mapping[int, float]) -> Table:
 
 
 def false_fits(probabilities: Mapping[int, float]) -> Table:
-    """The runs that ran out of memory and are said to fit."""
+    """The runs that ran out of memory and are predicted to fit."""
     wrong = [each for each in counted() if not each.run.fitted and probabilities[each.run.row] >= SURE]
     return Table(
-        title="Of these, said to fit and out of memory",
+        title="Of these, predicted to fit and out of memory",
         header=("row", "source", "run", " predicted GiB", "notes"),
         rows=tuple(
             (

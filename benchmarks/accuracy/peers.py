@@ -180,10 +180,10 @@ def fits(probabilities: Mapping[int, float]) -> Table:
         header=(
             "estimator",
             " ran",
-            " of these said not to fit",
+            " of these predicted not to fit",
             " ours",
             " ran out of memory",
-            " of these said to fit",
+            " of these predicted to fit",
             " ours",
         ),
         rows=tuple(_fit(peer, given, probabilities) for peer, given in _given().items()),

@@ -128,7 +128,7 @@ def report(rows: Sequence[Transfer]) -> str:
         lines.append(
             f"| {row.model} | {row.plans} | {row.loads[0]:.0f} to {row.loads[1]:.0f} | {row.before:.0%} | "
             f"{row.after:.0%} | "
-            f"{row.recommended:.0%} | {row.right} of {row.right + row.wrong} ({row.equal} not told apart) |"
+            f"{row.recommended:.0%} | {row.right} of {row.right + row.wrong} ({row.equal} equally fast) |"
         )
     return "\n".join(lines) + "\n"
 

@@ -38,7 +38,10 @@ _KEPT = Formula(
 _JOINED = _KEPT._replace(
     name="logits of all ranks",
     text="2 k N w B S V",
-    symbols={**MEMORY_SYMBOLS, "k": "batches whose logits are put together, in one tensor beside the earlier one"},
+    symbols={
+        **MEMORY_SYMBOLS,
+        "k": "batches whose logits are put together, in one tensor, next to the earlier one",
+    },
 )
 _GATHERED = _KEPT._replace(
     name="logits of all ranks", text="(N + 1) w B S V", source="accelerate 1.15 utils/operations.py _gpu_gather"

@@ -170,7 +170,7 @@ class _Gathering:
 
     def _up_to(self, numel: int, start: int = 0) -> int:
         """Elements of layers' tensors, one after the other from the `start`-th of a layer in the order of the backward
-        pass, of which the last one reaches `numel`."""
+        pass, until their sum reaches `numel`."""
         if numel <= 0 or not self.layer:
             return 0
         backward = self.layer_tensors[::-1]

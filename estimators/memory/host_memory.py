@@ -46,8 +46,8 @@ PROCESS_BYTES = 2 << 30
 in all."""
 
 CPU_RANK_BYTES, CPU_LAUNCHER_BYTES = 250 << 20, 155 << 20
-"""The same of a rank on the CPU, without what `device_terms` has of its process, and of the launcher of a node: memory
-that is not mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
+"""A rank on the CPU, without what `device_terms` counts of its process, and the launcher of a node: memory that is not
+mapped from files, in a training of 140 thousand parameters by the Trainer on two ranks and one."""
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"

@@ -11,12 +11,12 @@ A training step passes through a few phases, and any of them may be the peak:
   came.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
-- layer_recomputation: the last layer runs forward again, beside a buffer in which ZeRO-3's weights came.
+- layer_recomputation: the last layer runs forward again, with the buffer in which ZeRO-3's weights arrived.
 - layer_backward, weight_gradient, gradient_reduction: the last layer runs backward, with recomputation when
   checkpointing; the gradient of one of its matrices is made; one that does not fit into the bucket has it reduced.
   later_layer_backward, later_gradient_reduction: with the buffer of what the rank owns, which the first reduction
   makes; the second full bucket.
-- first_layer_backward: the same of the first layer, when nothing that the others gathered has been released.
+- first_layer_backward: as layer_backward, in the first layer, when nothing that the others gathered has been released.
 - backward_end: the embedding's gradient is made, few activations are left.
 - reference_forward: the reference model computes a preference's micro batch, whose activations are all saved.
 - rollout, scoring, rewards: of completions that are generated (`rollout_memory`).

@@ -207,8 +207,8 @@ def cached_sequences(model: ModelShape, workload: Workload, memory_bytes: int) -
 
 
 def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOKENS) -> int:
-    """What vLLM sets aside beside weights, keys and values: the larger of a layer's forward pass of `tokens` tokens and
-    sampling, and what is not torch's."""
+    """What vLLM sets aside in addition to weights, keys and values: the larger of a layer's forward pass of `tokens`
+    tokens and sampling, and what is not torch's."""
     one = replace(workload.of_passes().of_length(tokens), attention="flash")
     forward = forward_only_terms(model, one, 1, compute_capability=None)
     sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size

@@ -305,15 +305,15 @@ class ModelShape:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What a sample is taken to hold besides text, and the weights where the checkpoint has others."""
-        said = list[str]()
+        """What a sample is assumed to hold in addition to text, and the weights where the checkpoint has others."""
+        phrases = list[str]()
         if self.around:
             own = phrase("layers recorded from the module's own code")
-            said.append(own if self.module else phrase("layers recorded from transformers' own code"))
+            phrases.append(own if self.module else phrase("layers recorded from transformers' own code"))
         if self.quantized:
-            said.append(phrase("weights as --method has them, not as the checkpoint's {kind}", kind=self.quantized))
+            phrases.append(phrase("weights as --method has them, not as the checkpoint's {kind}", kind=self.quantized))
         if self.images and self.image:
-            said.append(
+            phrases.append(
                 phrase(
                     "{count} images of {patches} patches in each sample, which take {tokens} tokens of its sequence",
                     count=self.images,
@@ -323,17 +323,17 @@ class ModelShape:
             )
         elif any(block.hidden_size for block in self.blocks):
             patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
-            said.append(phrase("one image of {patches} patches in each sample", patches=f"{patches:,}"))
+            phrases.append(phrase("one image of {patches} patches in each sample", patches=f"{patches:,}"))
         if self.idle_tower:
-            said.append(phrase("samples of text alone: the vision tower is held and updated, but computes nothing"))
+            phrases.append(phrase("samples of text alone: the vision tower is held and updated, but computes nothing"))
         if any(block.attention.chunk for block in self.blocks):
-            said.append(
+            phrases.append(
                 phrase(
                     "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention "
                     "keep less), and its speed is that of attention over a chunk (not held against a GPU)"
                 )
             )
-        said += [
+        phrases += [
             phrase(
                 "{name} has one dimension: `p = model.{name}; p.data = p.data[None]` before DeepSpeed 0.19, which "
                 "fails on a parameter without any",
@@ -343,8 +343,8 @@ class ModelShape:
             if not tensor.shape
         ]
         if any(1 < block.feed_forward.experts == block.feed_forward.experts_per_token for block in self.blocks):
-            said.append("every expert computes every token, as transformers' own code does")
-        return tuple(said)
+            phrases.append("every expert computes every token, as transformers' own code does")
+        return tuple(phrases)
 
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""

@@ -100,9 +100,9 @@ TRITON_SPEED = (0.75, 0.45)
 arXiv:2307.08691 (figures 5 and 6)."""
 
 EFFICIENT_SPEED = (0.48, 0.45)
-"""The same of torch's memory-efficient kernel, which takes masks: 108 of 225 TFLOP/s forward on an A100 with heads of
-128 (facebookresearch/xformers #389 and #924, whose kernel it is), 24.4 of 54.4 backward at 8192 keys on a GeForce
-(Dao-AILab/flash-attention #416)."""
+"""The share that torch's memory-efficient kernel, which takes masks, reaches: 108 of 225 TFLOP/s forward on an
+A100 with heads of 128 (facebookresearch/xformers #389 and #924, whose kernel it is), 24.4 of 54.4 backward at 8192 keys
+on a GeForce (Dao-AILab/flash-attention #416)."""
 
 
 def product_s(
