@@ -45,6 +45,7 @@ def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("code", "keys", "what"),
     [
+        ("DS213", {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}, "fp32"),
         ("DS312", {"gradient_predivide_factor": 2, "zero_optimization": {"stage": 2}}, "pre-divided by 2 at stage 2"),
         ("DS408", {"zero_optimization": {"stage": 2, "offload_optimizer": {"ratio": 0.5}}}, "ratio is 0.5 at stage 2"),
         ("DS654", {"sequence_parallel_size": 2}, "sequence_parallel_size"),
