@@ -37,7 +37,10 @@ def _training_arguments_details(reading: Reading) -> None:
     if is_open and not arguments.are_training_arguments and line is not None and line.program == "script":
         reading.run["micro_batch_size"] = None
     if line is not None and tool:
-        reading.obstacles.append(f"{tool} is not read: {line.target} has its own options for batch and precision")
+        instead = "; ds-advise MODEL --objective grpo predicts TRL's GRPO instead" * (tool == "verl")
+        reading.obstacles.append(
+            f"{tool} is not read: {line.target} has its own options for batch and precision{instead}"
+        )
     elif own is not None:
         reading.obstacles.append(f"not read: its options are its own, since the Trainer has no option {own}")
     elif is_open and arguments.text("deepspeed_config") is not None:

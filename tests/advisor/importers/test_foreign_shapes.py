@@ -18,7 +18,7 @@ NOT_READ = {
     "verl by a default": (
         "a.sh",
         'ENTRY=${ENTRY:-"-m verl.trainer.fsdp_sft_trainer"}\ntorchrun --nproc_per_node=8 ${ENTRY} model.lora_rank=0',
-        "verl is not read",
+        "precision; ds-advise MODEL --objective grpo predicts TRL's GRPO instead",
     ),
     "a plain deepspeed.initialize": (
         "a.sh",
