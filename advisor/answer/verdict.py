@@ -158,7 +158,8 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
         )
         return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
     if keeps_gathered(question.workload, chosen.plan):
-        weights = question.workload.weight_bytes * question.model.parameters
+        terms = (part for phase in chosen.memory.phases for part in phase.terms)
+        weights = max(part.size_bytes for part in terms if part.name == "gathered_parameters")
         text = phrase(
             "The reference is the policy without adapters: {share} of the time, and ZeRO-3 then releases no weight "
             "in the backward pass, up to {size} GiB on each GPU",

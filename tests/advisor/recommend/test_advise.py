@@ -135,6 +135,14 @@ def test_known_host_ram_is_a_limit_and_unknown_ram_a_requirement() -> None:
     )
 
 
+def test_a_model_that_a_reference_pass_gathers_whole_fits_without_that_pass() -> None:
+    """At stage 3 with adapters."""
+    dpo = ask("Llama-3.1-70B", "8xH100", objective="dpo", method="lora")
+    assert dpo.recommended is None
+    (change,) = (each for each in dpo.changes if each.flags == "--precompute-ref-log-probs")
+    assert change.outcome.startswith("fits: zero3")
+
+
 def test_nothing_fits_is_an_answer_with_the_least_changes() -> None:
     """Llama 405B on one 24 GB card: no plan, and what would help."""
     answer = ask("llama-3.1-405b", "RTX4090", ram="64GB")
