@@ -3,18 +3,21 @@ input."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS
 from ...losses import LOSSES
 from ...models.frozen_parts import is_tower, trains_projector
+from ...models.layer_variant import LayerVariant
 from ...models.lora import trains_head
 from ...models.model_shape import Block
 from ...models.program import ZERO, Around, Program, Size, Slot
 from .feed_forward import activate
-from .ops import norm
+from .ops import Ops, norm
 from .recording import LayerRecorder, LinearTerm, Recording, saved_term
+from .saved_tensors import Value
 
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
@@ -23,6 +26,9 @@ _SYMBOLS = {
     "b": "bytes per element of the mask",
 }
 _RECORDED = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
+
+
+_MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
 
 
 class End(NamedTuple):
@@ -189,9 +195,23 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     value = ops.graph.tensor(rows, width, item, "last encoder state", needs_grad=derives)
     output = norm(ops, variant.norm, value, "encoder output")
     output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
-    trains = is_tower(encoder[-1]) and trains_projector(recorder.model, recorder.workload)
-    ops.graph.apply("keys", (output,), saves=(output,), trains=trains)
+    if mergers := [tensor for tensor in recorder.model.outside if _MERGER.search(tensor.name)]:
+        _merge(recorder.ops(mergers, "merger")._replace(graph=ops.graph), value, output, variant)
+    else:
+        trains = is_tower(encoder[-1]) and trains_projector(recorder.model, recorder.workload)
+        ops.graph.apply("keys", (output,), saves=(output,), trains=trains)
     return [saved_term("encoder output", ops.graph.saved(), count=1, rows=rows)]
+
+
+def _merge(ops: Ops, value: Value, output: Value, variant: LayerVariant) -> None:
+    """Two linear layers around a GELU, behind the last layer's norm, and with a norm of their own behind each inner
+    layer that the language model sees (transformers 5.23 qwen3_vl/modeling_qwen3_vl.py Qwen3VLVisionPatchMerger)."""
+    names = [name for name, weight in ops.weights.items() if weight.linear]
+    for place in range(0, len(names), 2):
+        given = output if not place else norm(ops, variant.norm, value, "normed patches")
+        width = ops.weights[names[place]].in_features
+        merged = Value(given.rows * given.width // width, width, given.itemsize, given.storage, given.needs_grad)
+        ops.linear(names[place + 1], ops.saves_input("activated", ops.linear(names[place], merged)))
 
 
 def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:

@@ -524,6 +524,23 @@ TOWERS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.parametrize(("name", "inner"), [("qwen2_vl", []), ("qwen3_vl", [0, 1])])
+def test_the_mergers_behind_a_tower_save_what_the_real_ones_save(name: str, inner: list[int]) -> None:
+    config = TOWERS[name][0](2)
+    config.vision_config.deepstack_visual_indexes = inner
+    shape, workload = shape_from_config(config.to_dict(), name=name), Workload(method="full", seq_len=SEQUENCE)
+    terms = activation_memory(shape, workload, BATCH, False, compute_capability=8.0).saved_terms
+    with torch.device("meta"):
+        tower = T.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).model.visual
+        patches = torch.zeros((BATCH * shape.encoder_len(SEQUENCE), 128), dtype=torch.bfloat16, requires_grad=True)
+    memory = LiveBytes(tower.parameters())
+    memory.track(patches.untyped_storage())
+    with memory:
+        tokens = [merger(patches) for merger in (tower.merger, *getattr(tower, "deepstack_merger_list", ()))]
+    saved = next(term.size_bytes for term in terms if term.name == "encoder output")
+    assert saved == pytest.approx(memory.live - sum(each.nbytes for each in tokens), rel=0.01)
+
+
 @pytest.mark.parametrize(("name", "images"), [*((name, 1) for name in TOWERS), ("qwen2_vl", 3)])
 def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str, images: int) -> None:
     """At the tower's own width, with its own norms and rotation, over the images of a sample."""
