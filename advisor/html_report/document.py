@@ -171,10 +171,10 @@ def write_report(report: Report, html: Path | None, say: Callable[[str], None], 
     """
     if html is not None:
         write_file(html_of(report).encode(), html, "--html")
-        say(f"wrote {html}")
+        say(phrase("wrote {file}", file=html))
     if plot is not None and report.chart is not None:
         write_picture(report.chart(), report.subject, plot)
-        say(f"wrote {plot}")
+        say(phrase("wrote {file}", file=plot))
 
 
 def _text(name: str) -> str:

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
+from ...estimators.phrase import listed, named, phrase
 from ...probes.real_run.result import ProbeResult, RankFailure
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.reasons import time_shares
 from ..search.candidate import Fit, chance
 from ..text.labels import cluster_title, component_title, versions_label
-from ..text.language import can_encode
+from ..text.language import can_encode, translate
 from ..text.lines import NARROWEST, bar, blank, cells, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
@@ -24,13 +25,13 @@ SMALLEST_SHARE = 0.03
 """Smaller parts of a step are left out of the sentence about it."""
 
 FAILURE_SENTENCES = {
-    "out_of_memory": "Out of memory.",
-    "crash": "It failed.",
-    "hang": "It hung.",
-    "stopped": "A rank was suspended.",
-    "killed": "A rank was killed.",
-    "timeout": "It took too long.",
-    "disk_full": "The swap folder is full.",
+    "out_of_memory": phrase("Out of memory."),
+    "crash": phrase("It failed."),
+    "hang": phrase("It hung."),
+    "stopped": phrase("A rank was suspended."),
+    "killed": phrase("A rank was killed."),
+    "timeout": phrase("It took too long."),
+    "disk_full": phrase("The swap folder is full."),
 }
 
 
@@ -41,56 +42,71 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     for line in dry_run_summary(answer):
         sentence(console, line)
     if answer.age_s is not None:
-        sentence(console, f"This was run {age(answer.age_s)}: nothing has changed since.", style="dim")
+        when = phrase("This was run {age}: nothing has changed since.", age=age(answer.age_s))
+        sentence(console, when, style="dim")
     blank(console)
-    batch = f"micro batch {result.config['train_micro_batch_size_per_gpu']}"
-    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.run.cluster)}; {batch}")
+    ranks = {"rank": result.rank, "ranks": result.world_size, "cluster": cluster_title(answer.run.cluster)}
+    size = result.config["train_micro_batch_size_per_gpu"]
+    sentence(console, phrase("Rank {rank} of {ranks} on {cluster}; micro batch {size}", **ranks, size=size))
     _print_phases(answer, console)
     _print_timeline(answer, console)
     blank(console)
-    at_peak = f"What the {gib(peak.allocated_bytes_per_gpu)} GiB at the peak are"
-    sentence(console, f"{at_peak} (iteration {peak.iteration}, {peak.phase})")
+    at_peak = {"size": gib(peak.allocated_bytes_per_gpu), "iteration": peak.iteration, "phase": named(peak.phase)}
+    sentence(console, phrase("What the {size} GiB at the peak are (iteration {iteration}, {phase})", **at_peak))
     bar(peak.by_category, console)
     if explain:
         _print_largest(answer, console)
     blank(console)
     if quantizes_collectives(answer.run.config):
-        sentence(console, "Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
+        text = phrase("Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
+        sentence(console, text)
     for feature in unmodeled_features(answer.run.config):
         sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
-    evidence = f"Evidence: dry run of the real engine ({versions_label(result.versions)}) in {seconds(result.seconds)}."
-    sentence(console, evidence, style="dim")
+    evidence = {"versions": versions_label(result.versions), "time": seconds(result.seconds)}
+    text = phrase("Evidence: dry run of the real engine ({versions}) in {time}.", **evidence)
+    sentence(console, text, style="dim")
 
 
 def dry_run_verdict(fit: Fit) -> Text:
     """The verdict, with the probability where it is not clear."""
     if fit.fits:
-        return Text("It fits.", style="bold green")
+        return Text(translate(phrase("It fits.")), style="bold green")
     if fit.verdict == "does not fit":
-        return Text("It does not fit.", style="bold red")
-    likely = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
-    return Text(f"{likely}: the probability that it does is {chance(fit.probability)}.", style="bold yellow")
+        return Text(translate(phrase("It does not fit.")), style="bold red")
+    likely = phrase("It probably fits") if fit.verdict == "likely fits" else phrase("It probably does not fit")
+    text = phrase("{likely}: the probability that it does is {chance}.", likely=likely, chance=chance(fit.probability))
+    return Text(translate(text), style="bold yellow")
 
 
 def dry_run_summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
     """What is needed and how long a step takes, a sentence each; shares: and what the step's time consists of."""
     result, peak, cluster = answer.result, answer.result.peak, answer.run.cluster
     have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
-    sentences = [
-        f"{gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU are needed: "
-        f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
-        f"NCCL.{_cached(answer)}{_other_allocator(answer)}",
-        f"Host RAM {gib(host)} GiB per node"
-        + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
-        + f", {gib(host - peak.host_bytes_per_node)} of it the processes' own"
-        + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "")
-        + ".",
-    ]
+    needed = phrase(
+        "{needed} of {there} GiB per GPU are needed: {allocated} allocated, the allocator's fragmentation, the CUDA "
+        "context and NCCL.",
+        needed=gib(answer.required_device_bytes_per_gpu),
+        there=gib(cluster.gpu.memory_bytes),
+        allocated=gib(peak.allocated_bytes_per_gpu),
+    )
+    for further in filter(None, (_cached(answer), _other_allocator(answer))):
+        needed = phrase("{first} {second}", first=needed, second=further)
+    ram = phrase("{size} of {there} GiB", size=gib(host), there="" if have is None else gib(have))
+    if have is None:
+        ram = phrase("{size} GiB (not checked: pass --ram)", size=gib(host))
+    own = phrase("{size} GiB of it the processes' own", size=gib(host - peak.host_bytes_per_node))
+    memory = listed([phrase("Host RAM per node {ram}", ram=ram), own])
+    if result.nvme_bytes_per_rank:
+        memory = listed([memory, phrase("NVMe {size} GiB per GPU", size=gib(result.nvme_bytes_per_rank))], "; ")
+    sentences: list[str] = [needed, phrase("{text}.", text=memory)]
     if answer.analytic is not None:
         predicted = answer.analytic.allocated_bytes_per_gpu
         error = predicted / peak.allocated_bytes_per_gpu - 1
-        more = "more" if error >= 0 else "less"
-        sentences.append(f"The closed form predicts {gib(predicted)} GiB allocated, {percent(abs(error))} {more}.")
+        more = phrase("{share} more", share=percent(error))
+        less = phrase("{share} less", share=percent(-error))
+        difference = more if error >= 0 else less
+        text = phrase("The closed form predicts {size} GiB allocated, {more}.", size=gib(predicted), more=difference)
+        sentences.append(text)
     return [*sentences, *_step_sentences(answer, shares=shares)]
 
 
@@ -98,15 +114,17 @@ def _step_sentences(answer: DryRunAnswer, *, shares: bool) -> Iterator[str]:
     step, analytic = answer.step, answer.analytic_time
     if step is None:
         return
-    predicted = "" if analytic is None else f"; the closed form predicts {seconds(analytic.step_s)}"
-    yield f"A step takes about {seconds(step.time.step_s)} by its recorded schedule{predicted}."
+    takes = phrase("A step takes about {time} by its recorded schedule", time=seconds(step.time.step_s))
+    if analytic is not None:
+        takes = listed([takes, phrase("the closed form predicts {time}", time=seconds(analytic.step_s))], "; ")
+    yield phrase("{text}.", text=takes)
     if shares:
-        yield f"Its time: {time_shares(step.time, least=SMALLEST_SHARE)}."
-    collectives = ""
+        yield phrase("Its time: {shares}.", shares=time_shares(step.time, least=SMALLEST_SHARE))
+    computes = phrase("The GPU computes {share} of the time", share=percent(step.gpu_busy_s / step.time.step_s))
     if step.links_busy_s:
-        hidden = percent(step.overlapped_s / step.links_busy_s)
-        collectives = f"; {hidden} of the {seconds(step.links_busy_s)} of collectives run meanwhile"
-    yield f"The GPU computes {percent(step.gpu_busy_s / step.time.step_s)} of the time{collectives}."
+        busy = {"share": percent(step.overlapped_s / step.links_busy_s), "time": seconds(step.links_busy_s)}
+        computes = listed([computes, phrase("{share} of the {time} of collectives run meanwhile", **busy)], "; ")
+    yield phrase("{text}.", text=computes)
 
 
 def _cached(answer: DryRunAnswer) -> str:
@@ -115,7 +133,9 @@ def _cached(answer: DryRunAnswer) -> str:
     shown = min(answer.device_bytes_per_gpu, there)
     if needed >= there or gib(shown) == gib(needed):
         return ""
-    return f" PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {gib(shown)} GiB."
+    return phrase(
+        "PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {size} GiB.", size=gib(shown)
+    )
 
 
 def _other_allocator(answer: DryRunAnswer) -> str:
@@ -126,7 +146,9 @@ def _other_allocator(answer: DryRunAnswer) -> str:
     other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
     if gib(needed - required + other) == gib(needed):
         return ""
-    return f" {'Without' if plain else 'With'} expandable_segments {gib(needed - required + other)} are needed."
+    size = gib(needed - required + other)
+    without = phrase("Without expandable_segments {size} are needed.", size=size)
+    return without if plain else phrase("With expandable_segments {size} are needed.", size=size)
 
 
 def _print_phases(answer: DryRunAnswer, console: Console) -> None:
@@ -136,8 +158,11 @@ def _print_phases(answer: DryRunAnswer, console: Console) -> None:
     sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
     if answer.result.library_workspace_bytes:
         workspaces = gib(answer.result.library_workspace_bytes)
-        counted = f"torch.cuda.memory_allocated counts {workspaces} GiB more, cuBLAS's workspaces."
-        sentence(console, f"The tensors of each phase; {counted}")
+        text = phrase(
+            "The tensors of each phase; torch.cuda.memory_allocated counts {size} GiB more, cuBLAS's workspaces.",
+            size=workspaces,
+        )
+        sentence(console, text)
     cells(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
     previous: list[tuple[str, int, int]] = []
     for iteration in sorted({phase.iteration for phase in phases}):
@@ -166,7 +191,7 @@ def _print_timeline(answer: DryRunAnswer, console: Console) -> None:
         blank(console)
         row(console, f"  {drawn}", style="cyan")
         row(console, f"  {marks}", style="dim")
-        legend = "(each iteration by its number; load, initialize, forward, backward, step by their initials)"
+        legend = phrase("(each iteration by its number; load, initialize, forward, backward, step by their initials)")
         sentence(console, legend, style="dim", hang=1)
 
 
@@ -190,11 +215,14 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     if result.failure is not None:
         _print_failure(result.failure, console)
         return
-    sentence(console, "It runs.", style="bold green")
-    speed = f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step"
-    sentence(console, f"{speed}; {probe_place(answer)}, {len(result.ranks[0].losses)} steps.")
+    sentence(console, phrase("It runs."), style="bold green")
+    fields = {"speed": rate(result.tokens_per_s), "time": seconds(result.step_s), "place": probe_place(answer)}
+    steps = len(result.ranks[0].losses)
+    text = phrase("{speed} tokens/s; {time} per optimizer step; {place}, {steps} steps.", **fields, steps=steps)
+    sentence(console, text)
     if result.solo:
-        sentence(console, "The times are without communication, the memory is without NCCL: there are no other ranks.")
+        text = phrase("The times are without communication, the memory is without NCCL: there are no other ranks.")
+        sentence(console, text)
     blank(console)
     cells(console, "                       measured   analytic           dry run", style="bold")
     for figure in answer.figures:
@@ -204,8 +232,12 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     blank(console)
     sentence(console, _step_parts(result))
     blank(console)
-    evidence = f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}"
-    sentence(console, f"{evidence}; random weights and tokens unless a checkpoint was given.", style="dim")
+    text = phrase(
+        "Evidence: probe ({versions}) in {time}; random weights and tokens unless a checkpoint was given.",
+        versions=versions_label(result.versions),
+        time=seconds(result.seconds),
+    )
+    sentence(console, text, style="dim")
 
 
 def _print_failure(failure: RankFailure, console: Console) -> None:
@@ -249,7 +281,12 @@ def _step_parts(result: ProbeResult) -> str:
 
     parts = [share(name) for name in ("forward_s", "backward_s", "optimizer_s")]
     forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
-    text = f"Of a step, {forward} % are the forward pass, {backward} % the backward pass, {optimizer} % the optimizer"
+    text = phrase(
+        "Of a step, {forward} % are the forward pass, {backward} % the backward pass, {optimizer} % the optimizer",
+        forward=forward,
+        backward=backward,
+        optimizer=optimizer,
+    )
     if slowest.steps[0].waiting_s is not None:
-        text += f"; {percent(share('waiting_s'))} of it in collectives"
-    return text + "."
+        text = listed([text, phrase("{share} of it in collectives", share=percent(share("waiting_s")))], "; ")
+    return phrase("{text}.", text=text)

@@ -148,6 +148,9 @@ def phase_title(name: str) -> str:
 
 def component_title(name: str) -> Phrase:
     """`master_weights` -> `master weights`."""
+    phase, _, part = name.partition(": ")
+    if part:  # of a recorded step
+        return phrase("{phase}: {part}", phase=named(phase), part=component_title(part))
     return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))
 
 

@@ -182,7 +182,7 @@ def blank(console: Console) -> None:
 
 
 _INKS = {
-    "weights": ("█", "blue"),
+    "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal
     "gradients": ("▀", "green"),
     "optimizer": ("▓", "yellow"),
     "loss": ("▒", "magenta"),

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...estimators.json_form import to_json
-from ...estimators.phrase import named, phrase
+from ...estimators.phrase import Phrase, named, phrase
 from .printable import printable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Output(NamedTuple):
         def line(phase: str) -> str:
             waited = f"{time.monotonic() - started:.0f}"
             return self.translated(
-                phrase("{title}: {phase}, {waited} s", title=title, phase=named(phase), waited=waited)
+                phrase("{title}: {phase}, {waited} s", title=title, phase=_phase(phase), waited=waited)
             )
 
         if self.mode != "quiet" and sys.stderr.isatty():
@@ -85,6 +85,12 @@ class Output(NamedTuple):
 
         file = sys.stderr if on_stderr else sys.stdout
         return Console(file=file, highlight=False, quiet=self.mode == "quiet")
+
+
+def _phase(name: str) -> Phrase:
+    """`backward of iteration 1`, as a recording names it."""
+    phase, _, number = name.partition(" of iteration ")
+    return phrase("{phase} of iteration {number}", phase=named(phase), number=number) if number else named(name)
 
 
 def to_stderr(text: str) -> None:
