@@ -9,6 +9,7 @@ from ...ds_configs.job import Job, JobKind
 from ...ds_configs.job_files import JobFile, fsdp2_config, job_files, start_accelerate
 from ...ds_configs.launch_commands import config_arguments
 from ...ds_configs.training_script import arguments_class, packages, python_source, script_arguments
+from ...estimators.errors import ClusterError
 from ..question.prices import offers
 from ..search.candidate import Candidate
 from .recommendation import Recommendation
@@ -19,7 +20,14 @@ FSDP2_FILE = "accelerate_fsdp2.yaml"
 
 def jobs_of(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
     """The job files of the recommended plan, and with "accelerate" that of FSDP2 where the answer has it and it fits,
-    in the folder of the configuration. Raises ClusterError as `job_files` does."""
+    in the folder of the configuration. Raises ClusterError as `job_files` does, and for a vLLM server."""
+    rollouts = answer.question.workload.rollouts
+    if rollouts is not None and rollouts.server_gpus:
+        raise ClusterError(
+            "job files start no vLLM server",
+            why="the training would wait for one",
+            fix="pass --rollout vllm-colocate, or leave --emit out and start both with the printed commands",
+        )
     chosen, plain, folder = answer.recommended, answer.pytorch_baseline, Path(config_path).parent
     files = () if chosen is None else job_files(_job(answer, chosen, config_path), kinds, folder)
     if "accelerate" in kinds and plain is not None and plain.plan.sharding == "fsdp2" and plain.fit.fits:

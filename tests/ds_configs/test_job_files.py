@@ -99,6 +99,14 @@ def test_what_the_training_imports_is_installed(tmp_path: Path) -> None:
     assert f"mpirun -np 2 --map-by ppr:1:node python3 -m pip install -q accelerate {needed}\n" in pods
 
 
+def test_a_training_that_waits_for_a_vllm_server_gets_no_job_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["Qwen2.5-7B", "--gpus", "8xH100", "--offline", "--objective", "grpo", "--rollout", "vllm-server"]
+    assert run([*asked, "--emit", "slurm", "-o", str(tmp_path / "ds_config.json")]) == 2
+    assert "job files start no vLLM server" in capsys.readouterr().err and not (tmp_path / "job.sbatch").exists()
+
+
 @pytest.mark.parametrize("restarts", ["0", "1"])
 def test_a_restarted_job_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path, restarts: str) -> None:
     """checkpoint-100 is newer than checkpoint-20, and checkpoint-300 has no trainer_state.json yet."""
