@@ -64,7 +64,7 @@ def ask(*arguments: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(model=MODELS, options=st.dictionaries(st.sampled_from(sorted(TYPED)), st.none(), max_size=4), data=st.data())
 def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str, None], data: st.DataObject) -> None:
     """Exit code 0 or 1 with an answer, or 2 with one line that is no traceback and no fault of the program."""

@@ -222,6 +222,28 @@ def test_a_read_only_folder(unprivileged: Path) -> None:
     _all_operations_fail(store)
 
 
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        ("database is locked", "is locked by another process"),
+        ("attempt to write a readonly database", "cannot be used"),
+        ("unable to open database file", "cannot be used"),
+        ("database or disk is full", "cannot be written"),
+        ("disk I/O error", "cannot be written"),
+    ],
+)
+def test_a_sound_file_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch, error: str, what: str) -> None:
+    """Nobody is advised to remove it."""
+    Store().add(_probe())
+
+    def fail(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError(error)
+
+    monkeypatch.setattr("ds_advise.probes.store.sqlite3.connect", fail)
+    for refused in _all_operations_fail(Store()):
+        assert what in refused.what and "rm " not in refused.fix
+
+
 def test_callers_continue_without_an_unusable_store(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr, the other answer, no exception."""
     own_store.mkdir(parents=True)

@@ -36,7 +36,7 @@ class Hub(BaseHTTPRequestHandler):
         name = self.path.split("/")[2]
         if name == "slow":
             self.server.pause.wait(30)  # type: ignore[attr-defined]
-        status = {"GatedRepo": 403, "RepoNotFound": 401, "EntryNotFound": 404, "down": 503}
+        status = {"GatedRepo": 403, "RepoNotFound": 401, "EntryNotFound": 404, "without_a_code": 401, "down": 503}
         self.send_response(307 if name in ("renamed", "elsewhere") else status.get(name, 200))
         if name in ("GatedRepo", "RepoNotFound", "EntryNotFound"):
             self.send_header("X-Error-Code", name)
@@ -204,6 +204,7 @@ def test_offline_forbids_the_network_but_not_the_cache(no_network: Path) -> None
         ("GatedRepo", "accepted its terms", "HF_TOKEN"),
         ("RepoNotFound", "not on the hub", "catalogue name"),
         ("EntryNotFound", r"no config\.json", "catalogue name"),
+        ("without_a_code", "not on the hub", "catalogue name"),
         ("down", "the hub answers 503", "--offline"),
     ],
 )

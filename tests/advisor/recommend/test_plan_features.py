@@ -206,13 +206,19 @@ def test_quantized_collectives_are_doubted_and_reduced_in_the_type_that_the_kern
 
 
 def test_they_send_half_of_the_weights_bytes_and_a_quarter_of_the_gradients() -> None:
-    """Between nodes; and scales, 4 bytes for 8000 elements."""
+    """Between nodes; and scales, 4 bytes for 8000 elements. Two layers' weights arrive in a byte each."""
     exact, quantized = (estimate(LLAMA, settings=settings, **SLOWER, **ONE_SHAPE) for settings in ({}, QUANTIZED))
     inputs = [{term.name: dict(term.inputs) for term in each.time.terms} for each in (exact, quantized)]
     weights = [each["weight gathering"]["weights"] for each in inputs]
     assert weights[1] / weights[0] == pytest.approx(0.5, rel=1e-3)
     assert inputs[1]["gradient reduction"]["sent"] == pytest.approx(8.03e9 / 2, rel=0.01)
     assert quantized.time.components["gradient reduction"] < exact.time.components["gradient reduction"] / 3
+    memory = [{phase.name: phase.terms for phase in each.memory.phases} for each in (exact, quantized)]
+    gathered = [
+        next(term.size_bytes for term in each["layer_backward"] if term.name == "gathered_parameters")
+        for each in memory
+    ]
+    assert gathered[0] - gathered[1] == 2 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
 
 
 def test_a_quantized_reduction_goes_around_in_two_levels() -> None:

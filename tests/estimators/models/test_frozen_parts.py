@@ -9,6 +9,8 @@ from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.frozen_parts import frozen_prefixes, parts_of, with_frozen
 from ds_advise.estimators.models.lora import adapters
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
 
 QWEN = find("Qwen2.5-VL-3B")
@@ -52,3 +54,14 @@ def test_a_frozen_tower_trains_faster_in_less_memory() -> None:
     assert whole is not None and frozen is not None
     assert frozen.memory.allocated_bytes_per_gpu < whole.memory.allocated_bytes_per_gpu
     assert frozen.time.step_s < whole.time.step_s
+
+
+def test_a_frozen_language_model_passes_gradients_on_and_makes_none() -> None:
+    """2 S flop less for each weight of its layers and of the head; the projector's gradient comes through them."""
+    plan = Plan(zero_stage=2, micro_batch_size=1)
+    whole, frozen = (micro_batch_flops(model, Workload(), plan) for model in (QWEN, with_frozen(QWEN, ALL[2:])))
+    (layers,) = (block for block in QWEN.blocks if block.prefix == "model.language_model.layers")
+    weights = layers.count * sum(tensor.numel for tensor in layers.tensors if tensor.linear)
+    assert whole.forward == frozen.forward
+    saved = 2 * Workload().seq_len * (weights + QWEN.vocab_size * 2048)
+    assert whole.backward - frozen.backward == pytest.approx(saved, rel=1e-3)

@@ -14,6 +14,7 @@ from ds_advise.estimators.memory.trainable import optimizer_groups, shard_tensor
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.rank_part import split_layers, spread_experts, unspreadable
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.collective_time import reduce_calls
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Workload
 
@@ -104,11 +105,17 @@ def test_stage_3_cuts_experts_for_the_ranks_that_keep_the_same_ones() -> None:
 
 
 def test_a_bucket_of_stage_3_holds_one_kind_of_tensor() -> None:
-    """It is reduced where the other kind begins, though it has room."""
+    """It is reduced where the other kind begins, though it has room. Buckets of stages 1 and 2 hold both kinds."""
     numels, experts = (4, 1, 6, 6, 2), (False, False, True, True, False)
     together, apart = bucket_fills(numels, 100), bucket_fills(numels, 100, experts)
     assert (together.flushed, together.pending, together.final) == (0, 15, 19)
     assert (apart.flushed, apart.pending, apart.final) == (12, 1, 5)
+    tensors = tensor_set(spread_experts(find("Qwen3-30B-A3B"), 8), Workload())
+    one, two, three = (
+        reduce_calls(tensors, Plan(zero_stage=stage, micro_batch_size=1, autoep_size=8, reduce_bucket_size=10**8))
+        for stage in (1, 2, 3)
+    )
+    assert one == two != three
 
 
 def test_experts_that_one_rank_alone_has_are_not_gathered() -> None:
