@@ -400,6 +400,7 @@ RECORDED_CASES = tuple(
     for model, (rung, seq_len, checkpointing, method) in product(
         RECORDED, (("zero2", 2048, True, "full"), ("zero3", 1024, False, "full"), ("zero3", 2048, False, "lora"))
     )
+    if (model, method) != ("phimoe", "lora")  # whose routers peft cannot adapt
 )
 """Models that are recorded, on plans of either kind."""
 

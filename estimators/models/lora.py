@@ -247,7 +247,8 @@ def trains_head(model: ModelShape, workload: Workload) -> bool:
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
     """The layers to name where peft cannot adapt every linear layer of the model; None where it can."""
-    return ("q_proj", "k_proj", "v_proj", "o_proj") if family_of(model).pair_router else None
+    has_pairs = model.pair_router or family_of(model).pair_router
+    return ("q_proj", "k_proj", "v_proj", "o_proj") if has_pairs else None
 
 
 @lru_cache(maxsize=64)
@@ -264,7 +265,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
 
     Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, for only one of
-    two projections that are fused, for dropout where fused tensors are adapted, and for Llama 4's routers.
+    two projections that are fused, for dropout where fused tensors are adapted, and for routers that return several
+    tensors (Llama 4, PhiMoE).
     """
     if workload.method == "full":
         return _NONE
@@ -288,11 +290,12 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
             why="it folds W + B A into one weight before the product",
             fix="leave --lora-dropout out, or name other modules in --lora-targets",
         )
-    if family_of(model).pair_router and (every or "router" in ends.values()):
+    nameable = nameable_targets(model)
+    if nameable and (every or "router" in ends.values()):
         raise WorkloadError(
             phrase("peft cannot adapt the routers of {model}, which all linear layers include", model=model.name),
             why="a router's result is a pair there, and an adapter is added to one tensor",
-            fix=phrase("name other layers: --lora-targets {names}", names=",".join(nameable_targets(model) or ())),
+            fix=phrase("name other layers: --lora-targets {names}", names=",".join(nameable)),
         )
     if every:
         left_out = frozenset(() if modules_of_experts else fused)

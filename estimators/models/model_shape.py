@@ -248,6 +248,8 @@ class ModelShape:
     """What runs around the layers, where it was recorded from the model's own code."""
     peft_experts: tuple[tuple[str, str], ...] = ()
     """As `FamilySpec.peft_experts`, of a recorded model."""
+    pair_router: bool = False
+    """As `FamilySpec.pair_router`, of a recorded model."""
     module: OwnModule | None = None
     """Set for a module of the user's: one block, whose program begins with the batch and ends with the loss."""
     quantized: str = ""

@@ -142,8 +142,17 @@ def _shape_at(
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
         source=source,
         peft_experts=tuple(_peft_experts(config.model_type, blocks)),
+        pair_router=any(path.endswith(("router", "gate")) and _returns_several(modules[path]) for path in modules),
         around=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
+
+
+def _returns_several(layer: torch.nn.Module) -> bool:
+    """A linear layer of a class of its own, whose result is no tensor that peft could add an adapter to."""
+    if not isinstance(layer, torch.nn.Linear) or type(layer).forward is torch.nn.Linear.forward:
+        return False
+    row = torch.zeros((1, layer.in_features), dtype=layer.weight.dtype, device=layer.weight.device)
+    return not isinstance(layer(row), torch.Tensor)
 
 
 def _peft_experts(model_type: str, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.errors import ModelConfigError
+from ds_advise.estimators.errors import ModelConfigError, WorkloadError
 from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.estimators.models.families import FAMILIES
 from ds_advise.estimators.models.lora import adapters
@@ -99,6 +99,15 @@ def test_experts_are_adapted_as_peft_adapts_them() -> None:
     chosen = adapters(shape, Workload(method="lora"))
     adapted = {tensor.name for tensor in sparse.tensors if chosen.rank_of(tensor)}
     assert {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"} <= adapted
+
+
+def test_routers_that_return_several_tensors_are_not_adapted() -> None:
+    """peft adds an adapter to the result of a linear layer, which is a tuple of PhiMoE's router."""
+    config = {**NEMOTRON, "model_type": "phimoe", "num_local_experts": 4, "num_experts_per_tok": 2}
+    shape = recorded_model(config, name="phimoe", source="")
+    with pytest.raises(WorkloadError, match="cannot adapt the routers of phimoe"):
+        adapters(shape, Workload(method="lora"))
+    assert adapters(shape, Workload(method="lora", lora_targets=("q_proj",))).rank == 8
 
 
 def test_an_encoder_decoder_has_two_stacks() -> None:
