@@ -208,6 +208,7 @@ def test_the_ram_of_the_condition_gives_the_same_plan(model: str, gpus: str) -> 
     least = -(-unknown.fit.assumed_host_bytes // 2**30)
     known, less = (ask(model, gpus, ram=f"{gib}GiB").recommended for gib in (least, least - 1))
     assert known is not None and known.plan == unknown.plan
+    assert known.fit.utilization >= known.memory.host_bytes_per_node / (least * 2**30) > 0.9
     assert less is not None and less.plan.rung == unknown.rung and not less.plan.pin_memory
 
 
