@@ -69,6 +69,13 @@ def test_stage_3_takes_one_fp32_copy_of_a_sub_group_with_foreach_and_two_with_th
     assert foreach - fused == 2 * group_of(8)
 
 
+def test_without_zero_the_loop_has_two_copies_of_one_tensor_and_foreach_one_of_all() -> None:
+    plan = Plan(zero_stage=0, micro_batch_size=1)
+    foreach, loop = (step_bytes(plan, step) for step in ("foreach", "loop"))
+    largest = max(tensor_set(MODEL, Workload()).trainable)
+    assert foreach - loop == 4 * MODEL.parameters - 8 * largest
+
+
 def test_only_an_adam_changes_by_who_makes_it() -> None:
     """RMSprop and Adagrad are torch's either way."""
     assert optimizer("rmsprop", step="foreach") is OPTIMIZERS["rmsprop"]
