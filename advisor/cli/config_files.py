@@ -85,7 +85,7 @@ def lint(
     Exit code: 0 without errors, 1 with errors, 2 if the file cannot be read.
     """
     if explained and not explained.upper().startswith("DS"):
-        from .advise import show_key
+        from .explain import show_key
 
         model = question.pop("model")
         return show_key(explained, model, {name: value for name, value in question.items() if value}, output)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
-    "explain": ("advise:explain", "Show each figure's formula, values and source."),
+    "explain": ("explain:explain", "Show each figure's formula, values and source."),
     "dry-run": ("runs:dry_run", "Run a configuration through the real DeepSpeed engine on a simulated GPU."),
     "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
     "launch": ("runs:launch", "Launch the training with your own script, and monitor it."),
@@ -39,7 +39,7 @@ COMMANDS = {
     "lint": ("config_files:lint", "Check a ds_config: what is refused, ignored, or slow."),
     "compare": ("config_files:compare", "Compare two configurations: differences and their effect."),
     "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
-    "rent": ("advise:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
+    "rent": ("machine:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
     "checkpoint": ("checkpoint:checkpoint", "Show and check a checkpoint, and get its weights as a model."),
     "bench": ("machine:bench", "Measure this machine's own speeds, which answers then use."),
     "history": ("machine:history", "List, export or remove measurements."),

@@ -303,8 +303,8 @@ def test_the_script_arguments_are_shown(capsys: pytest.CaptureFixture[str]) -> N
         'attn_implementation="flash_attention_2"',
         "load_in_4bit=True",
         "use_liger_kernel=True",
-        'model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", ',
-        "lora_dropout=0.05))",
+        "model = get_peft_model(",
+        'model, LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05))',
     ):
         assert line in out
     assert run_here([*asked, "--no-write"]) == 0

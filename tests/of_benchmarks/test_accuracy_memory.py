@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.cli.advise import explain
+from ds_advise.advisor.cli.explain import explain
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.search.candidate import LIKELY, SURE
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE

@@ -1,0 +1,84 @@
+"""The command `explain`: formulas, values and sources of a plan's figures, or a key of a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from ...estimators.plan import PlainPyTorch
+from ..question.options import OPTIONS, CpuOptions, names_in
+from ..text.output import Output
+from .options import MODEL_ARGUMENT, output_options, question_options
+
+
+def show_key(name: str, model: str | None, question: dict[str, Any], output: Output) -> int:
+    """Explain a key of a DeepSpeed configuration, with a model its cost too."""
+    from ...validate.lint import load_facts
+    from ..advise import advise
+    from ..answer.explained_key import explain_key
+    from ..render.explanation import render_key
+
+    facts = load_facts()
+    answer = None if model is None else advise(model, **question, deepspeed_estimate=False, say=output.say)
+    explained = explain_key(name, facts=facts, answer=answer)
+    output.show(lambda: explained, lambda console: render_key(explained, console))
+    return 0
+
+
+@click.command()
+@MODEL_ARGUMENT
+@question_options([name for name in OPTIONS if name not in names_in(CpuOptions)], searches=True)
+@click.option(
+    "--rung",
+    metavar="NAME",
+    help="Strategy, or plain PyTorch as fsdp2, fsdp or torch.  [default: of the recommended plan]",
+)
+@click.option(
+    "--set", "settings", metavar="NAME=VALUE,...", help="Settings of the plan: reduce_bucket_size=2e8,overlap_comm=no."
+)
+@click.option("--component", metavar="NAME", help="Component, such as gradients or matrix products.  [default: all]")
+@click.option(
+    "--model", "costs_of", metavar="MODEL", help="Where MODEL is a key: the model that its cost is shown for."
+)
+@output_options
+def explain(
+    model: str,
+    question: dict[str, Any],
+    rung: str | None,
+    settings: str | None,
+    component: str | None,
+    costs_of: str | None,
+    output: Output,
+) -> int:
+    """Show how the memory and the time of a plan are calculated: formulas, values and sources by component.
+
+    MODEL may also be a key of a DeepSpeed configuration: what it decides, its default, where it acts, what it costs.
+
+    \b
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients
+    ds-advise explain Qwen2.5-14B --gpus 2x80GB --rung fsdp --micro-batch 1
+    ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
+
+    Exit code: 0, or 2 where the question could not be answered.
+    """
+    from ..answer.explained_key import is_key
+
+    if costs_of is not None or is_key(model):
+        return show_key(model, costs_of, question, output)
+    from ..advise import advise, ask, plan_of
+    from ..answer.explanation import explain as explain_answer
+    from ..answer.explanation import explain_plan
+    from ..render.explanation import render_explanation
+
+    if settings is not None and rung is None:
+        raise click.UsageError("--set needs --rung: name the plan to change")
+    if settings is not None or rung in get_args(PlainPyTorch):
+        asked = ask(model, **question, say=output.say)
+        explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
+    else:
+        answer = advise(model, **question, deepspeed_estimate=False, say=output.say)
+        explanation = explain_answer(answer, rung=rung, component=component)
+    output.show(explanation.figures, lambda console: render_explanation(explanation, console))
+    return 0
