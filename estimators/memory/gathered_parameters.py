@@ -318,7 +318,11 @@ class _Gathering:
         # A tied one is there already if nothing was released.
         apart = 0 if self.tensors.tied and loss >= self.forward else self.head_apart
         viewed = self._viewed(reused)
-        whole_in_layer = min(self.backward, max(reused, self.reached, in_layer, self._with_embedding()))
+        # The model has it as an external parameter, which its own backward hook would release: it has none, for token
+        # ids require no gradient (parameter_offload.py `ZeROOrderedDict.__getitem__`).
+        stays = 0 if self.tensors.tied else self.head_apart
+        reached = max(self.reached + stays * self.everything, self._with_embedding())
+        whole_in_layer = min(self.backward + stays, max(reused, reached, in_layer))
         layer = whole_in_layer + in_backward
         fetched = self.fetched
         # When the bucket is full for the first time, as many elements have been released, and there is less left to

@@ -85,6 +85,15 @@ def test_a_reference_pass_with_adapters_keeps_every_gathered_weight_at_stage_3()
         assert gathered(other) < 0.5 * whole
 
 
+def test_adapters_at_stage_3_gather_the_embedding_while_the_chunked_head_stays_whole() -> None:
+    """As dry runs do: beyond the limit of live parameters."""
+    model, plan = find("Qwen2.5-7B"), replace(PLANS["zero3"], gradient_checkpointing=True)
+    phases = estimate_memory(model, replace(SFT, method="lora"), CLUSTER, plan).phases
+    (backward,) = (each for each in phases if each.name == "layer_backward")
+    whole = sum(part.size_bytes for part in backward.terms if part.name == "gathered_parameters")
+    assert whole > 2 * (2 * model.vocab_size * model.hidden_size + plan.stage3_max_live_parameters // 5)
+
+
 @pytest.mark.parametrize(
     ("objective", "passes"),
     [("dpo", {"reference model": 1}), ("kto", {"reference model": 2, "passes without gradients": 1})],
