@@ -41,7 +41,7 @@ class Job:
     script: str = "train.py"
     """The path of the script, or the name of a module."""
     arguments: tuple[str, ...] = ()
-    """Of the script, without those that pass the configuration."""
+    """The arguments of the script, without those that pass the configuration."""
     is_module: bool = False
     config: Mapping[str, Any]
     config_path: str

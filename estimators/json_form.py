@@ -27,7 +27,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
-"""Of every command's JSON; it rises when a field changes its meaning or goes away."""
+"""The version of every command's JSON; it rises when a field changes its meaning or is removed."""
 
 Form = TypeVar("Form")
 

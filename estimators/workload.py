@@ -105,7 +105,7 @@ class Workload:
     precompute_ref_log_probs: bool = False
     """The reference model's log-probabilities are computed before the training, by the policy."""
     rollouts: Rollouts | None = None
-    """Of "grpo" and "rloo"; None for other objectives."""
+    """The generated completions of "grpo" and "rloo"; None for other objectives."""
     method: Method = "full"
     quantization: Quantization = "nf4"
     """Weight format under method "qlora": bitsandbytes' NF4 with double quantization or int8 (LLM.int8), or an existing

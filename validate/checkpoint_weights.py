@@ -69,11 +69,11 @@ class CheckpointContents:
     """The folder of DeepSpeed's states; "" for none."""
     step: int | None
     stage: Literal["none", "0", "1 or 2", "3"]
-    """Of ZeRO; "none" without DeepSpeed's states."""
+    """The ZeRO stage; "none" without DeepSpeed's states."""
     ranks: int
-    """Of data parallelism."""
+    """Ranks of data parallelism."""
     model_ranks: int
-    """Of tensor parallelism."""
+    """Ranks of tensor parallelism."""
     size_bytes: int
     optimizer_bytes: int
     weights: tuple[str, ...]

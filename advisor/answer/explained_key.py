@@ -59,7 +59,7 @@ class KeyExplanation:
     acts: tuple[str, ...]
     """Further conditions, and what fills an `auto`, a sentence each."""
     keys: Mapping[str, str]
-    """Of a block: its keys with their meanings."""
+    """The keys of a block, with their meanings."""
     rules: tuple[str, ...]
     """Lint's rules about it, "DS101 title"."""
     plan: str

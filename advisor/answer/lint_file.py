@@ -64,7 +64,7 @@ class LintAnswer:
 
     path: Path
     report: LintReport
-    """Of the file after a correction."""
+    """The report on the file after a correction."""
     basis: Phrase | None
     """The training that memory and speed are predicted for; None where they are not."""
     correction_wanted: bool

@@ -42,7 +42,7 @@ class Figure:
     note: str = ""
     more: str = ""
     share: float | None = None
-    """Of what there is; None where that is unknown or unbounded."""
+    """The used share of the capacity; None where that is unknown or unbounded."""
 
 
 @dataclass(frozen=True, kw_only=True)

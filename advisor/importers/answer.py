@@ -39,7 +39,7 @@ class ImportAnswer:
     obstacle: DsAdviseError | None
     """Why there are no figures; None where there are."""
     report: LintReport | None
-    """Of the DeepSpeed part, None where there is none."""
+    """Lint of the DeepSpeed configuration; None where there is none."""
     files: tuple[ChangedFile, ...]
     """The proposed changes, or those that were written."""
     unwritable: DsAdviseError | None
@@ -243,7 +243,7 @@ class ImportJson:
     is_better: bool
     """The recommended plan fits where the run does not, or is faster."""
     findings: tuple[FindingFigures, ...]
-    """Of the DeepSpeed part."""
+    """Findings of lint in the DeepSpeed configuration."""
     changes: tuple[ChangedFileJson, ...]
     files: tuple[str, ...]
     """Files that were written."""

@@ -45,7 +45,7 @@ class ImportedRun:
     objective: str = NEXT_TOKEN
     """As `objective_of` has it."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Of `QuestionOptions`."""
+    """Options of the question, by the names of `QuestionOptions`."""
     micro_batch_size: int | None = None
     """None where the script decides it."""
     gradient_accumulation_steps: int | None = 1

@@ -108,7 +108,7 @@ class Peaks:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     device_bytes: int | None = None
-    """Of one GPU, by the driver: all its processes together."""
+    """Memory of all processes on one GPU, as the driver shows it."""
     host_bytes: int = 0
     """Resident memory of all ranks of this node together."""
 

@@ -58,7 +58,7 @@ COLUMNS = {
 """Titles of the table's columns by field of `LadderRow`; a phone has room for the first three."""
 
 _EXCERPT_COLUMNS = 60
-"""Of a line of a configuration; a phone shows 40 and scrolls."""
+"""Columns of a line of a configuration; a phone shows 40 and scrolls."""
 
 MEMORY_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """GPUs that are named by their memory alone."""

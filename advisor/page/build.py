@@ -22,13 +22,13 @@ from ...estimators.errors import DsAdviseError
 from .answers import FIRST
 
 VERSION = "314.0.7"
-"""Of Pyodide, with Python 3.14.2; a page is tested with this one alone."""
+"""The version of Pyodide, with Python 3.14.2; a page is tested with this one alone."""
 
 _SHA_512 = (
     "d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
     "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
 )
-"""Of the npm package's file `pyodide-314.0.7.tgz`."""
+"""The checksum of the npm package's file `pyodide-314.0.7.tgz`."""
 
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """Files of Pyodide."""
@@ -73,7 +73,7 @@ _MOST_S = 300
 """Seconds after which npm and Node are stopped; they need about five."""
 
 _MARK = "built-by-ds-advise"
-"""A file that marks a built folder: only such a one, or an empty one, is built into."""
+"""A file that marks a built folder: a build goes into such a folder or an empty one."""
 
 
 def page_file(

@@ -57,7 +57,7 @@ class Machine:
     most_nodes: int
     """The number that their network may join."""
     price: Price | None
-    """Of a node, on demand; None if unknown."""
+    """The price of a node, on demand; None if unknown."""
     price_date: str
     """The day of the price, "" if unknown."""
     price_source: str

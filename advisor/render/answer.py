@@ -24,7 +24,7 @@ _WIDTHS = {
     "ram_gib": 7,
     "tokens_per_s": 8,
 }
-"""Of the ladder's columns; negative: aligned to the left."""
+"""The widths of the ladder's columns; negative: aligned to the left."""
 
 _FEW_CHANGES = 4
 """Changes that are printed without `details`."""

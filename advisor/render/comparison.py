@@ -167,7 +167,7 @@ def _memory(first: Candidate, second: Candidate, console: Console) -> None:
 
 
 def _time(first: Candidate, second: Candidate, console: Console) -> None:
-    """Of a step where both have the same tokens, else of as many tokens: steps of unequal work are no comparison."""
+    """The time of a step where both have the same tokens, otherwise of the same number of tokens."""
     ours, theirs = first.time, second.time
     same = ours.tokens_per_step == theirs.tokens_per_step
     step = phrase("Where the time goes, ms of a step of {tokens} tokens", tokens=f"{ours.tokens_per_step:,}")

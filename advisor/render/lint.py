@@ -39,7 +39,7 @@ class FindingFigures:
     why: str
     fix: str
     versions: str
-    """Of DeepSpeed."""
+    """The versions of DeepSpeed."""
     source: str
     can_fix: bool
 

@@ -27,7 +27,7 @@ class Output(NamedTuple):
 
     mode: OutputMode
     language: Language = "en"
-    """Of what people read on stdout."""
+    """The language of the text on stdout."""
 
     def say(self, text: str) -> None:
         """A line of progress or a warning; it never goes to stdout."""

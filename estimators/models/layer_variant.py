@@ -58,7 +58,7 @@ class LayerVariant(NamedTuple):
     convolved_input: bool = False
     """Two convolutions, each with a GELU, make the encoder's input (Whisper)."""
     pooled_output: bool = False
-    """Of the encoder's output one token goes on (CLIP)."""
+    """One token of the encoder's output is passed on (CLIP)."""
     router_fp32: bool = False
     """A mixture of experts computes the router's logits in fp32."""
     softmax_of_top_k: bool = False

@@ -131,7 +131,7 @@ class Input(NamedTuple):
     """A tensor that the `forward` of a module of the user's gets."""
 
     shape: tuple[int, ...]
-    """Of one sample."""
+    """The shape of one sample."""
     dtype: str = "float"
     """torch's name of the type; "float": the training precision."""
 

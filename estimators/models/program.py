@@ -13,7 +13,7 @@ from collections.abc import Container
 from typing import Literal, NamedTuple
 
 Coefficients = tuple[float, float, float]
-"""Of 1, S and S^2."""
+"""The coefficients of 1, S and S^2."""
 
 ONCE: Coefficients = 1.0, 0.0, 0.0
 
@@ -94,7 +94,7 @@ class Derivative(NamedTuple):
     operations: int
     """Kernels of the backward pass."""
     flops: Quantity
-    """Of matrix products and convolutions."""
+    """Operations of matrix products and convolutions."""
 
 
 Kind = Literal["operation", "cast", "linear", "attention", "hold", "checkpoint", "checkpointed"]
@@ -120,7 +120,7 @@ class Instruction(NamedTuple):
     details: tuple[tuple[str, int], ...]
     """The dimensions of attention."""
     flops: Quantity
-    """Of matrix products and convolutions, by `torch.utils.flop_counter`."""
+    """Operations of matrix products and convolutions, by `torch.utils.flop_counter`."""
     repeats: Coefficients = ONCE
     """Iterations of the loops around it, by the length; sizes and FLOPs are those of one."""
 

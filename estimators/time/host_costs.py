@@ -4,7 +4,7 @@ A step's host time is counts times these costs, whoever counts: a recorded run h
 them from the model's dimensions. Collectives, kernels and copies themselves are not in here.
 
 The costs are those of the real engine over models too narrow to take time (`benchmarks/probes/host_time.py`);
-another core takes as much longer as its single-thread score says (`probes/benchmark_rank.py`).
+on another core they scale with its single-thread score (`probes/benchmark_rank.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class HostCosts(NamedTuple):
     bucket_s: float = 95.7e-6
     """A bucket of gradients that is reduced."""
     micro_batch_s: float = 775e-6
-    """Of a micro batch outside the model: the engine's bookkeeping, its timers and checks."""
+    """A micro batch outside the model: the engine's bookkeeping, its timers and checks."""
     engine_step_s: float = 823e-6
-    """Of an optimizer step: norms, clipping, the optimizer's call, the engine's bookkeeping."""
+    """An optimizer step: norms, clipping, the optimizer's call, the engine's bookkeeping."""
     step_operation_s: float = 1.93e-6
     """An operation of the optimizer's step, of either kind."""
     fold_s: float = 328e-6

@@ -38,7 +38,7 @@ BACKWARD_OF_OTHERS = 1.8
 """Backward operations for each forward operation that is not a product with a weight."""
 
 _EXPERT_OPERATIONS, _EXPERT_VIEWS, _EXPERT_CALLS = 7, 5, 5
-"""Of one expert that is a module, without its matrices."""
+"""Counts of one expert that is a module, without its matrices."""
 
 _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""

@@ -82,7 +82,7 @@ class Unpacking(NamedTuple):
     """Per weight."""
     backward_bytes: float
     operations: int
-    """Of the forward pass, each a kernel."""
+    """Operations of the forward pass, each a kernel."""
     backward_operations: int
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .trace import Reference, Step, TracedTensor, flops_of
 
 MOST_INPUTS = 4
-"""Of an operation with more inputs only these choices are tried: all activations, all weights, both."""
+"""An operation with more inputs is tried with these choices alone: all activations, all weights, both."""
 
 
 @dataclass(frozen=True)

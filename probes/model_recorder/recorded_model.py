@@ -157,7 +157,7 @@ _OF_IMAGES = ("pixel_values", "image_attention_mask", "image_embeds_position_mas
 
 IMAGE_LIST = "pixel_values of several images"
 _INSTRUCTION_TOKENS = 32
-"""Of `qformer_input_ids`, which have a length of their own."""
+"""The length of `qformer_input_ids`."""
 
 
 _IGNORED = ("attn_implementation", "_attn_implementation", "auto_map", "quantization_config")

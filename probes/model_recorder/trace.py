@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from ...estimators.models.program import ROWS
 
 MOST_OPERATIONS = 40_000
-"""Of one forward pass."""
+"""The largest number of operations in one forward pass."""
 
 
 class UnrecordableError(ValueError):
@@ -99,7 +99,7 @@ class Trace:
         self.no_grad_depth = 0
         """Contexts without gradients that the module's code has entered."""
         self.flops = 0
-        """Of operations since the last step."""
+        """FLOPs of the operations since the last step."""
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         self._storage_count = 0

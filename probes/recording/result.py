@@ -107,7 +107,7 @@ class DryRunResult:
     """One rank's memory during load, initialize and a few iterations, and the parts of the peak."""
 
     phases: tuple[PhaseMemory, ...]
-    """Of the executed iterations. An iteration that repeats the one before it is the last."""
+    """The phases of the executed iterations. An iteration that repeats the one before it is the last."""
     iterations: int
     """Number of requested iterations; those not executed would repeat the last one."""
     peak: Peak

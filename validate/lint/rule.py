@@ -25,7 +25,7 @@ class Violation:
     """A place where a rule applies."""
 
     path: KeyPath
-    """Of the key; a missing key has the path where it would be, and is reported at the line of its block."""
+    """The path of the key; a missing key is reported at the line of its block."""
     what: str
     """What happens, a sentence with the values of this configuration."""
     fix: str = ""

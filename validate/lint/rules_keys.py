@@ -201,7 +201,7 @@ def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
 
 
 def _is_comment(key: str, block: ConfigBlock) -> bool:
-    """A key that somebody wrote as a remark, where DeepSpeed ignores it."""
+    """A key that is a remark, where DeepSpeed ignores it."""
     return not block.strict and key.startswith(("_", "//", "#", "comment"))
 
 

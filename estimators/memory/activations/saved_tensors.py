@@ -90,7 +90,7 @@ class AutogradGraph:
     """The group of new storages."""
     nodes: list[Node] = field(default_factory=list)
     kept: frozenset[Storage] = frozenset()
-    """Of a checkpointed part: what it reads from outside, which the graph around it keeps."""
+    """The tensors that a checkpointed part reads from outside, which the graph around it keeps."""
 
     def tensor(
         self,
