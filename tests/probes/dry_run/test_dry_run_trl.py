@@ -68,9 +68,6 @@ def errors(answer: dict[str, Any], case: Case) -> dict[tuple[int, str], float]:
         key = (phase["iteration"], phase["phase"])
         if phase["iteration"]:  # it loads on the host
             real[key] = max(real.get(key, 0), phase["total_peak_bytes"])
-    if case.rung == "zero3" and case.method == "lora" and case.checkpointing:
-        # Reentrant from the first reference pass on: transformers' Trainer 5.23 reads another name of the argument.
-        del real[1, "step"]
     return {key: dry[min(key[0], last), key[1]] / size - 1 for key, size in real.items()}
 
 

@@ -39,6 +39,7 @@ def train_by_trl(request, recorder):
         Dataset.from_list([{"prompt": "w1", "chosen": answer, "rejected": answer}] * 32).save_to_disk("rows")
     folder, tokenizer = _saved(run, "model", writes=request.rank == 0)
     config = dict(run.config)
+    stage = config["zero_optimization"]["stage"]
     arguments = {"precompute_ref_log_probs": True} if workload.precompute_ref_log_probs else {}
     trained = {}
     if workload.rollouts is None:
@@ -57,6 +58,7 @@ def train_by_trl(request, recorder):
         report_to=[],
         deepspeed=config,
         gradient_checkpointing=run.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": workload.checkpoints_reentrantly(stage)},
         save_strategy="no",
         learning_rate=1e-4,
         model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "eager"},
