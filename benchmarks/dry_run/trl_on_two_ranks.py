@@ -54,7 +54,7 @@ def rows(file: Path, chosen: dict[str, tuple[str, Case]]) -> dict[str, dict[str,
             (answer,) = answers([question], Path(folder))
         if "error" in answer:
             raise SystemExit(f"{name}: {answer['error']}")
-        phases = errors(answer, case)
+        phases = errors(answer)
         (_, phase), error = max(phases.items(), key=lambda each: abs(each[1]))
         known[name] = {"case": name, "phases": len(phases), "phase": phase, "error": error}
         with file.open("a", encoding="utf-8") as stream:

@@ -58,7 +58,7 @@ def asked(objective: str, case: Case, folder: Path) -> tuple[Request, Request, s
     return made, made, "gloo"
 
 
-def errors(answer: dict[str, Any], case: Case) -> dict[tuple[int, str], float]:
+def errors(answer: dict[str, Any]) -> dict[tuple[int, str], float]:
     """By iteration and phase: the peak of the dry run's tensors over that of TRL's, less 1. A phase of several passes
     (scoring by the policy, then by the reference) is the largest of them."""
     dry = {(phase["iteration"], phase["phase"]): phase["total_peak_bytes"] for phase in answer["dry"]["phases"]}
@@ -77,4 +77,4 @@ def test_the_dry_run_counts_what_trl_allocates(objective: str, case: Case, tmp_p
     """The peak of every phase within 0.5 %."""
     (answer,) = answers([asked(objective, case, tmp_path)], tmp_path)
     assert "error" not in answer, answer["error"]
-    assert {phase: error for phase, error in errors(answer, case).items() if abs(error) > 0.005} == {}
+    assert {phase: error for phase, error in errors(answer).items() if abs(error) > 0.005} == {}
