@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware import Cluster, cpu_cores, threads_per_rank
+from ..estimators.phrase import phrase
 from ..estimators.workload import Framework
 from .files import read_text
 
@@ -237,7 +238,13 @@ def read_hostfile(file: Path) -> dict[str, int]:
         else:
             nodes[match[1]] = int(match[2])
             continue
-        raise ConfigFileError(f"hostfile {file}: {problem}", why="DeepSpeed's launcher refuses it", fix=_FIX)
+        raise ConfigFileError(
+            phrase("hostfile {file}: {problem}", file=file, problem=problem),
+            why="DeepSpeed's launcher refuses it",
+            fix=_FIX,
+        )
     if not nodes:
-        raise ConfigFileError(f"hostfile {file}: it names no node", why="DeepSpeed's launcher refuses it", fix=_FIX)
+        raise ConfigFileError(
+            phrase("hostfile {file}: it names no node", file=file), why="DeepSpeed's launcher refuses it", fix=_FIX
+        )
     return nodes

@@ -163,7 +163,9 @@ class WeightsOf:
                 found = get_fp32_state_dict_from_zero_checkpoint(contents.folder, contents.tag, lazy_mode=True)
         except (ValueError, KeyError, FileNotFoundError) as error:
             raise ConfigFileError(
-                f"{contents.folder} cannot be converted", why=str(error)[:300], fix="take another checkpoint"
+                phrase("{folder} cannot be converted", folder=contents.folder),
+                why=str(error)[:300],
+                fix="take another checkpoint",
             ) from error
         self.config = _json(self.folder / "config.json")
         own = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
@@ -240,7 +242,9 @@ class WeightsOf:
         Raises ConfigFileError where the folder exists without `force`, holds other folders, or cannot be written.
         """
         if target.exists() and not force:
-            raise ConfigFileError(f"{target} exists", why="nothing is overwritten", fix="pass --force")
+            raise ConfigFileError(
+                phrase("{target} exists", target=target), why="nothing is overwritten", fix="pass --force"
+            )
         if target.is_dir() and any(path.is_dir() for path in target.iterdir()):
             raise ConfigFileError(
                 phrase("{target} is not replaced", target=target),
@@ -261,7 +265,9 @@ class WeightsOf:
                 folder.rename(target)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise ConfigFileError(f"{target} cannot be written", why=reason, fix="name another folder") from error
+            raise ConfigFileError(
+                phrase("{target} cannot be written", target=target), why=reason, fix="name another folder"
+            ) from error
 
     def _write_shards(self, folder: Path, say: Callable[[str], None]) -> None:
         import torch

@@ -242,7 +242,11 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
     workload = configured_workload(config, context.options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(
-            f"{name}: the memory of the optimizer {workload.optimizer[:40]!r} is not known",
+            phrase(
+                "{name}: the memory of the optimizer {optimizer!r} is not known",
+                name=name,
+                optimizer=workload.optimizer[:40],
+            ),
             why="its states per parameter decide the memory",
             fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
         )
@@ -258,7 +262,9 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
         )
         plan = filled.plan(config, model, cluster)
     except ConfigFileError as error:
-        raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
+        raise ConfigFileError(
+            phrase("{name}: {what}", name=name, what=error.what), why=error.why, fix=error.fix
+        ) from error
     return Side(
         name=name,
         settings=ConfigSettings(config, facts, plan, workload, cluster),
@@ -270,7 +276,9 @@ def side_of(name: str, context: ComparisonContext | None, facts: DeepSpeedFacts 
 def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Candidate:
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
-        raise WorkloadError(f"{name} cannot run: {obstacle}", fix="compare it without --model")
+        raise WorkloadError(
+            phrase("{name} cannot run: {obstacle}", name=name, obstacle=obstacle), fix="compare it without --model"
+        )
     return predict(model, workload, cluster, plan)
 
 
@@ -289,7 +297,9 @@ def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: Dee
     candidates, obstacle = candidates_of(rung, question)
     candidate = best_of_rung(candidates, LEAST[question.risk])
     if candidate is None:
-        raise WorkloadError(f"{rung} cannot run here: {obstacle}", fix="compare another strategy")
+        raise WorkloadError(
+            phrase("{rung} cannot run here: {obstacle}", rung=rung, obstacle=obstacle), fix="compare another strategy"
+        )
     is_deepspeed = candidate.plan.sharding == "zero"
     config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework) if is_deepspeed else {}
     return Side(

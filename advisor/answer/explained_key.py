@@ -105,10 +105,14 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
     if not places:
         near = _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
-        raise ConfigFileError(f"DeepSpeed {facts.version} has no key {name[:60]!r}", fix=fix)
+        raise ConfigFileError(
+            phrase("DeepSpeed {version} has no key {name!r}", version=facts.version, name=name[:60]), fix=fix
+        )
     if len(places) > 1:
         listed = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
-        raise ConfigFileError(f"{len(places)} blocks have a key {name!r}", fix=f"name one by its path: {listed}")
+        raise ConfigFileError(
+            f"{len(places)} blocks have a key {name!r}", fix=phrase("name one by its path: {listed}", listed=listed)
+        )
     (path,) = places
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     if field is not None and field.moves and field.successor:

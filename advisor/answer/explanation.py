@@ -252,7 +252,10 @@ def _only(sections: Sequence[Section], component: str) -> tuple[Section, ...]:
     names = dict.fromkeys(letters(term.name) for section in sections for term in section.terms)
     chosen = {wanted} if wanted in names else {name for name in names if wanted in name}
     if not chosen:
-        raise WorkloadError(f"the plan has no component {component[:40]!r}", fix=f"pass one of {', '.join(names)}")
+        raise WorkloadError(
+            phrase("the plan has no component {component!r}", component=component[:40]),
+            fix=phrase("pass one of {names}", names=", ".join(names)),
+        )
     kept = (
         Section(
             name=section.name,

@@ -60,7 +60,11 @@ def parse_limits(
     """The limits from their options. Raises DsAdviseError for sizes and times that are none."""
     for name, value in (("min-tokens-per-second", min_tokens_per_second), ("max-cost", max_cost)):
         if value is not None and not 0 < value < float("inf"):
-            raise WorkloadError(f"--{name} is {value:g}", why="it must be above 0", fix=f"pass a sensible --{name}")
+            raise WorkloadError(
+                phrase("--{name} is {value:g}", name=name, value=value),
+                why="it must be above 0",
+                fix=phrase("pass a sensible --{name}", name=name),
+            )
     limits: dict[RequirementName, float | None] = {
         "memory": parse_size("--max-memory", max_memory, least=10**6, most=10**15) if max_memory else None,
         "ram": parse_size("--max-ram", max_ram, least=10**6, most=10**15) if max_ram else None,

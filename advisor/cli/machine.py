@@ -112,7 +112,9 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
 
         records = store.find(ids=chosen)
         if not records:
-            raise DsAdviseError(f"there is no record {chosen[0]}", fix="`ds-advise history` lists them")
+            raise DsAdviseError(
+                phrase("there is no record {chosen}", chosen=chosen[0]), fix="`ds-advise history` lists them"
+            )
         write_report(record_report(records[0]), html, output.say)
     if forget:
         if not ids:
@@ -131,7 +133,9 @@ def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, out
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise DsAdviseError(f"{text[:40]!r} is not the number of a record", fix="`ds-advise history` lists them")
+        raise DsAdviseError(
+            phrase("{text!r} is not the number of a record", text=text[:40]), fix="`ds-advise history` lists them"
+        )
     return int(text)
 
 

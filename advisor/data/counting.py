@@ -152,7 +152,11 @@ def check_causal(shape: ModelShape, *, fix: str) -> None:
     others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
     if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
         raise ModelConfigError(
-            f"{shape.name} ({shape.architecture}) is not a causal language model",
+            phrase(
+                "{name} ({architecture}) is not a causal language model",
+                name=shape.name,
+                architecture=shape.architecture,
+            ),
             why="a data file is read as text for causal language models",
             fix=fix,
         )

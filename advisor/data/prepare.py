@@ -157,7 +157,9 @@ def prepare(
             say_seldom(_progress(path, done, batch[-1].share, time.monotonic() - started))
     if not kept:
         what = f"every row is empty or has an empty answer ({len(empty_places):,})" if empty_places else "no rows"
-        raise DataError(f"{path}: {what}", why="there is nothing to train on", fix="check --data")
+        raise DataError(
+            phrase("{path}: {what}", path=path, what=what), why="there is nothing to train on", fix="check --data"
+        )
     assert shape is not None, "a kept row has a shape"
     lengths = open_tokens(folder).lengths
     return DataFile(

@@ -59,7 +59,7 @@ def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline:
         return Path(snapshot_download(shape.name, allow_patterns=list(patterns), local_files_only=offline))
     except Exception as problem:  # of the network, the hub, the disk
         raise UnknownModelError(
-            f"{shape.name}: cannot be fetched from the hub ({type(problem).__name__})",
+            phrase("{name}: cannot be fetched from the hub ({name2})", name=shape.name, name2=type(problem).__name__),
             why="training needs its tokenizer and weights",
             fix="give a folder that holds them" if not offline else "leave --offline out, or give a folder",
         ) from problem
@@ -164,7 +164,11 @@ class Renderer:
             )
         except Exception as problem:  # templates are programs, which raise anything
             raise DataError(
-                f"{place}: the tokenizer's chat template refuses it ({str(problem)[:150]})",
+                phrase(
+                    "{place}: the tokenizer's chat template refuses it ({problem})",
+                    place=place,
+                    problem=str(problem)[:150],
+                ),
                 why="the model was made for other conversations",
                 fix="repair or remove the row",
             ) from problem

@@ -157,7 +157,11 @@ def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
 def _block(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = values.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigFileError(f"{key} holds {value!r}", why="accelerate expects keys there", fix="write them below it")
+        raise ConfigFileError(
+            phrase("{key} holds {value!r}", key=key, value=value),
+            why="accelerate expects keys there",
+            fix="write them below it",
+        )
     return value or {}
 
 
@@ -166,7 +170,9 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
     if value is None or value == -1:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigFileError(f"{key} is {value!r}", why="it counts", fix="write a whole number from 1")
+        raise ConfigFileError(
+            phrase("{key} is {value!r}", key=key, value=value), why="it counts", fix="write a whole number from 1"
+        )
     return value
 
 

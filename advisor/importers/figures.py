@@ -80,7 +80,10 @@ def figures_of(
     model = as_asked(model, options)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
-        raise WorkloadError(f"not predicted: the optimizer {workload.optimizer[:40]}", why="its states are not known")
+        raise WorkloadError(
+            phrase("not predicted: the optimizer {optimizer}", optimizer=workload.optimizer[:40]),
+            why="its states are not known",
+        )
     plan = _plan(run, config, model, workload, cluster)
     refusal = unsupported(model, workload, plan, cluster) or ""
     as_is = None if refusal else predict(model, workload, cluster, plan)
@@ -236,4 +239,6 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
         return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
     except ConfigFileError as error:
         name = run.deepspeed.name if run.deepspeed is not None else ""
-        raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error
+        raise ConfigFileError(
+            phrase("{name}: {what}", name=name[:80], what=error.what), why=error.why, fix=error.fix
+        ) from error

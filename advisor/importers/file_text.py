@@ -27,7 +27,8 @@ def edit_json(text: str, changes: Mapping[KeyPath, Value]) -> str:
             text, made = apply(document, [Remove(path) if value is None else Replace(path, value)])
             if not made:
                 raise ConfigFileError(
-                    f"{'.'.join(path)} cannot be removed without its comment", fix="remove the comment next to it"
+                    phrase("{path} cannot be removed without its comment", path=".".join(path)),
+                    fix="remove the comment next to it",
                 )
         document = read_document(text.encode(), name="the changed file")
     return text
@@ -64,15 +65,24 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
         if aliases > _MOST_ALIASES:
-            raise ConfigFileError(f"{name}: {aliases} aliases, more than a configuration has", fix=_FIX)
+            raise ConfigFileError(
+                phrase("{name}: {aliases} aliases, more than a configuration has", name=name, aliases=aliases), fix=_FIX
+            )
         value = yaml.safe_load(text)
         json.dumps(value, default=str)  # ends at a value that holds itself
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise ConfigFileError(f"{name}: not YAML: {problem.problem or problem.context}{where}", fix=_FIX) from problem
+        raise ConfigFileError(
+            phrase(
+                "{name}: not YAML: {words}{where}", name=name, words=problem.problem or problem.context, where=where
+            ),
+            fix=_FIX,
+        ) from problem
     except yaml.reader.ReaderError as problem:
-        raise ConfigFileError(f"{name}: not YAML: a character that no text has", fix=_FIX) from problem
+        raise ConfigFileError(
+            phrase("{name}: not YAML: a character that no text has", name=name), fix=_FIX
+        ) from problem
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigFileError(phrase("{name}: not YAML that can be read", name=name), fix=_FIX) from problem
     if not isinstance(value, dict):

@@ -60,7 +60,11 @@ def _followed(source: Source) -> Source:
     path = find_file(name, source.path.parent)
     if path is None and "$" in name:
         raise ConfigFileError(
-            f"{source.path} names its configuration by values that are set when it runs: {name[:80]}",
+            phrase(
+                "{path} names its configuration by values that are set when it runs: {name}",
+                path=source.path,
+                name=name[:80],
+            ),
             fix="name the configuration itself",
         )
     if path is None:

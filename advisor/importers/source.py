@@ -64,7 +64,12 @@ class Source:
             for name, *_ in changes:
                 if name in self.started_by.line.overrides:
                     raise ConfigFileError(
-                        f"the command in {self.started_by.path} sets {name}, which overrides {self.path}",
+                        phrase(
+                            "the command in {path} sets {name}, which overrides {path2}",
+                            path=self.started_by.path,
+                            name=name,
+                            path2=self.path,
+                        ),
                         fix="set it only in that file",
                     )
         if self.line is None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
+from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.script_arguments import ScriptArguments, rollout_options
 from .accelerate import launched
@@ -39,7 +40,9 @@ def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | 
     try:
         config = json.loads(text)
     except ValueError as problem:
-        raise ConfigFileError(f"deepspeed: its JSON cannot be read ({problem})", fix="write one object") from problem
+        raise ConfigFileError(
+            phrase("deepspeed: its JSON cannot be read ({problem})", problem=problem), fix="write one object"
+        ) from problem
     return DeepSpeedPart(name="deepspeed", config=config)
 
 

@@ -260,9 +260,17 @@ def config_passing(
         if Path(own.value).resolve() == config_file.resolve():
             return ConfigPassing(passes=False)
         raise ConfigFileError(
-            f"{where} names {own.value}, but {config_file} would be checked",
+            phrase(
+                "{where} names {value}, but {config_file} would be checked",
+                where=where,
+                value=own.value,
+                config_file=config_file,
+            ),
             why="the checked configuration and that of the training must be the same",
-            fix=f"launch {own.value}, or pass --pass-config where the script takes the file from its arguments",
+            fix=phrase(
+                "launch {value}, or pass --pass-config where the script takes the file from its arguments",
+                value=own.value,
+            ),
         )
     remark = (
         f"{where} gives DeepSpeed a configuration of its own: {config_file} is checked but not passed, so they "
@@ -279,7 +287,12 @@ def _check_arguments(config_file: Path, config: Mapping[str, Any], arguments: Sc
             other = None
         if other != config:
             raise ConfigFileError(
-                f"the script gets --{name} {text[:80]}, which differs from {config_file}",
+                phrase(
+                    "the script gets --{name} {text}, which differs from {config_file}",
+                    name=name,
+                    text=text[:80],
+                    config_file=config_file,
+                ),
                 why="the checked configuration and that of the training must be the same",
                 fix=phrase("leave --{name} to launch, or launch the script's file", name=name),
             )

@@ -19,6 +19,7 @@ from typing import Literal
 import packaging
 
 from ...estimators.errors import DsAdviseError
+from ...estimators.phrase import phrase
 from .answers import FIRST
 
 VERSION = "314.0.7"
@@ -101,10 +102,12 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
     Raises DsAdviseError for a folder with other files in it or that cannot be written, and where there is no Pyodide.
     """
     if folder.exists() and not folder.is_dir():
-        raise DsAdviseError(f"{folder} is a file", fix="name a folder")
+        raise DsAdviseError(phrase("{folder} is a file", folder=folder), fix="name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
         raise DsAdviseError(
-            f"{folder} holds other files", why="the page's would lie among them", fix="name an empty or a new folder"
+            phrase("{folder} holds other files", folder=folder),
+            why="the page's would lie among them",
+            fix="name an empty or a new folder",
         )
     contents = {PACKAGE: package_archive(), **pyodide_files(pyodide)}
     contents |= {name: page_file(name, answers="worker") for name in (*TYPES, *WORKER_FILES)}
@@ -121,7 +124,8 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
             (folder / name).write_bytes(raw)
     except OSError as error:
         raise DsAdviseError(
-            f"{folder}: cannot be written ({error.strerror})", fix="name a folder that you may write to"
+            phrase("{folder}: cannot be written ({strerror})", folder=folder, strerror=error.strerror),
+            fix="name a folder that you may write to",
         ) from error
     return [folder / name for name in contents]
 
@@ -210,9 +214,12 @@ def _downloaded(folder: Path) -> Path:
 def _unusable(what: str) -> DsAdviseError:
     return DsAdviseError(
         what,
-        why=f"a static page holds Pyodide {VERSION}",
-        fix=f"get it where there is a network (npm pack pyodide@{VERSION}) and pass --pyodide pyodide-{VERSION}.tgz; "
-        "ds-advise page without --build needs none",
+        why=phrase("a static page holds Pyodide {version}", version=VERSION),
+        fix=phrase(
+            "get it where there is a network (npm pack pyodide@{version}) and pass --pyodide pyodide-{version}.tgz; "
+            "ds-advise page without --build needs none",
+            version=VERSION,
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ...estimators.errors import DsAdviseError
+from ...estimators.phrase import phrase
 from .answers import REQUESTS
 from .build import TYPES, page_file
 
@@ -23,7 +24,10 @@ def page_server(port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
-        raise DsAdviseError(f"port {port} cannot be used ({error})", fix="leave --port out, or name another") from error
+        raise DsAdviseError(
+            phrase("port {port} cannot be used ({error})", port=port, error=error),
+            fix="leave --port out, or name another",
+        ) from error
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -169,7 +169,11 @@ def options_of_module(shape: ModelShape, given: Mapping[str, Any]) -> dict[str, 
         )
     if checkpointing == "offload" or (checkpointing == "on" and not shape.module.checkpointing):
         raise WorkloadError(
-            f"{shape.name} does not offer --gradient-checkpointing {checkpointing}",
+            phrase(
+                "{name} does not offer --gradient-checkpointing {checkpointing}",
+                name=shape.name,
+                checkpointing=checkpointing,
+            ),
             why="its class has none of the methods that transformers, timm and diffusers have for it, such as "
             "gradient_checkpointing_enable",
             fix="leave --gradient-checkpointing out",

@@ -122,7 +122,15 @@ def read_prices(path: Path) -> PriceTable:
         currency = currency or own
         if own != currency:
             fix = "give all of them in one currency"
-            raise ConfigFileError(f"{where}: prices in {currency} and {own} cannot be compared", fix=fix)
+            raise ConfigFileError(
+                phrase(
+                    "{where}: prices in {currency} and {own} cannot be compared",
+                    where=where,
+                    currency=currency,
+                    own=own,
+                ),
+                fix=fix,
+            )
         machines += _machines(row, where)
     if currency is None:
         raise ConfigFileError(phrase("{path} has no machine in it", path=path.name), fix=_EXAMPLE)
@@ -134,27 +142,44 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigFileError(f"{path}: {error.strerror or error}", fix="give a table of prices (CSV)") from None
+        raise ConfigFileError(
+            phrase("{path}: {words}", path=path, words=error.strerror or error), fix="give a table of prices (CSV)"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigFileError(f"{path.name} is not text in UTF-8", fix="save it as CSV in UTF-8") from None
+        raise ConfigFileError(
+            phrase("{name} is not text in UTF-8", name=path.name), fix="save it as CSV in UTF-8"
+        ) from None
     reader = csv.reader(io.StringIO(text), strict=True)
     try:
         header = [name.strip().lower() for name in next(reader, [])]
         unknown = [name for name in header if name not in COLUMNS]
         if "gpus" not in header or unknown or len(set(header)) < len(header):
             what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus, or one twice"
-            raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=_EXAMPLE)
+            raise ConfigFileError(
+                phrase("{name} {what}", name=path.name, what=what),
+                why=phrase("the columns are {columns}", columns=", ".join(COLUMNS)),
+                fix=_EXAMPLE,
+            )
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(header):
                 raise ConfigFileError(
-                    f"{path.name} line {reader.line_num} has {len(cells)} cells, the header {len(header)}",
+                    phrase(
+                        "{name} line {line_num} has {cells} cells, the header {header}",
+                        name=path.name,
+                        line_num=reader.line_num,
+                        cells=len(cells),
+                        header=len(header),
+                    ),
                     fix="put what holds a comma in quotes",
                 )
             yield reader.line_num, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
     except csv.Error as error:
-        raise ConfigFileError(f"{path.name} line {reader.line_num} is not CSV: {error}", fix=_EXAMPLE) from None
+        raise ConfigFileError(
+            phrase("{name} line {line_num} is not CSV: {error}", name=path.name, line_num=reader.line_num, error=error),
+            fix=_EXAMPLE,
+        ) from None
 
 
 def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
@@ -163,7 +188,8 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
     sizes = [int(count) for count in counts.split("/")]
     if len(sizes) > 1 and row.get("price_per_machine"):
         raise ConfigFileError(
-            f"{where}: machines of {counts} GPUs have one price", fix="use price_per_gpu, or a row for each size"
+            phrase("{where}: machines of {counts} GPUs have one price", where=where, counts=counts),
+            fix="use price_per_gpu, or a row for each size",
         )
     nodes = _number(row, "nodes", where, 1.0, most=MOST_NODES)
     for size in sizes:
@@ -185,7 +211,9 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
         alone = parse_cluster(gpus, ram=row.get("ram") or None)
         network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
     except ClusterError as error:
-        raise ClusterError(f"{where}: {error.what}", why=error.why, fix=error.fix) from None
+        raise ClusterError(
+            phrase("{where}: {what}", where=where, what=error.what), why=error.why, fix=error.fix
+        ) from None
     ram = alone.host_memory_bytes_per_node
     return replace(
         alone,
@@ -198,7 +226,9 @@ def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) 
 def _price(row: Mapping[str, str], gpus: int, where: str) -> Price | None:
     """The price of a machine; None where the row has none."""
     if row.get("price_per_gpu") and row.get("price_per_machine"):
-        raise ConfigFileError(f"{where} has both price_per_gpu and price_per_machine", fix="leave one of them empty")
+        raise ConfigFileError(
+            phrase("{where} has both price_per_gpu and price_per_machine", where=where), fix="leave one of them empty"
+        )
     if row.get("price_per_gpu"):
         return Price(per_hour=gpus * _number(row, "price_per_gpu", where, 0.0, most=MOST_PER_HOUR), unit="node")
     if row.get("price_per_machine"):

@@ -123,7 +123,11 @@ class Question:
         per_gpu = self.micro_batch_size or (workload.global_batch_size or LARGEST_COUNT) // self.cluster.world_size
         if per_gpu < (least := OBJECTIVES[workload.objective].least_samples) and least > 1:
             raise WorkloadError(
-                f"a micro batch of {per_gpu} is too small for {workload.objective}",
+                phrase(
+                    "a micro batch of {per_gpu} is too small for {objective}",
+                    per_gpu=per_gpu,
+                    objective=workload.objective,
+                ),
                 why="its loss pairs each sample with the answer of another one of the micro batch",
                 fix=f"pass --micro-batch {least}, and a --global-batch of at least {least * self.cluster.world_size}",
             )
@@ -215,7 +219,11 @@ class Question:
     def _incomplete_groups(self, rollouts: Rollouts) -> WorkloadError:
         ranks, group = self.cluster.world_size, rollouts.group_of(self.cluster.world_size)
         return WorkloadError(
-            f"the completions of {ranks} GPUs make no whole groups of {rollouts.num_generations}",
+            phrase(
+                "the completions of {ranks} GPUs make no whole groups of {num_generations}",
+                ranks=ranks,
+                num_generations=rollouts.num_generations,
+            ),
             why="micro batch x steps per generation x GPUs must be a multiple of --num-generations",
             fix=f"pass a --global-batch that is a multiple of {ranks * group}, or another --num-generations",
         )

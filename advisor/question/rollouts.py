@@ -36,7 +36,11 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
     if defaults is None:
         if named:
             raise WorkloadError(
-                f"--{named[0].replace('_', '-')} has no effect with --objective {given['objective']}",
+                phrase(
+                    "--{words} has no effect with --objective {given}",
+                    words=named[0].replace("_", "-"),
+                    given=given["objective"],
+                ),
                 why="it generates no completions",
                 fix="pass --objective grpo, or leave it out",
             )
@@ -55,7 +59,11 @@ def rollouts_of(given: Mapping[str, Any]) -> Rollouts | None:
         raise WorkloadError("vllm_gpu_memory_utilization is a part of 1", fix="pass a number such as 0.3")
     if rollouts.beta < 0 or rollouts.num_generations < 2:
         raise WorkloadError(
-            f"beta {rollouts.beta:g} with {rollouts.num_generations} generations",
+            phrase(
+                "beta {beta:g} with {num_generations} generations",
+                beta=rollouts.beta,
+                num_generations=rollouts.num_generations,
+            ),
             why="beta is at least 0, and advantages compare at least two completions of a prompt",
             fix="pass other numbers",
         )
@@ -89,7 +97,10 @@ def rollout_choices(question: Question) -> list[Question]:
                 raise
     if not found:
         raise WorkloadError(
-            f"no split of {question.cluster.world_size} GPUs leaves some to train and some to generate",
+            phrase(
+                "no split of {world_size} GPUs leaves some to train and some to generate",
+                world_size=question.cluster.world_size,
+            ),
             why="the batch does not divide, or a vLLM engine does not hold the model",
             fix="pass another --global-batch, --server-gpus or --vllm-tensor-parallel-size, or --rollout generate",
         )

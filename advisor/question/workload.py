@@ -137,7 +137,11 @@ def _within(rollouts: Rollouts, seq_len: int) -> Rollouts:
     if rollouts.max_completion_length < seq_len:
         return rollouts
     raise WorkloadError(
-        f"a completion of {rollouts.max_completion_length} tokens leaves none of {seq_len} to the prompt",
+        phrase(
+            "a completion of {max_completion_length} tokens leaves none of {seq_len} to the prompt",
+            max_completion_length=rollouts.max_completion_length,
+            seq_len=seq_len,
+        ),
         why="--seq-len is that of prompt and completion",
         fix="pass a longer --seq-len or a shorter --max-completion-length",
     )

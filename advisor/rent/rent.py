@@ -233,11 +233,16 @@ def budget_amount(text: str | float, currency: str) -> float:
     match = _AMOUNT.fullmatch(str(text).strip().lower())
     amount = float(match[2]) if match else 0.0
     if match is None or not 0 < amount <= _MOST_BUDGET:
-        raise WorkloadError(f"--budget {str(text)[:40]!r} is not an amount", fix="write it as 50, or 50 USD")
+        raise WorkloadError(
+            phrase("--budget {text!r} is not an amount", text=str(text)[:40]), fix="write it as 50, or 50 USD"
+        )
     given = match[1] or match[3] or currency
     code = next((code for code, sign in SIGNS.items() if sign == given), given.upper())
     if code != currency:
-        raise WorkloadError(f"--budget is in {code}, and the prices are in {currency}", fix=f"give it in {currency}")
+        raise WorkloadError(
+            phrase("--budget is in {code}, and the prices are in {currency}", code=code, currency=currency),
+            fix=phrase("give it in {currency}", currency=currency),
+        )
     return amount
 
 

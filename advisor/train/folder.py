@@ -165,7 +165,8 @@ class TrainingFolder:
             if json.loads(json.dumps(value)) != kept.get(name):
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigFileError(
-                    f"{option} was {kept.get(name)} in the training to resume", fix=f"leave {option} out"
+                    phrase("{option} was {name} in the training to resume", option=option, name=kept.get(name)),
+                    fix=phrase("leave {option} out", option=option),
                 )
         return kept
 
@@ -249,7 +250,9 @@ def read_job(path: Path) -> TrainingJob:
         return TypeAdapter(TrainingJob).validate_python(values)
     except ValidationError as problem:
         raise ConfigFileError(
-            f"{path}: not a training's job", why="another version of ds-advise may have written it", fix=_REPAIR
+            phrase("{path}: not a training's job", path=path),
+            why="another version of ds-advise may have written it",
+            fix=_REPAIR,
         ) from problem
 
 

@@ -67,7 +67,11 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
     reports = {name: f"--report-to {name}" for name in ("swanlab", "wandb", "tensorboard") if report_to == name}
     for name, option in (packages(workload) | reports).items():
         if find_spec(name.replace("-", "_")) is None:
-            raise WorkloadError(f"{option} needs {name}", why="it is not installed", fix=f"pip install {name}")
+            raise WorkloadError(
+                phrase("{option} needs {name}", option=option, name=name),
+                why="it is not installed",
+                fix=f"pip install {name}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +195,9 @@ def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
     """The answer with this rung alone on its ladder. Raises WorkloadError where no plan on it can run."""
     [step] = [step for step in answer.ladder if step.rung == rung]
     if step.candidate is None:
-        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
+        raise WorkloadError(
+            phrase("{rung} cannot run here", rung=rung), why=step.reason, fix="pass another --rung, or none"
+        )
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
 
 
@@ -199,7 +205,11 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
     highest = int(data.opened().ids.max())
     if highest >= shape.vocab_size:
         raise ModelConfigError(
-            f"the tokenizer makes token {highest}, but the model has {shape.vocab_size} embeddings",
+            phrase(
+                "the tokenizer makes token {highest}, but the model has {vocab_size} embeddings",
+                highest=highest,
+                vocab_size=shape.vocab_size,
+            ),
             why="they do not belong together",
             fix="put the model's own tokenizer into the folder of its config.json",
         )

@@ -100,7 +100,12 @@ def check_disk(question: Question, zero_stage: int, folder: Path) -> None:
     free = free_bytes(folder)
     if needed > free:
         raise ConfigFileError(
-            f"{folder} has {gib(free)} GiB free, but checkpoints and the model need {gib(needed)}",
+            phrase(
+                "{folder} has {free} GiB free, but checkpoints and the model need {needed}",
+                folder=folder,
+                free=gib(free),
+                needed=gib(needed),
+            ),
             why="a full disk would end the training at a checkpoint",
             fix="pass an --output-dir with more room, or --no-check",
         )
@@ -171,7 +176,11 @@ def resume(
     job = read_job(folder.job)
     if cluster.world_size != job.ranks:
         raise ClusterError(
-            f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
+            phrase(
+                "the training had {ranks} ranks, and here are {world_size}",
+                ranks=job.ranks,
+                world_size=cluster.world_size,
+            ),
             why="each rank of a ZeRO checkpoint reads its own file",
             fix=phrase("give it {ranks} again", ranks=job.ranks),
         )

@@ -12,6 +12,7 @@ from typing import Any
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.memory.plan_memory import estimate_memory
+from ...estimators.phrase import phrase
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run.run import OnProgress, simulated_step
@@ -84,7 +85,11 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
     fix = f"pass --rank {world_size - 1} or less"
-    return WorkloadError(f"there is no rank {rank} among {world_size}", why="ranks count from 0", fix=fix)
+    return WorkloadError(
+        phrase("there is no rank {rank} among {world_size}", rank=rank, world_size=world_size),
+        why="ranks count from 0",
+        fix=fix,
+    )
 
 
 def spark(size_bytes: int, top_bytes: int, sparks: str) -> str:

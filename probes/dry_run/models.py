@@ -17,6 +17,7 @@ from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.frozen_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
+from ...estimators.phrase import phrase
 from ...estimators.workload import Workload
 from ..run import Run
 from ..simulated_gpu.attention import FLASH
@@ -39,7 +40,10 @@ def imported(module: str, what: str, package: str, *, name: str = "") -> Any:
     except ImportError:
         found = None
     if found is None or not hasattr(found, name or "__name__"):
-        raise UnusableModelError(f"{what} needs {package}, which is not installed", fix=f'pip install "{package}"')
+        raise UnusableModelError(
+            phrase("{what} needs {package}, which is not installed", what=what, package=package),
+            fix=f'pip install "{package}"',
+        )
     return found
 
 
@@ -91,7 +95,11 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
         import transformers
 
         raise UnusableModelError(
-            f"transformers {transformers.__version__} has no model type {kind!r}, and a model's own code is not run",
+            phrase(
+                "transformers {version} has no model type {kind!r}, and a model's own code is not run",
+                version=transformers.__version__,
+                kind=kind,
+            ),
             fix=_BUILD_IT,
         )
     config = CONFIG_MAPPING[kind].from_dict(values)
@@ -118,7 +126,10 @@ def from_config(
     workload = run.workload
     unknown = _unknown_kernels(workload)
     if prepare_base is None and unknown:
-        raise UnusableModelError(f"a dry run does not know {unknown}", fix="probe it on a GPU, or use the closed form")
+        raise UnusableModelError(
+            phrase("a dry run does not know {unknown}", unknown=unknown),
+            fix="probe it on a GPU, or use the closed form",
+        )
     chosen = model_class(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
@@ -238,7 +249,12 @@ def model_class(config: Any) -> Any:
         if type(config) in mapping:
             return mapping[type(config)]
     raise UnusableModelError(
-        f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}", fix=_BUILD_IT
+        phrase(
+            "transformers {version} has no trainable class for {model_type!r}",
+            version=transformers.__version__,
+            model_type=config.model_type,
+        ),
+        fix=_BUILD_IT,
     )
 
 

@@ -103,7 +103,7 @@ def _refuse_unknown_features(run: Run) -> None:
     for feature in unmodeled_features(run.config):
         if feature.not_dry_run:
             raise NeedsValuesError(
-                f"a dry run does not support {feature.name}",
+                phrase("a dry run does not support {name}", name=feature.name),
                 phase="initialize",
                 why=feature.not_dry_run,
                 fix="probe it: ds-advise probe",
@@ -128,7 +128,9 @@ def absolute_factory(text: str) -> str:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise DryRunError(
-            f"{file}: no such file", phase="start", fix="give FILE.py:FUNCTION, a function that returns a module"
+            phrase("{file}: no such file", file=file),
+            phase="start",
+            fix="give FILE.py:FUNCTION, a function that returns a module",
         )
     return f"{path}:{function}"
 
@@ -285,7 +287,10 @@ def _run_worker(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return worker.wait(_POLL_S)
             on_progress(_text(phase) or "start")
-        raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s", phase=_text(phase) or "start")
+        raise DryRunError(
+            phrase("the dry run did not end within {timeout_s:.0f} s", timeout_s=timeout_s),
+            phase=_text(phase) or "start",
+        )
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)

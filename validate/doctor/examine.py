@@ -110,7 +110,10 @@ def gather(
     variables = os.environ if environment is None else environment
     hosts = read_hostfile(hostfile) if hostfile is not None else {}
     if len(hosts) > MAX_NODES:
-        raise ConfigFileError(f"{hostfile}: {len(hosts)} nodes", fix=f"name at most {MAX_NODES} of them")
+        raise ConfigFileError(
+            phrase("{hostfile}: {hosts} nodes", hostfile=hostfile, hosts=len(hosts)),
+            fix=phrase("name at most {max_nodes} of them", max_nodes=MAX_NODES),
+        )
     end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // PARALLEL_NODES)
 
     packages = _start(read_software)
