@@ -7,14 +7,17 @@ checksum when it loads. Nothing is unpickled here, and no torch is imported.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +31,9 @@ CHECKSUMS = "ds_advise_checksums.json"
 """File in a checkpoint with the size in bytes and the CRC-32 of each file, by its path below the checkpoint."""
 
 _BLOCK_BYTES = 2**22
+_MOST_NAMED = 1000
+"""Missing files that are listed: a foreign name may have a rank of any size."""
+
 _PICKLE = b"\x80"
 """First byte of what `torch.save` wrote before its zip archives."""
 
@@ -133,8 +139,19 @@ def write_checksums(folder: Path) -> None:
 def names_in(folder: Path) -> list[str]:
     """The files of a checkpoint by their paths below it, without those that this program adds."""
     # `os.walk`, because a training may remove the checkpoint meanwhile, where `rglob` raises
-    paths = sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
-    return [str(path.relative_to(folder)) for path in paths if path.is_file() and path.name not in (WHOLE, CHECKSUMS)]
+    walked = (
+        (at, [*names, *(each for each in folders if each.endswith(".pt"))]) for at, folders, names in os.walk(folder)
+    )
+    paths = sorted(Path(at, name) for at, names in walked for name in names)
+    return [str(path.relative_to(folder)) for path in paths if path.name not in (WHOLE, CHECKSUMS)]
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file. Raises OSError for what is no file, such as a folder or a pipe, which would be read forever."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no file")
+    return found.st_size
 
 
 def _listed(folder: Path) -> Mapping[str, list[int]] | None:
@@ -147,6 +164,7 @@ def _listed(folder: Path) -> Mapping[str, list[int]] | None:
 
 def _sum(path: Path) -> list[int]:
     size = checksum = 0
+    size_of(path)
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
             size, checksum = size + len(block), zlib.crc32(block, checksum)
@@ -171,7 +189,8 @@ def _unreadable(error: OSError) -> str:
 def _examined(folder: Path, name: str) -> CheckpointFile:
     path, size = folder / name, 0
     try:
-        size, problem = path.stat().st_size, _structure(path)
+        size = size_of(path)
+        problem = _structure(path)
     except OSError as error:
         problem = _unreadable(error)
     return CheckpointFile(name=name, size_bytes=size, problem=problem)
@@ -187,8 +206,9 @@ def _structure(path: Path) -> str:
         content = json.loads(path.read_bytes()) if path.suffix == ".json" else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "is empty" if not path.stat().st_size else "is not JSON" if path.suffix == ".json" else "is cut off"
-    if path.name.endswith(".index.json") and isinstance(content, dict):
-        parts = sorted({str(part) for part in content.get("weight_map", {}).values()})
+    weights = content.get("weight_map", {}) if isinstance(content, dict) else None
+    if path.name.endswith(".index.json") and isinstance(weights, dict):
+        parts = sorted({str(part) for part in weights.values()})
         return "".join(f"names {part}, which is missing" for part in parts[:1] if not (path.parent / part).exists())
     return ""
 
@@ -230,8 +250,10 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
     names = [file.name for file in files]
     states, models = (ranks_of(names, kind) for kind in (OPTIMIZER_STATES, SHARDED_MODEL_STATES))
     count = ranks if ranks is not None else max(states | models, default=-1) + 1
-    missing = [f"the optimizer states of rank {rank}" for rank in range(count) if rank not in states]
-    missing += [f"the model states of rank {rank}" for rank in range(count) if models and rank not in models]
+    absent = (f"the optimizer states of rank {rank}" for rank in range(count) if rank not in states)
+    missing = [*islice(absent, _MOST_NAMED)]
+    absent = (f"the model states of rank {rank}" for rank in range(count) if models and rank not in models)
+    missing += islice(absent, _MOST_NAMED)
     tag = tag_of(folder)
     if not tag:
         missing.append("latest")

@@ -32,6 +32,7 @@ from .checkpoint import (
     checkpoints_in,
     names_in,
     ranks_of,
+    size_of,
     tag_of,
 )
 
@@ -128,7 +129,7 @@ def contents_of(folder: Path) -> CheckpointContents:
 def _size_bytes(path: Path) -> int:
     """0 for a file that a training has removed meanwhile."""
     try:
-        return path.stat().st_size
+        return size_of(path)
     except OSError:
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -37,6 +38,16 @@ def _nothing_inside(path: Path) -> None:
         pass
 
 
+def _make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def _copy_rank_0(path: Path) -> None:
     path.write_bytes(path.with_name(path.name.replace("rank_1", "rank_0")).read_bytes())
 
@@ -49,6 +60,8 @@ def _copy_rank_0(path: Path) -> None:
         (STATES, _empty, "is empty", "is cut off after 0 of"),
         (STATES, Path.unlink, "is missing", "is missing"),
         (STATES, _nothing_inside, "holds nothing that torch saved", "is cut off after"),
+        (STATES, _make_folder, "cannot be read (it is no file)", "cannot be read (it is no file)"),
+        (STATES, _make_pipe, "cannot be read (it is no file)", "cannot be read (it is no file)"),
         (STATES, _copy_rank_0, "is a copy of bf16_zero_pp_rank_0_", "has changed since it was saved"),
         ("global_step8/mp_rank_00_model_states.pt", Path.unlink, "is missing", "is missing"),
         ("latest", Path.unlink, "is missing", "is missing"),

@@ -185,6 +185,10 @@ def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatc
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=1)
     (folder / "trainer_state.json").write_text("[" * 100_000)
     assert read_checkpoint(folder).problem == "trainer_state.json is not JSON"
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    states = next(folder.glob("*/*optim_states.pt"))
+    shutil.copy(states, states.with_name(states.name.replace("rank_0", "rank_99999999")))
+    assert len(read_checkpoint(folder).damaged) > 1000
     (folder / CHECKSUMS).write_text("[" * 100_000)
     assert read_checkpoint(folder).evidence == "structure"
     listed = os.scandir
