@@ -155,9 +155,10 @@ def size_of(path: Path) -> int:
 
 
 def _listed(folder: Path) -> Mapping[str, list[int]] | None:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError, TypeError):
         listed = json.loads((folder / CHECKSUMS).read_bytes())
-        if isinstance(listed, dict) and all(isinstance(kept, list) and len(kept) == 2 for kept in listed.values()):
+        kinds = {tuple(map(type, kept)) for kept in listed.values()}
+        if kinds <= {(int, int)}:
             return listed
     return None
 

@@ -189,8 +189,9 @@ def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatc
     states = next(folder.glob("*/*optim_states.pt"))
     shutil.copy(states, states.with_name(states.name.replace("rank_0", "rank_99999999")))
     assert len(read_checkpoint(folder).damaged) > 1000
-    (folder / CHECKSUMS).write_text("[" * 100_000)
-    assert read_checkpoint(folder).evidence == "structure"
+    for sums in ("[" * 100_000, '{"latest": ["a", null]}', '{"latest": 1}', "[1]"):
+        (folder / CHECKSUMS).write_text(sums)
+        assert read_checkpoint(folder).evidence == "structure"
     listed = os.scandir
 
     def removed(path: Any) -> Any:
