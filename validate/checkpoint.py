@@ -156,7 +156,7 @@ def size_of(path: Path) -> int:
 
 def _listed(folder: Path) -> Mapping[str, list[int]] | None:
     with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError, TypeError):
-        listed = json.loads((folder / CHECKSUMS).read_bytes())
+        listed: dict[str, list[int]] = json.loads((folder / CHECKSUMS).read_bytes())
         kinds = {tuple(map(type, kept)) for kept in listed.values()}
         if kinds <= {(int, int)}:
             return listed
