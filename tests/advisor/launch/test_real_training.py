@@ -29,8 +29,6 @@ from tests.training_scripts.forked_ranks import LIMIT_S, cpu_environment, run_ra
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 SCRIPT = {"hf": SCRIPTS / "train_with_trainer.py", "deepspeed": SCRIPTS / "train_with_deepspeed.py"}
 FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
-BOTH_FLAVORS: tuple[tuple[Rung, Framework], ...] = (("zero2", "hf"), ("zero3", "deepspeed"))
-"""A rung of either kind of partition, each in a flavour."""
 RANKS, STEPS = 2, 5
 BUILD_LIMIT_S = 1800
 
@@ -135,10 +133,9 @@ def test_a_partly_offloaded_optimizer_trains(prepare: Prepare) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rung", "flavor"), BOTH_FLAVORS)
-def test_lora_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
-    """peft's adapters train under the emitted configuration, with the frozen weights whole or sharded."""
-    run = prepare(rung, flavor, workload=Workload(method="lora", lora_rank=8))
+def test_lora_trains(prepare: Prepare) -> None:
+    """peft's adapters train under the emitted configuration of plain DeepSpeed, with the frozen weights sharded."""
+    run = prepare("zero3", "deepspeed", workload=Workload(method="lora", lora_rank=8))
     train(run)
     assert_trained(run)
 
@@ -185,7 +182,6 @@ class Pair:
     other: dict[str, Any]
     both: dict[str, Any]
     rel: float
-    steps: int = STEPS
 
 
 PAIRS = {
@@ -212,7 +208,6 @@ PAIRS = {
         other={"zero_hpz_partition_size": 1},
         both={},
         rel=0.0,
-        steps=20,
     ),
     "two ranks split the layers of two samples": Pair(
         rungs=(("zero2", "hf"),),
@@ -220,7 +215,6 @@ PAIRS = {
         other={"micro_batch_size": 1, "autotp_size": 1},
         both={**ONE_MICRO_BATCH, "samples": RANKS},
         rel=1e-4,
-        steps=20,
     ),
 }
 
@@ -232,30 +226,21 @@ PAIRS = {
 def test_two_ways_to_train_have_the_same_losses(prepare: Prepare, name: str, rung: Rung, flavor: Framework) -> None:
     """They agree to rounding in fp32, and exactly where only the place of the weights differs."""
     pair = PAIRS[name]
-    one, other = (prepare(rung, flavor, steps=pair.steps, **pair.both, **way) for way in (pair.one, pair.other))
+    one, other = (prepare(rung, flavor, **pair.both, **way) for way in (pair.one, pair.other))
     train(one)
     train(other)
-    assert len(one.losses()) == pair.steps
+    assert len(one.losses()) == STEPS
     assert one.losses() == pytest.approx(other.losses(), rel=pair.rel, abs=0.0)
 
 
 @pytest.mark.slow
-def test_states_in_bf16_train_nearly_alike(prepare: Prepare) -> None:
-    """Twenty losses with masters and states in bf16 follow those with fp32 states; rounding shows, and no more."""
-    rounded, exact = (
-        prepare(
-            *("zero3-offload", "deepspeed"),
-            steps=20,
-            bf16_master_weights_and_grads=states,
-            bf16_optimizer_states=states,
-        )
-        for states in (True, False)
+def test_states_in_bf16_train(prepare: Prepare) -> None:
+    """Masters and states in bf16 round every step; the loss falls nevertheless."""
+    run = prepare(
+        *("zero3-offload", "deepspeed"), steps=20, bf16_master_weights_and_grads=True, bf16_optimizer_states=True
     )
-    train(rounded)
-    train(exact)
-    assert len(rounded.losses()) == 20 and rounded.losses()[-1] < 0.9 * rounded.losses()[0]
-    assert rounded.losses() != exact.losses()
-    assert rounded.losses() == pytest.approx(exact.losses(), rel=0.03)
+    train(run)
+    assert len(run.losses()) == 20 and run.losses()[-1] < 0.9 * run.losses()[0]
 
 
 def train(run: Run) -> None:
