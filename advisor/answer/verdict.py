@@ -59,7 +59,7 @@ def verdict_of(answer: Recommendation) -> Verdict:
         headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.rung))
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
-        notes = (*_loss(answer), *risk, *answer.doubts)
+        notes = (*_positions(question), *_loss(answer), *risk, *answer.doubts)
         split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
         figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
@@ -85,6 +85,19 @@ def verdict_of(answer: Recommendation) -> Verdict:
         sentences=sentences,
         notes=notes,
         try_first=risk[0] if risk else "",
+    )
+
+
+def _positions(question: Question) -> tuple[Phrase, ...]:
+    """That a sequence is longer than the model's configuration allows for."""
+    limit = question.model.max_positions
+    if limit is None or question.workload.seq_len <= limit:
+        return ()
+    return (
+        phrase(
+            "The model's configuration states {limit} positions; longer sequences need RoPE scaling.",
+            limit=f"{limit:,}",
+        ),
     )
 
 

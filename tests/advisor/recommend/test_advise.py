@@ -365,3 +365,9 @@ def test_the_answer_of_a_vision_model_names_its_image_size() -> None:
     """How many patches stand for one is a part of the answer; a model of text has none."""
     assert "one image of 4,096 patches in each sample" in ask("gemma-3-4b", "2x80GB").assumptions
     assert not [sentence for sentence in ask("gpt2", "2x80GB").assumptions if "image" in sentence]
+
+
+def test_a_sequence_beyond_the_models_positions_is_named() -> None:
+    words = "configuration states 131,072 positions; longer sequences need RoPE scaling"
+    assert words in printed(ask("Qwen2.5-14B", "8x80GB", seq_len=262144)).replace("\n  ", "")
+    assert "positions" not in printed(ask("Qwen2.5-14B", "8x80GB", seq_len=131072))
