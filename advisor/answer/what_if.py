@@ -96,14 +96,18 @@ def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     if question.cluster.gpu.is_cpu:  # there is no other machine
         yield _sequences(question)
         return
-    yield _gpus(question)
+    rollouts = question.workload.rollouts
+    with_server = rollouts is not None and rollouts.server_gpus > 0  # the cluster is what is left to the training
+    if not with_server:
+        yield _gpus(question)
     yield _sequences(question)
     if chosen is not None:
         yield _larger_batch(question, chosen)
     else:
         yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
         yield _pageable(question, ladder)
-        yield _larger_gpus(question)
+        if not with_server:
+            yield _larger_gpus(question)
 
 
 def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> Phrase:

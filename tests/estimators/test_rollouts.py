@@ -144,6 +144,14 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     assert command.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve") and "--data-parallel-size 2" in command
 
 
+def test_other_gpus_are_no_change_where_a_server_has_some() -> None:
+    """The cluster of such a question is what trains: twice of it is no `--gpus` that a user could pass."""
+    asked = {"gpus": "8xH100", "objective": "grpo"}
+    colocated, server = (answer(ask(MODEL, **asked, rollout=name)) for name in ("vllm-colocate", "vllm-server"))
+    assert any("--gpus" in change.flags for change in colocated.changes if change)
+    assert not any("--gpus" in change.flags for change in server.changes if change)
+
+
 def test_without_vllm_or_a_reference_nothing_is_scored() -> None:
     question = ask(MODEL, gpus="8xH100", objective="grpo", rollout="generate")
     view = view_of(answer(question))
