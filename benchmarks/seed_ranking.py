@@ -3,8 +3,8 @@
     python -m benchmarks.seed_ranking
 
 Reads `data/seed_runs.csv`, whose rows name their source and what had to be assumed. In each group (one machine, one
-model, one workload) the plan that the advice would take, the fastest predicted of those that pay for what they want
-(`choice.drop_dominated`), should be the one that was measured fastest, or be within 5 % of it.
+model, one workload) the plan that the advice would take, the fastest predicted one that gains enough for its costly
+features (`choice.drop_dominated`), should be the one that was measured fastest, or be within 5 % of it.
 """
 
 from __future__ import annotations

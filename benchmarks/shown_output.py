@@ -39,7 +39,7 @@ DOTS = "..."
 
 _STARTS = ("ds-advise", "python3?", "bash", "pip")
 _ALIKE = 0.75
-"""How alike two lines are, figures apart, of which one is the other's successor."""
+"""Least likeness, figures apart, of a line and its successor."""
 _FOREIGN_EXAMPLES = ROOT / "tests" / "advisor" / "importers" / "examples" / "LLaMA-Factory" / "examples"
 
 

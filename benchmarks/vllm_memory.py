@@ -1,4 +1,4 @@
-"""vLLM's own memory profiles, as its users print them, beside what is counted: `python -m benchmarks.vllm_memory`.
+"""vLLM's own memory profiles, as its users print them, and what is counted: `python -m benchmarks.vllm_memory`.
 
 Every row of data/vllm_memory.csv.
 """

@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 def claims(run: Run) -> list[str]:
-    """The peers, DeepSpeed's estimators apart, that say that they answer for this run. What fitcheck-llm says of its
+    """The peers, DeepSpeed's estimators apart, that claim to answer for this run. What fitcheck-llm states of its
     own runs is in `peer_runs`."""
     if run.workload.objective != NEXT_TOKEN:
         return []

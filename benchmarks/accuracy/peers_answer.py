@@ -83,7 +83,7 @@ def llm_analysis(question: dict[str, Any]) -> tuple[int, int]:
         flops_efficiency=1.0,
         hbm_memory_efficiency=1.0,
     )
-    # Its masters are fp32 unless it is told two bytes: plain PyTorch in 16 bits has none, and two states of two bytes.
+    # Its masters are fp32 unless it is given two bytes: plain PyTorch in 16 bits has none, and two states of two bytes.
     states = {} if question["masters"] else {"master_weights_dtype_bytes": 2, "other_op_bytes": 2}
     recomputation = ActivationRecomputation.FULL if question["checkpointing"] else ActivationRecomputation.NONE
     found = analysis.training(

@@ -39,7 +39,7 @@ UNITS = {"B": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measured run; benchmarks/data/published_memory.md says what each column of the file means.
+    """One measured run; benchmarks/data/published_memory.md explains each column of the file.
 
     measured_bytes: of `quantity`, per GPU; None for a run that is only known not to have fitted.
     device_bytes:   what nvidia-smi showed besides, None where that is not printed.

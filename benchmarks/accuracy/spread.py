@@ -1,7 +1,7 @@
 """The 80 % intervals of predicted speeds, from predictions that have not seen the origin of the run they are for.
 
 An error is the log of measured over predicted speed. The interval of a kind is that of a run of an origin not among its
-runs (`between_sources`); how well it holds is told by the runs of each origin in the interval of all others.
+runs (`between_sources`); how well it holds is measured by the runs of each origin in the interval of all others.
 """
 
 from __future__ import annotations

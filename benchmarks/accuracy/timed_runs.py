@@ -299,7 +299,7 @@ class Group:
     Both figures are of predictions that have not seen the runs' origin.
 
     regret: measured time per token of the run that the advice would take, the fastest predicted of those that pay for
-            what they want (`choice.drop_dominated`), over that of the fastest, less one.
+            their costly features (`choice.drop_dominated`), over that of the fastest, less one.
     tau:    Kendall's, over the pairs that were measured further apart than TIE; 1 when there is none.
     """
 

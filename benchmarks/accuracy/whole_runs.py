@@ -8,7 +8,7 @@ its step is the one predicted under constants fitted on other origins. Others sa
 them, unless `like` names an origin, whose runs' median of left out over committed then corrects the step. What a source
 leaves open is assumed, as `note` states.
 
-`counts` says what the published time is of: all, the steps alone, or an epoch with its evaluation and checkpoint.
+`counts` states what the published time covers: all, the steps alone, or an epoch with its evaluation and checkpoint.
 `evaluated` samples were evaluated one by one. `lengths` "alpaca" are those of
 `data/alpaca_lengths.csv`, read off the histogram in tloen/alpaca-lora's lengths.ipynb (52,002 rows with their prompt,
 LLaMA's tokenizer; its bars add up to 126 tokens a row for 128 in the notebook's curve); "grouped": batches of equal

@@ -4,15 +4,15 @@
                                                        [--offline]] [--autoep] [--json FILE] [--write]
 
 Runs a grid of six families x eight rungs x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full and
-LoRA, and special settings beside it (`analytic_vs_dry_run_cases`). Each case dry runs the configuration that the rung's
+LoRA, and special settings (`cases`). Each case dry runs the configuration that the rung's
 preset emits, on the rank that the closed form takes for the fullest; 1 to 4 CPU seconds, several at a time
 (`forked_dry_runs`).
 
 NAME:      only cases whose name has all of these words.
---sample:  K of the cases, as if drawn by lot, but the same ones every time.
---answers: keep what the dry runs say in FILE, and do not run again what is in it: an interrupted run goes on.
---offline: run nothing, take the cases that the file has: so the closed form is mended, in seconds.
---autoep:  the cases of experts that are spread over ranks instead, which want transformers 5.0 to 5.22.
+--sample:  K of the cases, a fixed pseudorandom sample.
+--answers: keep the results of dry runs in FILE, and reuse those in it: an interrupted run goes on.
+--offline: run nothing, compare the cases of the file alone, in seconds.
+--autoep:  the cases of experts that are spread over ranks instead, which need transformers 5.0 to 5.22.
 --recorded: models whose layers are recorded instead.
 --preferences: trainings on preferences and of reward models instead, with TRL. --rollouts: GRPO, without what is
 generated.

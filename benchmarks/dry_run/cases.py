@@ -142,7 +142,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
-    # Qwen3.5-0.8B's widths: three layers of linear attention and a gated one, beside a tower that text leaves idle.
+    # Qwen3.5-0.8B's widths: three layers of linear attention and a gated one, with a tower that text leaves idle.
     "qwen3_5": {
         "model_type": "qwen3_5",
         "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -254,7 +254,7 @@ SHARING = {
         ("qwen3_5_moe_text", "Qwen3_5Moe", {}),
     )
 }
-"""Experts beside shared ones, as AutoEP knows them."""
+"""Experts with shared ones, as AutoEP knows them."""
 FAMILIES |= SHARING
 RECORDED = {
     model_type: {"model_type": model_type, **_SHALLOW, **more}
@@ -689,7 +689,7 @@ EXPERTS_SPREAD = (
     Case(model="8x7B/2", rung="zero3", world_size=8, seq_len=4096, changes=spread_over(4)),
     Case(model="8x7B/2", rung="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
 )
-"""Experts that ranks keep some of each (AutoEP); their dry runs want a transformers that DeepSpeed's AutoEP knows."""
+"""Experts that are spread over ranks (AutoEP); their dry runs need a version of transformers that AutoEP knows."""
 
 _ON_HOST = (("cpu_checkpointing", True),)
 
@@ -871,5 +871,5 @@ SPECIAL = (
 
 
 def spread(cases: Sequence[Case], count: int) -> list[Case]:
-    """`count` of the cases as if drawn by lot, but always the same ones; a larger count includes a smaller one."""
+    """`count` of the cases as a fixed pseudorandom sample; a larger count includes a smaller one."""
     return sorted(cases, key=lambda case: crc32(case.name.encode()))[:count]

@@ -8,10 +8,10 @@ and special settings. Each is dry run once, and its schedule is played on severa
 same. Both use the same constants, so what differs is what each of them counts and how things wait for each other.
 
 NAME:        only cases whose name has all of these words.
---sample:    K of the cases, as if drawn by lot, but the same ones every time (100 unless given).
+--sample:    K of the cases, a fixed pseudorandom sample (100 by default).
 --schedules: keep what the dry runs record in FOLDER, and do not run again what is in it: an interrupted run goes on.
 --offline:   run nothing, take the cases that the folder has: so the closed form is mended, in seconds.
---autoep:    the cases of experts that are spread over ranks instead, which want transformers 5.0 to 5.22.
+--autoep:    the cases of experts that are spread over ranks instead, which need transformers 5.0 to 5.22.
 --recorded:  models whose layers are recorded instead.
 --json:      all rows.
 --write:     put the table into docs/closed-form.md.

@@ -33,9 +33,7 @@ def missed(rows: Sequence[Comparison]) -> list[str]:
         (max(map(abs, host), default=0.0), WORST_HOST, "largest error of host bytes"),
         (max(map(abs, nvme), default=0.0), WORST_NVME, "largest error of NVMe bytes"),
     )
-    return [
-        f"{what} is {value:.1%}, at most {target:.0%} is wanted" for value, target, what in checks if value > target
-    ]
+    return [f"{what} is {value:.1%}, the target is {target:.0%}" for value, target, what in checks if value > target]
 
 
 def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:

@@ -6,7 +6,7 @@
                           with torch 2.11 for CUDA 13, transformers 5.17, accelerate and peft
 
 DeepSpeed comes as source and is made a wheel here, without any compiled extension: the machine compiles those. Where
-libaio's header and library are installed here, they are copied beside the wheels: DeepSpeed's NVMe code wants them. At
+libaio's header and library are installed here, they are copied next to the wheels: DeepSpeed's NVMe code needs them. At
 the end pip installs the wheels for that Python into a folder that is thrown away, every requirement of every wheel is
 looked for among the wheels and the installed packages, and the sizes are printed. Exit code 1: something is missing, or
 it is more than 50 MB.

@@ -8,8 +8,8 @@ random tokens; only the number of steps, the learning rate and where the losses 
 in every step. A feature whose difference is above its bound is an error (exit code 1): rounding of fp32 where sums are
 in another order, of bf16 where the model or the states are in it.
 
-NAME: only these features. --write: put the rows into the table in docs/how-true.md. AutoEP wants
-transformers 5.0 to 5.22; with another it is said, and left out.
+NAME: only these features. --write: put the rows into the table in docs/how-true.md. AutoEP needs
+transformers 5.0 to 5.22; with another version it is left out with a message.
 """
 
 from __future__ import annotations

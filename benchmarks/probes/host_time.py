@@ -40,7 +40,7 @@ DATA = Path(__file__).parents[1] / "data" / "host_time.csv"
 FAMILIES = ("qwen2", "gemma2", "phi3", "opt", "gpt2", "falcon", "gpt_neox", "qwen3_moe")
 DEPTHS, WIDTH = (2, 5), 16
 THOROUGH = "qwen2"
-"""The family of which every kind of case is measured, of the others those that differ most."""
+"""The family with every kind of case; the other families have those that differ most."""
 
 _COUNTS = tuple(field.name for field in fields(HostCounts))
 _SECONDS = ("forward_s", "backward_s", "last_backward_s", "step_s")

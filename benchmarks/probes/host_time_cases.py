@@ -131,7 +131,7 @@ def narrow(values: Mapping[str, Any], *, layers: int, width: int) -> dict[str, A
 
 
 def defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the defaults of its `model_type` where it says nothing, as transformers fills them in."""
+    """The configuration with the defaults of its `model_type` for what it leaves out, as transformers fills them in."""
     from transformers import CONFIG_MAPPING
 
     given = dict(values)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.probes.overhead [REPEATS]
 
-The plain job is a script that trains the same model with the same configuration and says nothing. Both are run in turn,
+The plain job is a script that trains the same model with the same configuration and prints nothing. Both run in turn,
 REPEATS times (3), after one of each that compiles what DeepSpeed compiles. Wall time, and the processor time of all
 processes together, which other programs on the machine hardly change; medians. Exit 1 when a probe takes more than 60
 s, or 10 s more than the job.

@@ -1,4 +1,4 @@
-"""DeepSpeed's fastest plan that fits beside FSDP2's, over a grid of questions.
+"""DeepSpeed's fastest plan that fits and FSDP2's, over a grid of questions.
 
 python -m benchmarks.search.deepspeed_or_fsdp           # the table
 python -m benchmarks.search.deepspeed_or_fsdp --write   # into docs/deepspeed-or-fsdp.md

@@ -1,4 +1,4 @@
-"""Does what an answer says that a plan needs agree with its verdict, wherever it is said?
+"""Whether the memory that an answer states for a plan agrees with its verdict, wherever it is printed.
 
     python -m benchmarks.search.need_and_verdict
 
@@ -82,7 +82,7 @@ def _texts(advise: list[str]) -> dict[str, str]:
 
 
 def _needs(text: str, have: str) -> list[float]:
-    """The figures that are said to be of what the GPU has, where the plan is to be taken."""
+    """The figures printed as parts of the GPU's memory, for a plan that is recommended."""
     verdict = " ".join(line for line in text.splitlines() if " needs " in line or "probably fits" in line)
     return [float(found) for found in re.findall(rf"([\d.]+) of {re.escape(have)} GiB", verdict)]
 

@@ -1,4 +1,4 @@
-"""Frozen parts of a vision-language model, as the real engine trains them beside images."""
+"""Frozen parts of a vision-language model, as the real engine trains them with images."""
 
 from __future__ import annotations
 

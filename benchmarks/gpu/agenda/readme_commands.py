@@ -1,4 +1,4 @@
-"""README's commands that want a GPU, as a user types them."""
+"""README's commands that need a GPU, as a user types them."""
 
 from __future__ import annotations
 

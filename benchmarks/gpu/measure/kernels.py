@@ -138,7 +138,7 @@ def _fused_adam(watch: Stopwatch, device: str, parameters: int) -> Iterable[Figu
 def _copies(watch: Stopwatch, device: str, size_bytes: int) -> Iterable[Figure]:
     """Between host and GPU, page-locked and pageable, by size."""
     if device != "cuda":
-        raise NotPossibleError("copies to a GPU want one")
+        raise NotPossibleError("copies to a GPU need one")
     task = Task(group="host_link", device="cuda", ranks=1, threads=1, budget_s=4 * _BUDGET_S, buffer_bytes=size_bytes)
     for figure in measure_host_link(task, device, watch):
         yield {"kernel": "copy", **asdict(figure)}

@@ -1,4 +1,4 @@
-"""The static page in a real browser: Python in a worker says what the command line says, offline too."""
+"""The static page in a real browser: Python in a worker answers as the command line does, offline too."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_lower_bound_of_plain_pytorch_is_below_its_peak(rung: PlainPyTorch) 
 
 def test_fsdp2_keeps_fp32_shards_and_gathers_units_twice() -> None:
     """accelerate makes what trains fp32, whatever it was: 16 bytes a parameter over the ranks. A layer is in its buffer
-    and in tensors; the head's gradient is not kept beside the layers'. The real FSDP2 agrees to 4 %
+    and in tensors; the head's gradient is not kept with the layers'. The real FSDP2 agrees to 4 %
     (benchmarks.fsdp2_memory)."""
     two = {"gpus": "2xA100-40GB", "gradient_checkpointing": "off"}
     memory, flat = (asked(rung=rung, **two) for rung in ("fsdp2", "fsdp"))
