@@ -47,7 +47,6 @@ SYNOPSIS = "a synopsis; test_cli.py compares the options with the help"
 TWO = "ds-advise Qwen2.5-14B --gpus 2x32GB"
 GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
 COMMANDS = {
-    TWO: How(elsewhere="its output is compared below"),
     f"{TWO} --html report.html": How(elsewhere="test_advice_report.py"),
     f"{TWO} --plot memory.svg": How(elsewhere="test_advice_report.py"),
     f"{TWO} --markdown": How(elsewhere="test_markdown.py"),
