@@ -281,10 +281,12 @@ def predicted(question: Question) -> Recommendation:
         decided, others = with_fastest_rollout(question)
         found = predicted(decided)
         return replace(found, other_rollouts=others, assumptions=found.assumptions + rollout_assumptions(question))
-    offered, sample_bytes = question.with_offered_loss, SampleBytes()
-    own = None if offered is None else fastest(question, sample_bytes)
-    if offered is not None and own is not None and of_any_loss(question, own, sample_bytes) is not own:
-        return replace(predicted(offered), without_loss=own)
+    offered = question.with_offered_loss
+    if offered is not None:
+        sample_bytes: SampleBytes = {}
+        own = fastest(question, sample_bytes)
+        if own is not None and of_any_loss(question, own, sample_bytes) is not own:
+            return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
     if offered is not None and recommended is None:

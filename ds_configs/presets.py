@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from ..estimators.hardware import Cluster
@@ -125,8 +124,7 @@ def plan_for(
 
     layer = max((block.parameters_per_layer for block in model.blocks if not model.module), default=0)
     live = min(_MAX_LIVE, cluster.gpu.memory_bytes // LIVE_SHARE // workload.weight_bytes)
-    plan = replace(
-        plan,
+    plan = plan.with_fields(
         sub_group_size=SUB_GROUP,
         stage3_prefetch_bucket_size=min(max(BUCKET, layer), largest_bucket),
         stage3_param_persistence_threshold=10 * model.hidden_size or plan.stage3_param_persistence_threshold,
@@ -135,8 +133,7 @@ def plan_for(
     )
     if rung != "zero3-nvme":
         return _pinned_if_it_fits(plan, model, workload, cluster)
-    return replace(
-        plan,
+    return plan.with_fields(
         sub_group_size=NVME_SUB_GROUP,
         stage3_max_reuse_distance=0,
         stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size if workload.method == "full" else 0,
@@ -148,8 +145,7 @@ def plan_for(
 def with_layers_as_units(alone: Plan, model: ModelShape, sharding: Sharding = "fsdp") -> Plan:
     """Plain PyTorch's plan under FSDP with one unit per layer, all of it sharded."""
     layer = max((block.parameters_per_layer for block in model.blocks), default=0)
-    return replace(
-        alone,
+    return alone.with_fields(
         zero_stage=3,
         sharding=sharding,
         reduce_bucket_size=layer,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from ..estimators.errors import ConfigFileError
@@ -98,8 +97,7 @@ def plan_from_ds_config(
         if device != "none"
     ]
     reduced_in = str(config.get("communication_data_type") or "").lower()
-    return replace(
-        plan,
+    return plan.with_fields(
         pin_memory=any(pinned) or not pinned,
         zero_hpz_partition_size=copied,
         communication_data_type="fp32" if reduced_in == "fp32" else "",

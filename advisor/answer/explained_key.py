@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -109,9 +109,9 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
             phrase("DeepSpeed {version} has no key {name!r}", version=facts.version, name=name[:60]), fix=fix
         )
     if len(places) > 1:
-        listed = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
+        paths = ", ".join(places[:_MOST_PLACES]) + (", ..." if len(places) > _MOST_PLACES else "")
         raise ConfigFileError(
-            f"{len(places)} blocks have a key {name!r}", fix=phrase("name one by its path: {listed}", listed=listed)
+            f"{len(places)} blocks have a key {name!r}", fix=phrase("name one by its path: {paths}", paths=paths)
         )
     (path,) = places
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
@@ -220,7 +220,7 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
         return title, (), phrase("nothing is on NVMe in this plan")
     costs = []
     for value in _alternatives(known.field, getattr(plan, known.field), known.lowest):
-        other = replace(plan, **{known.field: value})
+        other = plan.with_fields(**{known.field: value})
         if value != getattr(plan, known.field) and unsupported(
             question.model, question.workload, other, question.cluster
         ):

@@ -64,7 +64,7 @@ def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:
     if question.workload.global_batch_size is not None:
         return
     for size in sorted({chosen.plan.micro_batch_size, *(2**power for power in range(_MOST_BATCH.bit_length()))}):
-        plan = replace(chosen.plan, micro_batch_size=size)
+        plan = chosen.plan.with_fields(micro_batch_size=size)
         candidate = predict(question.model, question.workload, question.cluster, plan)
         yield str(size), candidate
         if candidate.device_bytes > question.cluster.gpu.memory_bytes:

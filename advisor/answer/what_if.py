@@ -310,7 +310,7 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
     `RAM_AS_SOLD`."""
     given, found = question.cluster, dict[str, Change]()
     drive_bytes = given.nvme_bytes_per_node
-    pageable = node_bytes(question.model, question.workload, given, replace(chosen.plan, pin_memory=False))
+    pageable = node_bytes(question.model, question.workload, given, chosen.plan.with_fields(pin_memory=False))
     for size in (f"{whole_gib(pageable)}GiB", *RAM_AS_SOLD):
         usable, _ = parse_ram(size)
         if usable >= chosen.memory.host_bytes_per_node:

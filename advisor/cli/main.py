@@ -39,7 +39,7 @@ COMMANDS = {
     "lint": ("config_files:lint", "Check a ds_config: what is refused, ignored, or slow."),
     "compare": ("config_files:compare", "Compare two configurations: differences and their effect."),
     "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
-    "rent": ("machine:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
+    "rent": ("rent:rent", "Find the machine to rent: cost and hours of a job on each machine of a price table."),
     "checkpoint": ("checkpoint:checkpoint", "Show and check a checkpoint, and get its weights as a model."),
     "bench": ("machine:bench", "Measure this machine's own speeds, which answers then use."),
     "history": ("machine:history", "List, export or remove measurements."),

@@ -139,8 +139,8 @@ class _BranchAndBound:
         self.least = LEAST[question.risk]
         self.memory_bytes = question.cluster.gpu.memory_bytes
         self.sample_bytes = sample_bytes
-        self.useful = enough
-        self.enough = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
+        self.enough = enough
+        self.least_speed = enough * (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
         self.pending = {rung: _runnable(rung, question) for rung in RUNGS}
         self.found: dict[Rung, list[Candidate]] = {rung: [] for rung in RUNGS}
 
@@ -167,10 +167,10 @@ class _BranchAndBound:
 
     def _may_be_useful(self, sweep: BatchSweep) -> bool:
         """Whether a plan of the sweep would be fast enough, were memory no limit and the optimizer on the host free."""
-        if not self.useful:
+        if not self.enough:
             return True
         time = sweep.time(sweep.shapes[-1])
-        return time.tokens_per_s >= self.useful * (1 - sweep.host_optimizer_share(time))
+        return time.tokens_per_s >= self.enough * (1 - sweep.host_optimizer_share(time))
 
     def _bound(self, sweep: BatchSweep) -> tuple[float, float]:
         """(tokens per second that no plan of the sweep exceeds, micro batch above which none fits).
@@ -202,10 +202,10 @@ class _BranchAndBound:
         that has costly features."""
         found = [candidate for own in self.found.values() for candidate in own]
         if not found:
-            return self.enough
+            return self.least_speed
         best = max(found, key=lambda candidate: candidate.tokens_per_s)
         gain = LEAST_GAIN if costly_features(best.plan) else SAME_SPEED
-        return max(self.enough, best.tokens_per_s * (1 - gain) * (1 - SAME_SPEED))
+        return max(self.least_speed, best.tokens_per_s * (1 - gain) * (1 - SAME_SPEED))
 
     def _is_needless(self, rung: Rung, sweep: BatchSweep, bound: float) -> bool:
         """Whether no plan of a sweep can displace the one that is taken so far: that is lower on the ladder, fits

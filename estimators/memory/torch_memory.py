@@ -25,7 +25,6 @@ mixed precision with fp32 shards; DDP's buckets; torch.compile.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -250,7 +249,7 @@ class TorchStep:
 
     def loading_bytes(self) -> int:
         """Every rank loads the model; under FSDP one per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
-        ranks, plan = self.cluster.gpus_per_node, replace(self.plan, zero_stage=0)
+        ranks, plan = self.cluster.gpus_per_node, self.plan.with_fields(zero_stage=0)
         loading = 1 if self.sizes.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
         return total_bytes(process_terms(self.cluster)) + loading_bytes(sharded, plan, loading)

@@ -297,7 +297,7 @@ def evaluation_plan(plan: Plan, job: Job) -> Plan:
     """The plan with an evaluation's batches."""
     if job.evaluation_batch is None:
         return plan
-    return replace(plan, micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
+    return plan.with_fields(micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
 
 
 def job_duration(

@@ -74,8 +74,8 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
         return
     plan = situation.plan
     for name, other in (
-        ("offload_optimizer", replace(plan, offload_optimizer="none", offload_param="none")),
-        ("offload_param", replace(plan, offload_param="none")),
+        ("offload_optimizer", plan.with_fields(offload_optimizer="none", offload_param="none")),
+        ("offload_param", plan.with_fields(offload_param="none")),
     ):
         if getattr(plan, name) != "none" and (gain := situation.gain(other)):
             yield violation(
@@ -96,7 +96,7 @@ def lower_stage(config: LintedConfig) -> Iterator[Violation]:
     plan = situation.plan if situation else None
     if not situation or not plan or plan.zero_stage != 3 or plan.offload_param != "none":
         return
-    if plan.offload_optimizer != "nvme" and (gain := situation.gain(replace(plan, zero_stage=2))):
+    if plan.offload_optimizer != "nvme" and (gain := situation.gain(plan.with_fields(zero_stage=2))):
         yield violation(
             "zero_optimization.stage",
             "stage 2 fits, and is predicted {gain} x as fast",

@@ -1,0 +1,58 @@
+"""The command `rent`: the machine of a price table for a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..question.options import AnswerOptions, JobOptions, MethodOptions, SoftwareOptions, TrainingOptions, names_in
+from ..text.output import Output
+from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_options, report_options
+
+
+@click.command()
+@MODEL_ARGUMENT
+@question_options(
+    names_in(
+        JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price", "model_size")
+    )
+)
+@click.option("--deadline", metavar="TIME", help="Find the cheapest machine that finishes in this time: 24h, 90m, 3d.")
+@click.option("--budget", metavar="AMOUNT", help="Find the fastest machine for this amount, in the prices' currency.")
+@click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
+@click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
+@click.option("--all", "all_offers", is_flag=True, help="Show every machine, not only the Pareto-optimal ones.")
+@report_options("cost against hours")
+@output_options
+def rent(
+    model: str,
+    question: dict[str, Any],
+    all_offers: bool,
+    output: Output,
+    html: Path | None,
+    plot: Path | None,
+    **limits: Any,
+) -> int:
+    """Find the machine to rent: cost and hours of a job on every machine of a price table, each with its best plan.
+
+    \b
+    ds-advise rent Qwen2.5-7B --method lora --samples 20000 --deadline 12h
+    ds-advise rent llama3.1-8b --tokens 1B --budget 500 --prices prices.csv
+
+    Exit code: 0 one is named, 1 none is in time or within the budget, 2 the question could not be answered.
+    """
+    from ..rent.rent import rent as rent_advice
+    from ..rent.report import render
+
+    advice = rent_advice(model, **question, **limits, say=output.say)
+    if html is not None or plot is not None:
+        from ..html_report.document import write_report
+        from ..html_report.rent import rent_report
+
+        write_report(rent_report(advice), html, output.say, plot=plot)
+    output.show(
+        lambda: advice.figures(all_offers=all_offers), lambda console: render(advice, console, all_offers=all_offers)
+    )
+    return 0 if advice.recommended is not None else 1
