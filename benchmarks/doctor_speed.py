@@ -38,7 +38,7 @@ def main() -> None:
         ("graphics", lambda: read_graphics(ROOT)),
         ("memory", lambda: read_memory(ROOT)),
         ("processor", lambda: read_processor(ROOT)),
-        ("host", lambda: read_host(ROOT, os.environ)),
+        ("host", lambda: read_host(ROOT)),
         ("ops folder", lambda: read_ops_folder(os.environ)),
         ("swap folder", lambda: read_folder("/tmp")),
         ("toolchain", lambda: read_toolchain(run_program, os.environ, "2.13")),

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--nvme", metavar="PATH", help="Check this swap folder: drive, file system, free space, O_DIRECT.")
+@click.option(
+    "--nvme", metavar="PATH", help="Check this swap folder: it is writable, and not in RAM or on a network drive."
+)
 @click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: names, ssh, GPUs, port.")
 @click.option("--report", is_flag=True, help="Print a block for a bug report, without names, addresses and secrets.")
 @output_options
 def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output) -> int:
-    """Check versions, compilers, GPUs and their links, memory limits, cores, storage, variables and other nodes.
+    """Check versions, compilers, GPUs, memory limits, cores, the swap folder, variables and other nodes.
 
     Each line is an observation and, for a fault, why it matters and how to fix it. Nothing is changed. Neither torch
     nor a GPU nor permissions are needed.

@@ -105,8 +105,7 @@ def report_block(facts: MachineFacts) -> str:
 
 def _machine(facts: MachineFacts) -> Iterator[str]:
     if facts.host:
-        inside = f", in a container ({facts.host.container})" if facts.host.container else ""
-        yield f"system: {facts.host.system}, Linux {facts.host.kernel} {platform.machine()}{inside}"
+        yield f"system: {facts.host.system}, Linux {facts.host.kernel} {platform.machine()}"
     if facts.software:
         versions = versions_label(facts.software.packages)
         yield f"python {facts.software.python}: {versions or 'none of the relevant packages'}"

@@ -31,45 +31,26 @@ from .software import InstalledSoftware
 _LIMIT_S = 3.0
 """Time for one small program; the result of a compiler that needs longer is unknown."""
 
-_INSTALL = {
-    "apt-get": ("apt-get install", "g++", "python{0}-dev", "libaio-dev"),
-    "dnf": ("dnf install", "gcc-c++", "python{0}-devel", "libaio-devel"),
-    "yum": ("yum install", "gcc-c++", "python{0}-devel", "libaio-devel"),
-    "zypper": ("zypper install", "gcc-c++", "python3-devel", "libaio-devel"),
-    "pacman": ("pacman -S", "gcc", "python", "libaio"),
-    "apk": ("apk add", "g++", "python3-dev", "libaio-dev"),
-}
-"""Package manager -> its command and the names of the packages `_PACKAGES`."""
-
-_PACKAGES = ("compiler", "python", "aio")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompilerTrial:
-    """The result of compiling a small program. error: the line that tells why it failed, "" where it compiled."""
-
-    error: str = ""
-
-    @property
-    def compiled(self) -> bool:
-        return not self.error
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """The tools that compile DeepSpeed's ops at their first use; a trial is None where its compiler is missing."""
+    """The tools that compile DeepSpeed's ops at their first use.
+
+    A trial is the line that tells why a small program was not compiled, "" where it was, None where the compiler is
+    missing or did not end in time.
+    """
 
     cxx: str = ""
     """The C++ compiler of torch and its version ("g++ 12.2.0"), "" for none."""
     standard: str = "c++17"
     """The C++ standard that DeepSpeed uses."""
-    cxx_trial: CompilerTrial | None = None
+    cxx_trial: str | None = None
     """A program in that standard with OpenMP for this processor."""
-    python_trial: CompilerTrial | None = None
+    python_trial: str | None = None
     """A program that includes Python.h."""
-    aio_trial: CompilerTrial | None = None
+    aio_trial: str | None = None
     """A program that calls libaio."""
-    nvcc_trial: CompilerTrial | None = None
+    nvcc_trial: str | None = None
     """A program for nvcc, which refuses C++ compilers that it does not know."""
     cuda_home: str = ""
     """The folder of the CUDA toolkit as torch finds it, "" for none."""
@@ -77,8 +58,6 @@ class Toolchain:
     """Its version ("12.4"), "" for none."""
     ninja: bool = False
     """The command is on PATH."""
-    package_manager: str = ""
-    """A key of `_INSTALL`, "" where none is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +86,13 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
 
-        def trial(command: list[str], program: str) -> CompilerTrial | None:
+        def trial(command: list[str], program: str) -> str | None:
             ran = run(command, program, _LIMIT_S)
-            if ran.code is None:
-                return None
-            if ran.code == 0:
-                return CompilerTrial()
+            if not ran.code:
+                return None if ran.code is None else ""
             lines = [line.strip() for line in (ran.err or ran.out).splitlines() if line.strip()]
             error = next((line for line in lines if re.search(r"error|cannot find|No such file", line)), "")
-            return CompilerTrial(error=error or (lines[0] if lines else f"exit code {ran.code}"))
+            return error or (lines[0] if lines else f"exit code {ran.code}")
 
         cpu = pool.submit(
             trial,
@@ -145,7 +122,6 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
             cuda_home=cuda_home,
             nvcc=release[1] if release else "",
             ninja=which("ninja", path=paths) is not None,
-            package_manager=next((name for name in _INSTALL if which(name, path=paths)), ""),
         )
 
 
@@ -188,35 +164,24 @@ def read_ops_folder(environment: Mapping[str, str]) -> OpsFolder:
     return OpsFolder(path=str(folder), writable=os.access(existing, os.W_OK | os.X_OK), locks=tuple(locks))
 
 
-def install(what: str, toolchain: Toolchain | None, software: InstalledSoftware | None) -> str:
-    """The command that installs a system package, or the package's name on Debian for an unknown package manager."""
-    python = parse_version(software.python if software else "3")
-    manager = toolchain.package_manager if toolchain else ""
-    command, *names = _INSTALL[manager or "apt-get"]
-    package = names[_PACKAGES.index(what)].format(f"{python.major}.{python.minor}")
-    return f"sudo {command} {package}" if manager else phrase("install the package {package}", package=package)
-
-
-def compiler(
-    toolchain: Toolchain, environment: Mapping[str, str], software: InstalledSoftware | None = None
-) -> Findings:
+def compiler(toolchain: Toolchain, environment: Mapping[str, str]) -> Findings:
     """A C++ compiler for the standard that DeepSpeed uses, with OpenMP."""
     if not toolchain.cxx:
         named = environment.get("CXX")
         yield problem(
             phrase("{compiler} cannot be run", compiler=named or "c++"),
             "DeepSpeed compiles CPU Adam, fused Adam and its NVMe code at their first use",
-            "point CXX at a C++ compiler" if named else install("compiler", toolchain, software),
+            "point CXX at a C++ compiler" if named else "install g++ (Debian, Ubuntu: g++; Fedora, RHEL: gcc-c++)",
         )
     elif toolchain.cxx_trial is None:
         yield unknown(phrase("{cxx} did not compile three lines within three seconds", cxx=toolchain.cxx))
-    elif not toolchain.cxx_trial.compiled:
+    elif toolchain.cxx_trial:
         yield problem(
             phrase(
                 "{cxx} does not compile -std={standard} -march=native -fopenmp: {error}",
                 cxx=toolchain.cxx,
                 standard=toolchain.standard,
-                error=toolchain.cxx_trial.error[:120],
+                error=toolchain.cxx_trial[:120],
             ),
             "DeepSpeed compiles its ops with these flags",
             "install g++ 11 or newer and `export CXX=g++-11`",
@@ -225,15 +190,15 @@ def compiler(
         yield ok(phrase("{cxx} compiles {standard} with OpenMP", cxx=toolchain.cxx, standard=toolchain.standard))
 
 
-def python_headers(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Findings:
+def python_headers(toolchain: Toolchain) -> Findings:
     """Python.h, which every op includes."""
-    if toolchain.python_trial is not None and not toolchain.python_trial.compiled:
+    if toolchain.python_trial:
         yield problem(
             "Python.h of this Python is not installed",
             "every op of DeepSpeed includes it",
-            install("python", toolchain, software),
+            "install its headers (Debian, Ubuntu: python3-dev; Fedora, RHEL: python3-devel)",
         )
-    elif toolchain.python_trial is not None:
+    elif toolchain.python_trial == "":
         yield ok("Python.h is installed")
 
 
@@ -249,16 +214,6 @@ def ninja(toolchain: Toolchain, software: InstalledSoftware | None = None) -> Fi
         )
     else:
         yield problem("ninja is not installed", "DeepSpeed cannot compile any op without it", "pip install ninja")
-
-
-def setuptools(software: InstalledSoftware) -> Findings:
-    """Python 3.12 and newer have no distutils, with which DeepSpeed looks for libaio."""
-    if parse_version(software.python).release >= (3, 12) and "setuptools" not in software.packages:
-        yield problem(
-            phrase("setuptools is missing, and Python {python} has no distutils", python=software.python),
-            "torch and DeepSpeed compile ops with it",
-            "pip install setuptools",
-        )
 
 
 def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
@@ -307,25 +262,25 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
 
 def nvcc_and_compiler(toolchain: Toolchain, software: InstalledSoftware) -> Findings:
     """nvcc accepts the C++ compiler: each version refuses newer compilers."""
-    trial = toolchain.nvcc_trial
-    if trial is not None and not trial.compiled and software.torch_cuda:
+    if toolchain.nvcc_trial and software.torch_cuda:
         yield problem(
-            phrase("nvcc cannot compile three lines: {error}", error=trial.error[:140]),
+            phrase("nvcc cannot compile three lines: {error}", error=toolchain.nvcc_trial[:140]),
             "no CUDA op of DeepSpeed can be compiled",
             "if the compiler is too new for it, install an older g++ and `export CC=gcc-12 CXX=g++-12`",
         )
 
 
-def async_io(toolchain: Toolchain, software: InstalledSoftware | None = None, folder: Folder | None = None) -> Findings:
+def async_io(toolchain: Toolchain, folder: Folder | None = None) -> Findings:
     """libaio, which async_io needs to swap to NVMe."""
-    if toolchain.aio_trial is not None and not toolchain.aio_trial.compiled:
+    if toolchain.aio_trial:
         report = problem if folder is not None else warning
         yield report(
             "libaio cannot be linked",
             'offload to NVMe (async_io) is refused: "Unable to JIT load the async_io op"',
-            phrase("{command}, or name its folders in CFLAGS and LDFLAGS", command=install("aio", toolchain, software)),
+            "install it (Debian, Ubuntu: libaio-dev; Fedora, RHEL: libaio-devel), or name its folders in CFLAGS and "
+            "LDFLAGS",
         )
-    elif toolchain.aio_trial is not None:
+    elif toolchain.aio_trial == "":
         yield ok("libaio can be linked")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...estimators.phrase import phrase
-from .findings import DoctorFinding, Findings, FindingStatus, note, ok, problem
+from .findings import DoctorFinding, Findings, FindingStatus, ok, problem
 from .gpus import Graphics
 from .nodes import HostfileNode
 
@@ -120,15 +120,4 @@ def visible_devices(environment: Mapping[str, str], graphics: Graphics) -> Findi
             ),
             "CUDA ignores all GPUs from the first absent one on",
             "unset CUDA_VISIBLE_DEVICES, or use the numbers of nvidia-smi -L",
-        )
-
-
-def allocator(environment: Mapping[str, str], graphics: Graphics) -> Findings:
-    """The caching allocator uses expandable segments."""
-    value = environment.get("PYTORCH_ALLOC_CONF") or environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    if graphics.gpus and "expandable_segments:True" not in value:
-        yield note(
-            "expandable segments are off",
-            "fragmentation can cost a quarter more memory",
-            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
-from shutil import which
 from typing import Any, TypeVar
 
 from ...ds_configs.launch_commands import read_hostfile
@@ -27,8 +26,8 @@ from .building import OpsFolder, Toolchain, read_ops_folder, read_toolchain
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus, Runner, run_program
 from .folder import Folder, read_folder
 from .gpus import Graphics, read_graphics
-from .host import Host, Memory, Processor, rank_port, read_host, read_memory, read_processor
-from .nodes import MAX_NODES, PARALLEL_NODES, HostfileNode, read_nodes
+from .host import Host, Memory, Processor, read_host, read_memory, read_processor
+from .nodes import MAX_NODES, PARALLEL_NODES, HostfileNode, rank_port, read_nodes
 from .software import InstalledSoftware, read_software
 
 _Part = TypeVar("_Part")
@@ -51,26 +50,23 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
         software.driver,
         software.torch,
         software.torch_and_driver,
-        software.gpu_architecture,
         software.deepspeed,
     ),
     "building ops": (
         building.compiler,
         building.python_headers,
         building.ninja,
-        building.setuptools,
         building.cuda_toolkit,
         building.nvcc_and_compiler,
         building.async_io,
         building.ops_folder,
     ),
-    "gpus": (gpus.gpus, gpus.gpu_memory, gpus.peer_to_peer),
+    "gpus": (gpus.gpus, gpus.gpu_memory),
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores,),
-    "swap folder": (folder.swap_folder, folder.direct_io),
-    "environment": (environment.environment, environment.visible_devices, environment.allocator),
-    "network": (host.own_name, host.port),
-    "nodes": (nodes.names, nodes.ssh, nodes.pdsh, nodes.slots, nodes.rendezvous),
+    "swap folder": (folder.swap_folder,),
+    "environment": (environment.environment, environment.visible_devices),
+    "nodes": (nodes.names, nodes.ssh, nodes.slots, nodes.rendezvous),
 }
 """Every check, by area, in the order of the report."""
 
@@ -88,8 +84,6 @@ class MachineFacts:
     host: Host | None = None
     folder: Folder | None = None
     nodes: tuple[HostfileNode, ...] = ()
-    pdsh: bool = True
-    """The command is installed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[tuple[str, str], ...] = ()
     """(part, reason) of each part that could not be read."""
@@ -123,7 +117,7 @@ def gather(
         "graphics": _start(lambda: read_graphics(root)),
         "memory": _start(lambda: read_memory(root)),
         "processor": _start(lambda: read_processor(root)),
-        "host": _start(lambda: read_host(root, variables, run)),
+        "host": _start(lambda: read_host(root)),
         "ops_folder": _start(lambda: read_ops_folder(variables)),
     }
     if nvme is not None:
@@ -139,9 +133,7 @@ def gather(
             late = isinstance(error, TimeoutError) and not reader.done()
             reason = "no answer within the time" if late else f"{type(error).__name__}: {error}"
             unread.append((name.replace("_", " "), reason))
-    return MachineFacts(
-        pdsh=which("pdsh") is not None, environment=relevant_variables(variables), unread=tuple(unread), **parts
-    )
+    return MachineFacts(environment=relevant_variables(variables), unread=tuple(unread), **parts)
 
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs and their links, read through NVML (the library behind nvidia-smi) without a CUDA context.
+"""NVIDIA GPUs, read through NVML (the library behind nvidia-smi) without a CUDA context.
 
 Each NVML query may fail on its own: virtual GPUs, MIG, older drivers and missing permissions leave some values unknown.
 Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
@@ -14,16 +14,13 @@ from typing import Any, TypeVar
 
 from ...estimators.phrase import gib, phrase
 from ...probes.machine import read_text
-from .findings import Findings, note, ok, warning
+from .findings import Findings, ok, warning
 
 _Answer = TypeVar("_Answer")
 
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _DISPLAY_OR_ACCELERATOR = ("0x03", "0x12")
 """PCI classes of graphics controllers and of processing accelerators."""
-
-_P2P_WRITE = 1
-"""NVML_P2P_CAPS_INDEX_WRITE. (pynvml's ..._READ is a tuple by a stray comma.)"""
 
 _MAX_NVLINKS = 18
 
@@ -39,8 +36,6 @@ class GpuState:
     name: str
     memory_bytes: int
     free_bytes: int
-    capability: tuple[int, int] | None = None
-    """(8, 0) for sm_80."""
     processes: tuple[tuple[str, int], ...] = ()
     """(name, bytes) of the processes that compute on it."""
     nvlinks: int = 0
@@ -66,8 +61,6 @@ class Graphics:
     other_vendor: str = ""
     """"AMD" where only its accelerators are on the bus, else ""."""
     gpus: tuple[GpuState, ...] = ()
-    peer_access: tuple[bool | None, ...] = ()
-    """For each pair of GPUs: one may write into the memory of the other."""
 
 
 def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
@@ -88,16 +81,10 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         cuda = _query(nvml, nvml.nvmlSystemGetCudaDriverVersion)
-        peers = [
-            _query(nvml, nvml.nvmlDeviceGetP2PStatus, handles[first], handles[second], _P2P_WRITE)
-            for second in range(len(handles))
-            for first in range(second)
-        ]
         return Graphics(
             driver=str(_query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
             driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             gpus=tuple(_gpu(nvml, handle, index, root) for index, handle in enumerate(handles)),
-            peer_access=tuple(None if status is None else status == 0 for status in peers),
             **machine,
         )
     except nvml.NVMLError as error:
@@ -131,7 +118,6 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
         name=str(ask("nvmlDeviceGetName") or "GPU"),
         memory_bytes=int(memory.total) if memory else 0,
         free_bytes=int(memory.free) if memory else 0,
-        capability=ask("nvmlDeviceGetCudaComputeCapability"),
         processes=_processes(ask, root),
         nvlinks=links.count(1),
     )
@@ -181,27 +167,3 @@ def gpu_memory(graphics: Graphics) -> Findings:
         )
     if graphics.gpus and not used:
         yield ok("free on all GPUs")
-
-
-def peer_to_peer(graphics: Graphics) -> Findings:
-    """GPUs access each other's memory; without it NCCL copies through host memory."""
-    known = [access for access in graphics.peer_access if access is not None]
-    barred = known.count(False)
-    if barred and barred < len(known):
-        yield warning(
-            phrase(
-                "{barred} of {pairs} pairs of GPUs have no peer-to-peer access",
-                barred=barred,
-                pairs=len(graphics.peer_access),
-            ),
-            "these pairs communicate through host memory, and the slowest pair determines every collective",
-            "train on GPUs with peer-to-peer access: nvidia-smi topo -p2p w",
-        )
-    elif barred:
-        yield note(
-            "no GPU has peer-to-peer access",
-            "NCCL copies through /dev/shm in host memory, as on GeForce cards and in most virtual machines; ZeRO-3 is "
-            "affected most",
-        )
-    elif known:
-        yield ok("peer-to-peer access between all GPUs")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import platform
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...estimators.phrase import gib, phrase
 from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
-from .findings import Findings, Runner, counted, note, ok, problem, run_program, warning
+from .findings import Findings, counted, note, ok, problem, warning
 from .folder import Folder, Space, space_of
 from .gpus import Graphics
 
@@ -69,14 +67,8 @@ class Host:
 
     system: str = ""
     kernel: str = ""
-    container: str = ""
-    """"docker", "kubernetes", "container", "" on the machine itself."""
     rdma: tuple[str, ...] = ()
     """InfiniBand or RoCE adapters."""
-    own_name_resolves: bool | None = None
-    port: int = 29500
-    """The rendezvous port of the ranks."""
-    port_in_use: bool | None = None
 
 
 def read_memory(root: Path, space: Callable[[Path], Space] = space_of) -> Memory:
@@ -145,49 +137,14 @@ def _cpu_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def read_host(root: Path, environment: Mapping[str, str], run: Runner = run_program) -> Host:
-    """Operating system, its limits, its network interfaces and the rendezvous port."""
+def read_host(root: Path) -> Host:
+    """Operating system and network adapters."""
     release = {name: value.strip('"') for name, value in read_pairs(root / "etc/os-release", "=").items()}
-    port = rank_port(environment)
-    # getent instead of Python's own look-up, which has no time limit and may take minutes
-    look_up = run(["getent", "ahosts", socket.gethostname()], "", 2.0).code
     return Host(
         system=release.get("PRETTY_NAME", platform.system()),
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
-        container=_container(root, environment),
         rdma=_entries(root / "sys/class/infiniband"),
-        own_name_resolves=None if look_up is None else look_up == 0,
-        port=port,
-        port_in_use=_in_use(port),
     )
-
-
-def rank_port(environment: Mapping[str, str]) -> int:
-    """The rendezvous port of the ranks: MASTER_PORT, or DeepSpeed's default (constants.py, 0.19.8)."""
-    named = environment.get("MASTER_PORT", "")
-    return int(named) if named.isdigit() and int(named) < 2**16 else 29500
-
-
-def _container(root: Path, environment: Mapping[str, str]) -> str:
-    if "KUBERNETES_SERVICE_HOST" in environment:
-        return "kubernetes"
-    if (root / ".dockerenv").exists():
-        return "docker"
-    inside = (root / "run/.containerenv").exists() or any(
-        name in read_text(root / "proc/1/cgroup") for name in ("docker", "kubepods", "lxc", "containerd")
-    )
-    return "container" if inside else ""
-
-
-def _in_use(port: int) -> bool | None:
-    """Whether a process listens on the port; None where that is unknown."""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("", port))
-        except OSError as error:
-            return True if error.errno == errno.EADDRINUSE else None
-    return False
 
 
 def _entries(folder: Path) -> tuple[str, ...]:
@@ -305,25 +262,3 @@ def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
         )
     else:
         yield ok(phrase("{usable} cores", usable=usable))
-
-
-def own_name(host: Host) -> Findings:
-    """The machine's own name resolves; Gloo looks it up at its start."""
-    if host.own_name_resolves is False:
-        yield warning(
-            "this machine's own host name does not resolve",
-            "Gloo, and so the start of many jobs, looks it up and fails",
-            "add it to /etc/hosts, or `export GLOO_SOCKET_IFNAME` with the network interface",
-        )
-
-
-def port(host: Host) -> Findings:
-    """The rendezvous port is free."""
-    if host.port_in_use:
-        yield warning(
-            phrase("port {port} is in use", port=host.port),
-            'it is the rendezvous port; a second job on one machine ends with "address already in use"',
-            f"deepspeed --master_port {host.port + 1} ...",
-        )
-    elif host.port_in_use is False:
-        yield ok(phrase("port {port} is free", port=host.port))

@@ -15,7 +15,6 @@ from typing import Literal
 
 from ...estimators.phrase import phrase
 from .findings import Findings, Runner, counted, ok, problem, unknown
-from .host import Host
 
 PARALLEL_NODES = 64
 """Nodes that are examined at the same time."""
@@ -45,6 +44,12 @@ class HostfileNode:
     gpus: int | None = None
     """Number of GPUs by its nvidia-smi; None where it does not answer."""
     port_answer: PortAnswer = ""
+
+
+def rank_port(environment: Mapping[str, str]) -> int:
+    """The rendezvous port of the ranks: MASTER_PORT, or DeepSpeed's default (constants.py, 0.19.8)."""
+    named = environment.get("MASTER_PORT", "")
+    return int(named) if named.isdigit() and int(named) < 2**16 else 29500
 
 
 def read_nodes(
@@ -140,16 +145,6 @@ def ssh(nodes: Sequence[HostfileNode]) -> Findings:
         yield ok("no password is needed")
 
 
-def pdsh(nodes: Sequence[HostfileNode], pdsh: bool) -> Findings:
-    """pdsh, with which the launcher starts several nodes by default, is installed."""
-    if len(nodes) > 1 and not pdsh:
-        yield problem(
-            "pdsh is not installed",
-            "DeepSpeed's launcher starts several nodes with it by default",
-            "install the package pdsh, or pass --launcher openmpi, mpich or slurm",
-        )
-
-
 def slots(nodes: Sequence[HostfileNode]) -> Findings:
     """Every node has a GPU for each slot."""
     short = [node for node in nodes if node.gpus is not None and node.gpus < node.slots]
@@ -168,19 +163,20 @@ def slots(nodes: Sequence[HostfileNode]) -> Findings:
         yield ok("every node has a GPU for each slot")
 
 
-def rendezvous(nodes: Sequence[HostfileNode], host: Host) -> Findings:
+def rendezvous(nodes: Sequence[HostfileNode], environment: Mapping[str, str]) -> Findings:
     """The rendezvous port of the first node is reachable and free."""
     if not nodes or not nodes[0].port_answer:
         return
     first = nodes[0]
-    where = phrase("port {port} of {name}", port=host.port, name=first.name)
+    port = rank_port(environment)
+    where = phrase("port {port} of {name}", port=port, name=first.name)
     if first.port_answer == "free":
         yield ok(phrase("{where} is reachable and free", where=where))
     elif first.port_answer == "in use":
         yield problem(
             phrase("{where} is in use", where=where),
             "the ranks meet there",
-            f"deepspeed --master_port {host.port + 1} ...",
+            f"deepspeed --master_port {port + 1} ...",
         )
     elif first.ssh_error:
         yield unknown(phrase("{where}: the machine does not answer", where=where))

@@ -38,21 +38,6 @@ NO_NVIDIA_GPU = "no NVIDIA GPU"
 _FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
 
-_FIRST_CUDA = {
-    (8, 0): "11.0",
-    (8, 6): "11.1",
-    (8, 9): "11.8",
-    (9, 0): "11.8",
-    (10, 0): "12.8",
-    (10, 3): "12.9",
-    (12, 0): "12.8",
-    (12, 1): "12.9",
-}
-"""Compute capability -> first CUDA that compiles for it (CUDA Toolkit release notes of those versions)."""
-
-_OLDEST_OF_CUDA_13 = (7, 5)
-"""CUDA 13 compiles for Turing and newer only (CUDA 13.0 release notes, "deprecated architectures")."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledSoftware:
@@ -208,34 +193,6 @@ def torch_and_driver(software: InstalledSoftware, graphics: Graphics) -> Finding
         )
     else:
         yield ok(phrase("the driver (CUDA {runs}) runs torch's CUDA {built}", runs=runs, built=built))
-
-
-def gpu_architecture(software: InstalledSoftware, graphics: Graphics) -> Findings:
-    """The CUDA version of torch has kernels for the GPUs."""
-    for gpu in graphics.gpus if software.torch_cuda else ():
-        if gpu.capability is not None and (needed := needed_cuda(software.torch_cuda, gpu.capability)):
-            major, minor = gpu.capability
-            yield problem(
-                phrase(
-                    "{name} (sm_{major}{minor}) and torch for CUDA {torch_cuda}",
-                    name=gpu.name,
-                    major=major,
-                    minor=minor,
-                    torch_cuda=software.torch_cuda,
-                ),
-                'the first kernel ends with "no kernel image is available for execution on the device"',
-                phrase("install torch built for {needed}", needed=needed),
-            )
-            return
-
-
-def needed_cuda(cuda: str, capability: tuple[int, int]) -> str:
-    """The CUDA version to use where this one does not compile for a compute capability, else ""."""
-    version = parse_version(cuda)
-    first = _FIRST_CUDA.get(capability)
-    if first is not None and version < parse_version(first):
-        return phrase("CUDA {first} or newer", first=first)
-    return "CUDA 12" if version.major >= 13 and capability < _OLDEST_OF_CUDA_13 else ""
 
 
 def deepspeed(software: InstalledSoftware) -> Findings:
