@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _seconds(folder: Path, words: list[str]) -> float:
-    """From the start of `python -m ...` to the moment that the script tells."""
+    """From the start of `python -m ...` to the time that the script prints."""
     first_step = folder / "first_step"
     began = time.time()
     subprocess.run(

@@ -192,7 +192,7 @@ def _wording(line: str) -> str:
 
 
 def picture() -> str:
-    """The picture as it ought to be."""
+    """The picture, drawn again."""
     with tempfile.TemporaryDirectory() as folder:
         drawn = Path(folder, "memory.svg")
         command = [sys.executable, "-m", "ds_advise", *QUESTION, "--no-write", "--quiet", "--plot", str(drawn)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tool_keys LLAMA_FACTORY AXOLOTL MS_SWIFT --write
 
-The arguments are checkouts; TrainingArguments are those of the installed transformers. `ds-advise from` tells by the
+The arguments are checkouts; TrainingArguments are those of the installed transformers. `ds-advise from` recognises by the
 file that is written which keys of a configuration are a tool's own and which are none, such as typing errors.
 """
 

@@ -28,12 +28,12 @@ def sections() -> list[Section]:
 
 
 def all_questions() -> str:
-    """`questions.FILE` as it ought to be."""
+    """The text of `questions.FILE`, made again."""
     return questions.csv_text([*memory.asked(), *time.asked()])
 
 
 def table() -> str:
-    """docs/how-true.md as it ought to be."""
+    """The text of docs/how-true.md with its rows made again."""
     rows = {
         **memory.table_rows(),
         "| other estimators |": peers.table_row(),
@@ -45,12 +45,12 @@ def table() -> str:
 
 
 def readme() -> str:
-    """README.md as it ought to be."""
+    """The text of README.md with its figures made again."""
     return _with_lines(README, {**memory.headlines(), "- Step time:": time.headline()})
 
 
 def _with_lines(path: Path, true: dict[str, str]) -> str:
-    """The file with each of these lines in place of the one that starts so. Raises ValueError where there is none."""
+    """The file with each line replaced by the one of the same start. Raises ValueError unless exactly one line has it."""
     lines = path.read_text(encoding="utf-8").splitlines()
     for start, line in true.items():
         at = [index for index, old in enumerate(lines) if old.startswith(start)]

@@ -27,7 +27,7 @@ _GIB = 2**30
 
 @cache
 def fit_probabilities() -> dict[int, float]:
-    """By row: how probable it is that the run fits, by what the runs of the other sources tell."""
+    """The probability that each run fits, by row. The spread is that of the runs of other sources."""
     found = results()
     return {result.run.row: each for result, each in zip(found, memory_spread.probabilities(found), strict=True)}
 
@@ -254,7 +254,7 @@ def _fit_table() -> Table:
     return Table(
         title="Does it fit?",
         header=(
-            "who says it",
+            "estimator",
             " ran",
             " of these predicted not to fit",
             " ran out of memory",
@@ -283,7 +283,7 @@ def _rivals(exact: dict[str, list[Result]]) -> Table:
         return tuple(cells)
 
     return Table(
-        title="The same runs, beside DeepSpeed's estimators and the rule of four times the weights",
+        title="The same runs, by DeepSpeed's estimators and by the rule of four times the weights",
         header=(
             "subset",
             " n",
@@ -315,7 +315,7 @@ def _cached(quantity: Quantity, what: str) -> Table:
         for name, found in subsets("cached").items()
     }
     return Table(
-        title=f"{what}, with the cache that nobody asked back",
+        title=f"{what}, with the allocator's cache",
         header=("subset", " n", " sources", " mean", " mean, each source once", " median, signed", " worst, signed"),
         rows=_with_all({name: found for name, found in members.items() if found}, row),
     )
@@ -382,7 +382,7 @@ def _notes() -> tuple[str, ...]:
     return (
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
         "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
-        "against what the row says. Plain PyTorch and FSDP are `--rung torch` and `--rung fsdp`; versions and habits "
+        "against what the row says. Plain PyTorch and FSDP are `--rung torch` and `--rung fsdp`; versions and settings "
         "of the software that differ from today's are stated by `--software`.",
         'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
         "in the "

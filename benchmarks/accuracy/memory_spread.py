@@ -108,7 +108,7 @@ def probabilities(found: Sequence[Result]) -> list[float]:
 
 
 def csv_text(found: Sequence[Result]) -> str:
-    """`DATA` as it ought to be."""
+    """The text of `DATA`, made again."""
     spread = spread_of(errors(found))
     lines = [f"location,{spread.location:.4f},1", f"scale,{spread.scale:.4f},1", f"sources,{spread.sources},1"]
     lines += [f"{WASTE},{share:.4f},{probability:.4f}" for share, probability in wasted_shares(found)]
@@ -145,7 +145,7 @@ def verdict_table(found: Sequence[Result]) -> Table:
     for result, probability in zip(found, probabilities(found), strict=True):
         by_verdict[verdict_of(probability)].append((probability, result.run.fitted))
     return Table(
-        title="What became of the runs with each verdict (by the spread of the other sources' runs)",
+        title="Outcome of the runs by verdict (spread of the other sources' runs)",
         header=("verdict", " n", " ran to the end", " share", " predicted share"),
         rows=tuple(
             (

@@ -191,7 +191,7 @@ def _as_asked(asked: Asked) -> Workload:
 
 
 def csv_text(rows: Iterable[Mapping[str, str]]) -> str:
-    """`FILE` as it ought to be."""
+    """The text of `FILE`, made again."""
     text = io.StringIO()
     names = ("half", "source", "row", "quantity", "measured", "predicted", "question")
     writer = csv.DictWriter(text, names, lineterminator="\n")

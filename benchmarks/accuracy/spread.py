@@ -34,7 +34,7 @@ def errors(runs: Sequence[TimedRun]) -> dict[Kind, list[Error]]:
 
 
 def csv_text(kinds: dict[Kind, list[Error]]) -> str:
-    """`DATA` as it ought to be."""
+    """The text of `DATA`, made again."""
     lines = [HEADER, *((kind, *_cells(found)) for kind, found in kinds.items())]
     return "".join(",".join(line) + "\n" for line in lines)
 

@@ -1,4 +1,4 @@
-"""Whole trainings whose duration somebody published, against `job_duration`.
+"""Whole trainings with a published duration, against `job_duration`.
 
     python -m benchmarks.accuracy.whole_runs            # one line a run, and the table
     python -m benchmarks.accuracy.whole_runs --write    # the table of docs/job.md
@@ -167,7 +167,7 @@ def table_row() -> str:
     counted = [run for run in runs if not run.set_aside]
     sources = [_median_error(own) for own in _by_source(counted).values()]
     return (
-        f"| duration of a job | {len(counted)} published runs of {len(sources)} sources that tell how long the whole "
+        f"| duration of a job | {len(counted)} published runs of {len(sources)} sources that state how long the whole "
         "training took; constants fitted on runs of other origins only | "
         f"median error {_percent(_median_error(counted))}, every source counted once {_percent(median(sources))}; "
         f"{sum(run.is_within for run in counted)} within the 80 % interval; {len(runs) - len(counted)} are set aside, "

@@ -1,4 +1,4 @@
-"""Measure on this machine's GPU, within a given time, what only a GPU can tell.
+"""All measurements that need a GPU, on this machine, within a given time.
 
     python -m benchmarks.gpu --minutes 20 --out DIR [--wheels WHEELS]
     python -m benchmarks.gpu --minutes 5 --out DIR --device cpu     # the same script at toy sizes

@@ -120,12 +120,12 @@ def section(data: Path = DATA) -> Section | None:
                 rows=tuple(_time_row(one) for one in alone),
             ),
             Table(
-                title="Questions of which every rung was run",
+                title="Questions with every rung measured",
                 header=("question", " rungs", "recommended", "fastest", " recommended / fastest"),
                 rows=tuple(_regrets(every)),
             ),
             _copied(data / "allocator.csv", "The replay of the allocator against torch's own segments, bytes"),
-            _copied(data / "context.csv", "What a process holds beside its tensors, bytes"),
+            _copied(data / "context.csv", "Bytes that a process holds in addition to its tensors"),
         ),
         details=Table(
             title="Every run", header=("name", "outcome"), rows=tuple((r["name"], r["outcome"]) for r in rows)

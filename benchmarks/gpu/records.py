@@ -19,7 +19,7 @@ FINAL: tuple[Outcome, ...] = ("measured", "out of memory", "not possible")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What became of one measurement."""
+    """The outcome of one measurement."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""How soon the what-if page answers: cold, warm, and while somebody drags a slider.
+"""Latency of the what-if page: first answer cold and warm, and moves of a slider.
 
     python -m benchmarks.page [--pyodide pyodide-314.0.7.tgz] [--changes 30]
 
@@ -79,7 +79,7 @@ def _changes(page: Any, address: str, number: int) -> None:
         if index % (2 * len(SLIDERS)) == 0:
             _first_answer(page, f"{address}#{QUESTIONS[index // (2 * len(SLIDERS)) % len(QUESTIONS)]}")
         taken_ms[name].append(page.evaluate(_MOVE, [name, 1]))
-        page.wait_for_timeout(120)  # while somebody drags, what would change the answer is being calculated
+        page.wait_for_timeout(120)  # the changes are still being calculated during a move
     for name, taken in taken_ms.items():
         print(f"{name:12} median {statistics.median(taken):4.0f} ms, worst {max(taken):4.0f} ms of {len(taken)}")
     every = sorted(taken for each in taken_ms.values() for taken in each)

@@ -1,4 +1,4 @@
-"""Clocks, temperature and power of the GPU while something is measured, as its driver tells them."""
+"""Clocks, temperature and power of the GPU during a measurement, from its driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SETTLING_S = 3.0
 
 
 class GpuWatch:
-    """Looks at the first GPU twice a second, from `with` to its end; `summary` tells what it saw."""
+    """Looks at the first GPU twice a second, from `with` to its end; `summary` has the readings."""
 
     def __init__(self) -> None:
         self._seen: list[dict[str, float]] = []
@@ -80,7 +80,7 @@ def _reasons(pynvml: Any, handle: Any) -> set[str]:
 
 
 def wait_until_free() -> None:
-    """Wait until no process holds memory of the GPU, as far as the driver tells."""
+    """Wait until no process holds memory of the GPU, as far as the driver knows."""
     with contextlib.suppress(Exception):
         import pynvml
 
