@@ -10,7 +10,8 @@ from typing import Any
 
 from ...estimators.errors import ConfigFileError
 from ...estimators.phrase import phrase
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, keys_of, unpredicted_fsdp
+from ...estimators.plan import Plan
+from .imported_run import DeepSpeedPart, ImportedRun, KeyPath, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import LaunchLine, SlurmJob
 from .source import Source, find_file, named_part, read_source
 
@@ -74,7 +75,7 @@ class AccelerateFormat:
         kind = str(values.get("distributed_type") or "NO").upper()  # YAML reads a bare NO as false
         block = _block(values, "deepspeed_config") if kind == "DEEPSPEED" else {}
         part = _deepspeed(source, block) if kind == "DEEPSPEED" else None
-        unknown = keys_of(self.name, values).unknown
+        _, unknown = unused_keys(self.name, values)
         faults = []
         refused = [key for key in _WITH_FILE if key in block] + ["mixed_precision"] * ("mixed_precision" in values)
         if refused and block.get("deepspeed_config_file") is not None:
@@ -107,13 +108,15 @@ class AccelerateFormat:
             unknown=unknown,
         )
 
-    def changes(self, source: Source, _run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
+    def changes(
+        self, source: Source, _run: ImportedRun, plan: Plan, part: DeepSpeedPart | None
+    ) -> dict[KeyPath, Value]:
         """The keys that name the better DeepSpeed configuration as a file, since fields cannot express all of it."""
         block = _block(source.values, "deepspeed_config")
-        if better.config_name is None:
+        if part is None:
             return {}
-        changed: dict[KeyPath, Value] = {("deepspeed_config", "deepspeed_config_file"): better.config_name}
-        init = better.plan.zero_stage == 3
+        changed: dict[KeyPath, Value] = {("deepspeed_config", "deepspeed_config_file"): part.name}
+        init = plan.zero_stage == 3
         if block.get("zero3_init_flag") is not init:
             changed["deepspeed_config", "zero3_init_flag"] = init
         changed |= {("deepspeed_config", key): None for key in _WITH_FILE if key in block}

@@ -1,4 +1,5 @@
-"""`ds-advise from FILE`: reads a file, predicts its run, and writes a better configuration in the file's own form."""
+"""`ds-advise from FILE`: recognises a tool's file, predicts its run, and proposes a better configuration in the file's
+own form."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import Any
 
 from ...ds_configs.files import config_text
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
-from ...estimators.hardware import Cluster
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import phrase
 from ...validate.lint import LintReport
@@ -20,11 +20,77 @@ from ..question.cluster import counts_in, parse_cluster
 from ..question.model_source import load_model
 from ..question.options import Risk
 from ..render.lint import FindingFigures, finding_figures
+from .accelerate import ACCELERATE, AccelerateFormat
 from .figures import ImportFigures, figures_of
-from .formats import Format, recognised
 from .imported_run import DeepSpeedPart, ImportedRun
+from .openrlhf import OPENRLHF
 from .rewrite import ChangedFile, changed_files, lint_part
-from .source import Source
+from .source import Source, find_file, read_source
+from .tool_format import ToolFormat
+from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
+from .trainer_tables import SCRIPT, TRAINING_ARGUMENTS, TRL
+
+Format = AccelerateFormat | ToolFormat
+
+FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, OPENRLHF, TRL, TRAINING_ARGUMENTS, SCRIPT)
+"""The first that matches is taken."""
+
+NAMES = tuple(form.name for form in FORMATS)
+
+
+def recognised(path: Path, name: str | None = None) -> tuple[Source, Format]:
+    """The file and its format: the named one, or by its content.
+
+    A script that starts a tool with a configuration file leads to that file.
+
+    Raises ConfigFileError for a file that cannot be read or has none of the formats.
+    """
+    source = _followed(read_source(path, "shell" if name == "script" else None))
+    if name is not None:
+        named = next(form for form in FORMATS if form.name == name)
+        if source.line is not None and name != "script" and not named.matches(source):
+            raise ConfigFileError(
+                phrase("{path} is a script, and its training command is not that of {name}", path=path, name=name),
+                fix="leave --format out",
+            )
+        return source, named
+    form = next((form for form in FORMATS if form.matches(source)), None)
+    if form is not None:
+        return source, form
+    if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
+        raise ConfigFileError(
+            phrase("{path} is a DeepSpeed configuration, without model and batch", path=source.path),
+            fix="pass it to ds-advise lint, compare or dry-run",
+        )
+    keys = ", ".join(list(source.values)[:4])
+    raise ConfigFileError(
+        phrase("{path}: its keys ({keys}) are those of no known tool", path=source.path, keys=keys),
+        fix=phrase("name it with --format, one of {names}", names=", ".join(NAMES)),
+    )
+
+
+def _followed(source: Source) -> Source:
+    """The configuration file that a script's training command names, with the command's options; else the source."""
+    name = source.line.configuration if source.line is not None else None
+    if name is None:
+        return source
+    path = find_file(name, source.path.parent)
+    if path is None and "$" in name:
+        raise ConfigFileError(
+            phrase(
+                "{path} names its configuration by values that are set when it runs: {name}",
+                path=source.path,
+                name=name[:80],
+            ),
+            fix="name the configuration itself",
+        )
+    if path is None:
+        raise ConfigFileError(
+            phrase("{path} needs {name}, which is not on this machine", path=source.path, name=name[:80]),
+            why="it describes the training",
+            fix="run this where it is, or name that file",
+        )
+    return read_source(path).handed_by(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +154,29 @@ def import_file(
             why=phrase("the changed file is {path}, which {link} names", path=source.path, link=path),
             fix=phrase("pass -o with a name that ends in {suffix}", suffix=source.path.suffix),
         )
-    run = known.read(source)
-    run = _with_options(run, ds_config, model, overrides)
-    cluster, obstacle = _cluster(run, source, gpus, ram=ram, nvme=nvme, interconnect=interconnect)
-    is_open = run.gpus_per_node is None and not run.obstacle
-    if is_open and gpus is not None and gpus != "auto" and counts_in(gpus) == (None, None):
-        assumed = phrase("the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})", gpus=gpus)
-        run = replace(run, remarks=(*run.remarks, assumed))
-    figures = None
+    run = _with_options(known.read(source), ds_config, model, overrides)
+    job = (source.started_by or source).job
+    kind = gpus or (job.gpu if job is not None else None) or "auto"
+    if kind != "auto" and counts_in(kind) == (None, None):
+        if run.gpus_per_node is not None:
+            kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
+        elif gpus is not None and not run.obstacle:
+            assumed = phrase("the number of GPUs is not given: 1 is assumed (--gpus 8x{gpus})", gpus=gpus)
+            run = replace(run, remarks=(*run.remarks, assumed))
+    figures: ImportFigures | None = None
+    obstacle: DsAdviseError | None = None
+    try:
+        cluster = parse_cluster(kind, ram=ram, nvme=nvme, interconnect=interconnect)
+    except ClusterError as error:
+        if gpus is not None:
+            raise
+        fix = "describe them, such as --gpus 8xA100-80GB"
+        obstacle = ClusterError("which GPUs it runs on is not known", why=error.what, fix=fix)
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
         obstacle = WorkloadError(phrase("{path} names no model", path=path), fix="pass --model")
-    elif cluster is not None:
+    elif obstacle is None:
         try:
             shape = load_model(run.model, offline=offline)
             figures = figures_of(run, shape, cluster, risk=risk, offloads_checkpoints=known.offloads_checkpoints)
@@ -157,24 +233,6 @@ def _with_options(
         sharding="zero" if part is not None else run.sharding,
         remarks=tuple(remarks),
     )
-
-
-def _cluster(
-    run: ImportedRun, source: Source, gpus: str | None, **machine: str | None
-) -> tuple[Cluster | None, DsAdviseError | None]:
-    """(the GPUs, why none are known). Counts that the user leaves open are the file's."""
-    job = (source.started_by or source).job
-    kind = gpus or (job.gpu if job is not None else None) or "auto"
-    if kind != "auto" and counts_in(kind) == (None, None) and run.gpus_per_node is not None:
-        kind = f"{run.nodes or 1}x{run.gpus_per_node}x{kind}"
-    try:
-        return parse_cluster(kind, **machine), None
-    except ClusterError as error:
-        if gpus is not None:
-            raise
-        return None, ClusterError(
-            "which GPUs it runs on is not known", why=error.what, fix="describe them, such as --gpus 8xA100-80GB"
-        )
 
 
 def _document(part: DeepSpeedPart) -> Document | None:

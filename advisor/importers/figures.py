@@ -70,13 +70,24 @@ def figures_of(
 
     Raises ConfigFileError and WorkloadError where the run contradicts itself, or names something unknown.
     """
-    config, equal_parts = _config(run), cluster
+    part, equal_parts, remarks = run.deepspeed, cluster, list[str]()
+    if part is not None and part.config is None:
+        raise ConfigFileError(
+            phrase("the configuration {name} is not here", name=part.name[:80]),
+            why="it decides what each GPU holds",
+            fix="run this where it is, or name it with --ds-config FILE",
+        )
+    config = _WITHOUT_CONFIG if part is None or part.config is None else part.config
     threads = run.threads_per_rank
     if threads is None and run.launcher is not None and cluster.world_size > 1:
         threads = unset_threads(run.launcher, cluster)
     if threads is not None:
         cluster = replace(cluster, threads_per_rank=threads)
-    options, remarks = _options(run, model)
+    software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
+    options = {**run.training, "software": software}
+    if (options.get("kernels") == "liger" or options.get("loss") == "fused") and not supports(model, "liger"):
+        options = {name: value for name, value in options.items() if name not in ("kernels", "loss")}
+        remarks.append(f"Liger has no kernels for {model.model_type} models: counted without")
     model = as_asked(model, options)
     workload = configured_workload(config, options, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
@@ -88,14 +99,28 @@ def figures_of(
     refusal = unsupported(model, workload, plan, cluster) or ""
     as_is = None if refusal else predict(model, workload, cluster, plan)
     if as_is is not None and as_is.plan.offload_optimizer != "none":
-        remarks += _threads_remark(as_is, predict(model, workload, equal_parts, plan), cluster)
-    remarks += _assumed(run, workload, cluster)
+        gain = as_is.time.step_s / predict(model, workload, equal_parts, plan).time.step_s
+        if gain >= _LEAST_GAIN:
+            count = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
+            remarks.append(
+                f"each rank's optimizer steps on the host with {count}: with OMP_NUM_THREADS="
+                f"{cores_per_rank(cluster)} the run as it is would be {times(gain)} as fast"
+            )
+    if run.training.get("seq_len") is None:
+        tokens = f"{workload.seq_len:,}"
+        remarks.append(phrase("the sample length is not given: {tokens} tokens are assumed (--seq-len)", tokens=tokens))
+    if run.tool == "python" and cluster.world_size > 1:
+        counts = f"--nproc_per_node {cluster.gpus_per_node}"
+        words = phrase("python alone starts one process: predicted as if it were torchrun {counts}", counts=counts)
+        remarks.append(words)
     splits_layers = plan.autotp_size > 1  # the script's data loader knows the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
     question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
     recommended, lacking, command = None, None, ""
-    if not splits_layers:
+    if splits_layers:
+        remarks.append(phrase("other plans are not searched for a run with AutoTP"))
+    else:
         if run.leaves_batch_to_script:
             kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
             as_in_script = replace(
@@ -109,13 +134,15 @@ def figures_of(
             missed = closest(searched.ladder)
             lacking = None if missed is None or recommended is not None else what_lacks(question, missed)
         command = _command(run, workload, model, cluster)
-    else:
-        remarks += (phrase("other plans are not searched for a run with AutoTP"),)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
-    advised = recommended if is_better and recommended is not None else as_is
-    if advised is not None:
-        remarks += _launcher_of_one(run, advised.plan, cluster)
+    advised = recommended if is_better else as_is
+    # One process outside a process group: DeepSpeed looks for MPI and stops (0.19.8 comm/comm.py `mpi_discovery`).
+    # accelerate starts one whose configuration is DeepSpeed's in a group.
+    in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
+    if advised is not None and advised.plan.sharding == "zero" and run.one_process and not in_group:
+        how = run.one_process
+        remarks.append(phrase("DeepSpeed needs a launcher for one process, too: start it with {how}", how=how))
     return ImportFigures(
         question=question,
         plan=plan,
@@ -125,7 +152,7 @@ def figures_of(
         is_better=is_better,
         lacking=lacking,
         command=command,
-        remarks=remarks,
+        remarks=tuple(remarks),
     )
 
 
@@ -163,63 +190,6 @@ def _plain(run: ImportedRun, model: ModelShape, workload: Workload, cluster: Clu
         return "torch"
     sharded = Plan(zero_stage=3, sharding=run.sharding, micro_batch_size=1)
     return "fsdp" if unsupported(model, workload, sharded) is not None else sharded.rung  # type: ignore[return-value]
-
-
-def _config(run: ImportedRun) -> Mapping[str, Any]:
-    if run.deepspeed is None:
-        return _WITHOUT_CONFIG
-    if run.deepspeed.config is None:
-        raise ConfigFileError(
-            phrase("the configuration {name} is not here", name=run.deepspeed.name[:80]),
-            why="it decides what each GPU holds",
-            fix="run this where it is, or name it with --ds-config FILE",
-        )
-    return run.deepspeed.config
-
-
-def _assumed(run: ImportedRun, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
-    """A remark for each value that the file leaves open."""
-    remarks = []
-    if run.training.get("seq_len") is None:
-        tokens = f"{workload.seq_len:,}"
-        remarks.append(phrase("the sample length is not given: {tokens} tokens are assumed (--seq-len)", tokens=tokens))
-    if run.tool == "python" and cluster.world_size > 1:
-        counts = f"--nproc_per_node {cluster.gpus_per_node}"
-        remarks.append(
-            phrase("python alone starts one process: predicted as if it were torchrun {counts}", counts=counts)
-        )
-    return tuple(remarks)
-
-
-def _launcher_of_one(run: ImportedRun, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """A remark where one process would start outside a process group: DeepSpeed then looks for MPI and stops (0.19.8
-    comm/comm.py `mpi_discovery`). accelerate starts one whose configuration is DeepSpeed's in a group."""
-    in_group = cluster.world_size > 1 or (run.launcher == "accelerate" and run.sharding == "zero")
-    if plan.sharding != "zero" or in_group or not run.one_process:
-        return ()
-    return (phrase("DeepSpeed needs a launcher for one process, too: start it with {how}", how=run.one_process),)
-
-
-def _threads_remark(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:
-    """A remark where an equal share of the cores for each rank would make the step much faster."""
-    gain = as_is.time.step_s / with_equal_parts.time.step_s
-    if gain < _LEAST_GAIN:
-        return ()
-    threads = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
-    return (
-        f"each rank's optimizer steps on the host with {threads}: with OMP_NUM_THREADS={cores_per_rank(cluster)} the "
-        f"run as it is would be {times(gain)} as fast",
-    )
-
-
-def _options(run: ImportedRun, model: ModelShape) -> tuple[dict[str, Any], tuple[str, ...]]:
-    software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
-    training = {**run.training, "software": software}
-    liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
-    if liger and not supports(model, "liger"):
-        training = {name: value for name, value in training.items() if name not in ("kernels", "loss")}
-        return training, (f"Liger has no kernels for {model.model_type} models: counted without",)
-    return training, ()
 
 
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:

@@ -8,12 +8,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from ...ds_configs.launch_commands import Launcher
-from ...estimators.plan import Fsdp, Plan, Sharding
+from ...estimators.plan import Fsdp, Sharding
 from ...estimators.workload import NEXT_TOKEN, Framework
 
 Value = str | int | float | bool | None | Mapping[str, Any]
@@ -112,17 +111,6 @@ def unpredicted_fsdp(settings: Mapping[str, object]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
-    """The plan that is written into the file."""
-
-    plan: Plan
-    config_name: str | None
-    """The file name of the DeepSpeed configuration; None where a run without DeepSpeed stays one."""
-    config: Mapping[str, Any] | None
-    """Its content."""
-
-
 KNOWN_KEYS = Path(__file__).with_name("known_keys.json")
 """The names in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360,
 the TrainingArguments of transformers 5.23); a key of another version is unknown. Written by hand are accelerate's,
@@ -133,45 +121,19 @@ _OWN_SCHEMA = ("accelerate", "axolotl")
 """Tools that do not take all TrainingArguments."""
 
 
-class Keys(NamedTuple):
-    """The keys of a configuration from which nothing is concluded, without harmless ones."""
-
-    uncounted: tuple[str, ...]
-    """Keys of the tool that the estimators do not use."""
-    unknown: tuple[str, ...]
-    """Keys that the tool does not have, each with the nearest that it has."""
-
-
-def keys_of(tool: str, unread: Iterable[str], *, has_own: bool = False) -> Keys:
-    """The unread keys of a tool's configuration. has_own: it may have keys of the user's own, so that none is
-    unknown."""
-    names, unread = _names(tool), tuple(unread)
-    known = [name for name in unread if has_own or name in names]
-    return Keys(
-        uncounted=tuple(name for name in known if not _harmless().fullmatch(name)),
-        unknown=tuple(_with_nearest(name, names) for name in unread if name not in known),
-    )
-
-
-def _with_nearest(name: str, names: frozenset[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-    return f"{name} (did you mean {near[0]}?)" if near else name
-
-
-@cache
-def _harmless() -> re.Pattern[str]:
-    topics, names = (_lists()[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
-    return re.compile(rf"({topics})(_\w+)?|" + names.replace("*", r"\w*"))
-
-
-@cache
-def _names(tool: str) -> frozenset[str]:
-    shared = [] if tool in _OWN_SCHEMA else ["training-arguments", "transformers-4"]
-    return frozenset(name for kind in (tool, *shared) for name in _lists().get(kind, "").split())
-
-
-@cache
-def _lists() -> dict[str, str]:
-    """The lists of `KNOWN_KEYS`, each separated by blanks."""
+def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(keys of the tool that the estimators do not use, but for harmless ones; keys that it does not have, each with
+    the nearest that it has). has_own: keys of the user's own are among them, so that none is unknown."""
     lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
-    return lists
+    shared = [] if tool in _OWN_SCHEMA else ["training-arguments", "transformers-4"]
+    names = {name for kind in (tool, *shared) for name in lists.get(kind, "").split()}
+    topics, others = (lists[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
+    harmless = re.compile(rf"({topics})(_\w+)?|" + others.replace("*", r"\w*"))
+    uncounted, unknown = [], []
+    for name in unread:
+        if not has_own and name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+            unknown.append(f"{name} (did you mean {near[0]}?)" if near else name)
+        elif not harmless.fullmatch(name):
+            uncounted.append(name)
+    return tuple(uncounted), tuple(unknown)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.emit import ds_config, merge_plan_into_config
 from ...ds_configs.files import config_text, write_text
@@ -16,9 +16,11 @@ from ...estimators.workload import Framework, Workload
 from ...validate.lint import LintReport, apply, lint, load_facts, read_document
 from ...validate.lint.document import Document
 from .figures import ImportFigures
-from .formats import Format
-from .imported_run import ImportedRun, Improvement
+from .imported_run import DeepSpeedPart, ImportedRun
 from .source import Source, parsed
+
+if TYPE_CHECKING:
+    from .answer import Format
 
 _RULES_ON_FIGURES = ("DS901", "DS902", "DS903", "DS904")
 
@@ -69,11 +71,16 @@ def written_as(
     Raises ConfigFileError where the file's form does not let it be changed.
     """
     path = destination or source.path
-    config_path = _config_path(path, run, is_new=destination is not None)
-    config = None if config_text is None else read_document(config_text.encode(), name="the new file").root.value
-    better = Improvement(plan=plan, config_name=None if config is None else str(config_path), config=config)
-    text = source.edited(form.changes(source, run, better))
-    _check(source, form, text, better)
+    named = run.deepspeed.name if run.deepspeed is not None else ""
+    config_path = path.with_name(f"{path.stem}.ds_config.json")
+    if destination is None and named.endswith(".json"):  # next to the configuration that is replaced
+        config_path = Path(named).with_name(config_path.name)
+    part = None
+    if config_text is not None:
+        config = read_document(config_text.encode(), name="the new file").root.value
+        part = DeepSpeedPart(name=str(config_path), config=config)
+    text = source.edited(form.changes(source, run, plan, part))
+    _check(source, form, text, plan, has_config=part is not None)
     files = [ChangedFile(old_name=str(source.path), old_text=source.text, new_path=path, new_text=text)]
     if config_text is not None and str(config_path) in text:  # else it is part of the file itself
         old = run.deepspeed.path if run.deepspeed is not None else None
@@ -150,24 +157,15 @@ def _corrected(document: Document, report: LintReport) -> str | None:
     return text if made else None
 
 
-def _config_path(path: Path, run: ImportedRun, *, is_new: bool) -> Path:
-    """The path of the DeepSpeed configuration: next to a new file, else next to the configuration that is replaced."""
-    name = f"{path.stem}.ds_config.json"
-    named = run.deepspeed.name if run.deepspeed is not None else ""
-    if is_new or not named.endswith(".json"):
-        return path.with_name(name)
-    return Path(PurePath(named).with_name(name))
-
-
-def _check(source: Source, form: Format, text: str, better: Improvement) -> None:
-    """Reads the changed text again. Raises ConfigFileError where it is not the better run."""
+def _check(source: Source, form: Format, text: str, plan: Plan, *, has_config: bool) -> None:
+    """Reads the changed text again. Raises ConfigFileError where its run is not that of the plan."""
     again = form.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
-    plan, accelerate = better.plan, form.name == "accelerate"
+    accelerate = form.name == "accelerate"
     same = (
         again.micro_batch_size in (None, plan.micro_batch_size)
         and again.gradient_accumulation_steps in (plan.gradient_accumulation_steps, *([1] if accelerate else []))
         and (accelerate or bool(again.gradient_checkpointing) == plan.gradient_checkpointing)
-        and (again.deepspeed is None) == (better.config is None)
+        and (again.deepspeed is not None) == has_config
     )
     if not same:
         raise ConfigFileError(

@@ -16,8 +16,14 @@ from pathlib import PurePath
 
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")
-_VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(\[[@*]\])?(?::?-([^}}]*))?\}})")
-_OTHER_EXPANSION = re.compile(r"\$(?:\{[^}\n]*\}|[\d@*#?$!-])?")
+_EXPANSION = re.compile(
+    rf"""\$\(\((?P<sum>.*?)\)\)
+    |(?P<output>\$\((?:[^()'"]|'[^']*'|"[^"]*"|\((?:[^()'"]|'[^']*'|"[^"]*"|\([^()]*\))*\))*\)|`[^`]*`)
+    |\$(?:(?P<name>{_NAME})|\{{(?P<braced>{_NAME})(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]*))?\}})
+    |\$\{{[^}}\n]*\}}|\$[\d@*#?$!-]?|`""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Of `output`, the brackets are nested at most three deep."""
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _REDIRECTION = re.compile(r"[<>]+[&|]?[ \t]*")
 _ARITHMETIC = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
@@ -127,9 +133,6 @@ class _Reader:
         self.in_word = True
         self.at = end
 
-    def _add_text(self, shown: str, end: int) -> None:
-        self._add([(char, -1) for char in shown], end)
-
     def _escape(self) -> None:
         following = self.text[self.at + 1 : self.at + 2]
         if following in ("\n", ""):  # the line goes on
@@ -158,33 +161,20 @@ class _Reader:
         self.at += 1
 
     def _expand(self) -> None:
-        text, start = self.text, self.at
-        if text.startswith("$((", start):
-            end = text.find("))", start)
-            end = len(text) if end == -1 else end + 2
-            self._add_text(self._arithmetic(text[start + 3 : end - 2]) or text[start:end], end)
-        elif text.startswith("$(", start) or text[start] == "`":
-            self._add_text("$(...)", _closing(text, start))
-        elif match := _VARIABLE.match(text, start):
-            self._variable(match)
-        else:
-            other = _OTHER_EXPANSION.match(text, start)
-            assert other is not None
-            self._add_text(other[0], other.end())
-
-    def _variable(self, match: re.Match[str]) -> None:
-        name, default = match[1] or match[2], match[4]
-        words = self.values.get(name)
+        match = _EXPANSION.match(self.text, self.at)
+        assert match is not None
+        default, words = match["default"], self.values.get(match["name"] or match["braced"])
         if words is None and default is not None and "$" not in default:
             bare = default.strip("\"'")
-            begin = match.start(4) + default.find(bare)
+            begin = match.start("default") + default.find(bare)
             words = [Word(tuple((char, begin + offset) for offset, char in enumerate(bare)))]
         if words is None:
-            self._add_text(match[0], match.end())
+            shown = "$(...)" if match["output"] else self._sum(match["sum"] or "") or match[0]
+            self._add([(char, -1) for char in shown], match.end())
             return
         self.at = match.end()
         assigns = not self.words and _ASSIGNMENT.match("".join(char for char, _ in self.chars)) is not None
-        for number, word in enumerate(words if match[3] else words[:1]):
+        for number, word in enumerate(words if match["all"] else words[:1]):
             if number:
                 self._finish_word()
             for char in word.chars:
@@ -193,7 +183,7 @@ class _Reader:
                 else:
                     self._add([char], self.at)
 
-    def _arithmetic(self, inner: str) -> str | None:
+    def _sum(self, inner: str) -> str | None:
         """The value of two whole numbers or variables with + - * /, None for anything else."""
 
         def number(match: re.Match[str]) -> str:
@@ -302,22 +292,3 @@ class _Reader:
             self.values.pop(name, None)
         else:
             self.values[name] = value
-
-
-def _closing(text: str, at: int) -> int:
-    """The place after the bracket or backtick that closes the one at `at`."""
-    if text[at] == "`":
-        end = text.find("`", at + 1)
-        return len(text) if end == -1 else end + 1
-    depth, quote = 0, ""
-    for place in range(text.index("(", at), len(text)):
-        char = text[place]
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-            if not depth:
-                return place + 1
-    return len(text)

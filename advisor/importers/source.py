@@ -17,7 +17,7 @@ from ..question.run import read_ds_config
 from .file_text import edit_json, edit_yaml, read_yaml
 from .imported_run import DeepSpeedPart, KeyPath, Value
 from .launch_line import LaunchLine, SlurmJob, read_slurm, training_lines
-from .shell_words import Word, read_shell
+from .shell_words import read_shell
 
 Kind = Literal["yaml", "json", "shell"]
 
@@ -61,17 +61,15 @@ class Source:
         if not changes:
             return self.text
         if self.started_by is not None and self.started_by.line is not None:
-            for name, *_ in changes:
-                if name in self.started_by.line.overrides:
-                    raise ConfigFileError(
-                        phrase(
-                            "the command in {path} sets {name}, which overrides {path2}",
-                            path=self.started_by.path,
-                            name=name,
-                            path2=self.path,
-                        ),
-                        fix="set it only in that file",
-                    )
+            script, overrides = self.started_by.path, self.started_by.line.overrides
+            if name := next((name for name, *_ in changes if name in overrides), None):
+                what = phrase(
+                    "the command in {path} sets {name}, which overrides {path2}",
+                    path=script,
+                    name=name,
+                    path2=self.path,
+                )
+                raise ConfigFileError(what, fix="set it only in that file")
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text
@@ -149,47 +147,28 @@ def named_part(name: str, folder: Path) -> DeepSpeedPart:
 
 
 def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
-    """The script's text with an option of its training command set, or taken out."""
+    """The script's text with an option of its training command set, or taken out where the value is None. Raises
+    ConfigFileError where its value is composed of several parts of the text."""
     words = line.arguments
-    index = next((i for i, word in enumerate(words) if _option(word) == name), None)
-    if index is None:
-        place = (line.end, line.end) if line.end >= 0 else None
-        return text if value is None else _spliced(text, place, f" --{name} {_shown(value)}", name)
-    word, has_value = words[index], "=" in words[index].text
-    following = words[index + 1] if index + 1 < len(words) and not has_value else None
-    if following is not None and following.text.startswith("--"):
-        following = None
-    last = following or word
-    if value is None:
-        return _without(text, words, index, last)
-    if following is None and not has_value:  # a switch that stands alone
-        span = word.span()
-        return _spliced(text, span and (span[1], span[1]), f" {_shown(value)}", name)
-    span = last.span(word.text.index("=") + 1 if has_value else 0)
-    return _spliced(text, _with_quotes(text, span), _shown(value), name)
-
-
-def _without(text: str, words: tuple[Word, ...], index: int, last: Word) -> str:
-    name = _option(words[index])
-    first, end = words[index].span(), _with_quotes(text, last.span())
-    if first is None or end is None:
-        return _spliced(text, None, "", name)
-    start = first[0]
-    while start and text[start - 1] in " \t":
-        start -= 1
-    if text[:start].endswith("\\\n"):  # the line before goes on with what follows
-        start = len(text[: start - 2].rstrip(" \t"))
-    return _spliced(text, (start, end[1]), "", name)
-
-
-def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The place of a word with the quotes around it."""
-    if span is not None and span[0] and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]:
-        return span[0] - 1, span[1] + 1
-    return span
-
-
-def _spliced(text: str, span: tuple[int, int] | None, new: str, name: str) -> str:
+    names = [word.text[2:].partition("=")[0].replace("-", "_") * word.text.startswith("--") for word in words]
+    new = shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
+    span: tuple[int, int] | None
+    if name not in names:
+        if value is None:
+            return text
+        span, new = (line.end, line.end) if line.end >= 0 else None, f" --{name} {new}"
+    else:
+        index = names.index(name)
+        word, has_value = words[index], "=" in words[index].text
+        following = [each for each in words[index + 1 : index + 2] if not has_value and not each.text.startswith("--")]
+        last = following[0] if following else word
+        begin, end = word.span(), _with_quotes(text, last.span())
+        if value is None:
+            span, new = (_end_before(text, begin[0]), end[1]) if begin and end else None, ""
+        elif last is word and not has_value:  # a switch that stands alone
+            span, new = (begin[1], begin[1]) if begin else None, f" {new}"
+        else:
+            span = _with_quotes(text, last.span(word.text.index("=") + 1 if has_value else 0))
     if span is None:
         raise ConfigFileError(
             phrase("--{name} is composed of several parts of the script, so it cannot be changed there", name=name),
@@ -198,9 +177,14 @@ def _spliced(text: str, span: tuple[int, int] | None, new: str, name: str) -> st
     return text[: span[0]] + new + text[span[1] :]
 
 
-def _option(word: Word) -> str:
-    return word.text[2:].partition("=")[0].replace("-", "_") if word.text.startswith("--") else ""
+def _end_before(text: str, place: int) -> int:
+    """The end of the word before a place, which may be on the line before."""
+    before = text[:place].rstrip(" \t")
+    return len(before[:-2].rstrip(" \t") if before.endswith("\\\n") else before)
 
 
-def _shown(value: Value) -> str:
-    return shlex.quote(("true" if value else "false") if isinstance(value, bool) else str(value))
+def _with_quotes(text: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The place of a word with the quotes around it."""
+    if span is not None and span[0] and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]:
+        return span[0] - 1, span[1] + 1
+    return span

@@ -13,10 +13,11 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import optimizer_of_trainer, step_of_trainer
 from ...estimators.phrase import phrase
+from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, PRECISION_OF
 from ..launch.script_arguments import ScriptArguments, rollout_options
 from .accelerate import launched
-from .imported_run import DeepSpeedPart, ImportedRun, Improvement, KeyPath, Value, fsdp_of, keys_of, unpredicted_fsdp
+from .imported_run import DeepSpeedPart, ImportedRun, KeyPath, Value, fsdp_of, unpredicted_fsdp, unused_keys
 from .launch_line import Program
 from .source import Source, find_file, named_part
 
@@ -212,22 +213,22 @@ class ToolFormat:
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in reading.switched(keys)):
                 reading.lacks(what)
-        leftovers = keys_of(self.name, arguments.unread, has_own=self.has_own_keys)
+        uncounted, unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
         both = arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions
         run = ImportedRun(
             training={name: value for name, value in reading.training.items() if value is not None},
             remarks=tuple(dict.fromkeys(reading.remarks)),
             obstacle=next(iter(reading.obstacles), ""),
-            uncounted=leftovers.uncounted,
-            unknown=leftovers.unknown,
+            uncounted=uncounted,
+            unknown=unknown,
             faults=(_TWO_PRECISIONS,) if both else (),
             **reading.run,
         )
         script = source.started_by or source
         return run if script.line is None else launched(run, script)
 
-    def changes(self, source: Source, run: ImportedRun, better: Improvement) -> dict[KeyPath, Value]:
-        """The keys that turn the run into the better one.
+    def changes(self, source: Source, run: ImportedRun, plan: Plan, part: DeepSpeedPart | None) -> dict[KeyPath, Value]:
+        """The keys that turn the run into one of this plan. part: its DeepSpeed configuration; None for none.
 
         Raises ConfigFileError where the DeepSpeed configuration is in the launcher's own options, before the script.
         """
@@ -235,12 +236,12 @@ class ToolFormat:
             raise ConfigFileError(self.unwritable, fix="set them yourself")
         options = None if source.start is None else source.start.launcher_options
         named = options is not None and (options.text("config_file") or options.flag("use_deepspeed"))
-        if named and better.config_name is not None:
+        if named and part is not None:
             raise ConfigFileError(
                 "the DeepSpeed configuration is in the options of accelerate launch, or in its --config_file",
                 fix="ask about that file: ds-advise from CONFIG_FILE --model MODEL",
             )
-        plan, given = better.plan, source.arguments.given
+        given = source.arguments.given
         newer = "activation_checkpointing" in given  # transformers 5.23's name, which counts more
         key = "activation_checkpointing" if newer else "gradient_checkpointing"
         changed: dict[str, Value] = {}
@@ -259,11 +260,11 @@ class ToolFormat:
                 changed[name] = value if plan.cpu_checkpointing else None
             if str(given.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
-        replaced = [*self.fsdp, *self.fsdp_settings] if run.is_fsdp and better.config_name else []
+        replaced = [*self.fsdp, *self.fsdp_settings] if run.is_fsdp and part is not None else []
         changed |= {name: None for name in (*replaced, *self.superseded) if name in given}
-        if better.config_name is not None:
+        if part is not None:
             is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)
-            changed["deepspeed"] = better.config if is_inside else better.config_name
+            changed["deepspeed"] = part.config if is_inside else part.name
         if _TWO_PRECISIONS in run.faults:
             changed["fp16"] = False
         return {(name,): value for name, value in changed.items()}

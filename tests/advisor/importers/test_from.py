@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.config_files import IMPORT_FORMATS
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.importers.answer import import_file
-from ds_advise.advisor.importers.formats import NAMES
+from ds_advise.advisor.importers.answer import NAMES, import_file
 
 EXAMPLES = Path(__file__).parent / "examples"
 LORA = "examples/train_lora/qwen3_lora_sft_ds3.yaml"

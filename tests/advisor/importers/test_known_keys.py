@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.importers.formats import recognised
-from ds_advise.advisor.importers.imported_run import keys_of
+from ds_advise.advisor.importers.answer import recognised
+from ds_advise.advisor.importers.imported_run import unused_keys
 
 TYPED = {
     "a.yaml": ("base_model: gpt2\nmicro_batch_sise: 2\nlogging_steps: 1\nuse_kernels: true\n", "micro_batch_size"),
@@ -29,5 +29,5 @@ def test_a_typing_error_is_listed_with_the_nearest_key(name: str, tmp_path: Path
 
 def test_known_keys_without_effect_here_and_unknown_keys_are_apart() -> None:
     """In the order of the file, without what changes no figure."""
-    keys = keys_of("ms-swift", ("freeze_vit", "nonsense", "use_galore", "output_dir"))
-    assert keys.uncounted == ("freeze_vit", "use_galore") and keys.unknown == ("nonsense",)
+    uncounted, unknown = unused_keys("ms-swift", ("freeze_vit", "nonsense", "use_galore", "output_dir"))
+    assert uncounted == ("freeze_vit", "use_galore") and unknown == ("nonsense",)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.importers.answer import recognised
 from ds_advise.advisor.importers.figures import ImportFigures, figures_of
-from ds_advise.advisor.importers.formats import recognised
 from ds_advise.advisor.importers.imported_run import ImportedRun
 from ds_advise.advisor.importers.rewrite import write_files, written_as
 from ds_advise.advisor.question.cluster import parse_cluster

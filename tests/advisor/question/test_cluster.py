@@ -116,9 +116,9 @@ def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
 
 BAD = {
     "gpus": "| |0x32GB|-1x32GB|2x0x32GB|2x|x32GB|2x0GB|2x-32GB|2x32|8|2x9999GB|99999999999x8xH100|64xH100|2x3x4x32GB|"
-    f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|2x32GB\n|{'9' * 300}xH100",
+    f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|{'9' * 300}xH100",
     "ram": "|256|GB|0GB|-5GB|1e9GB|999999TB|256QB|\u0662GB|nan GB",
-    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB|/mnt\x00:1TB",
+    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB",
     "interconnect": "|200|200g|fast|0Gb/s|-1Gb/s|1e9Gb/s|999999GB/s|ib|roce|0x200Gb/s",
 }
 
