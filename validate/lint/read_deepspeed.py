@@ -1,173 +1,85 @@
 """Facts of a DeepSpeed version, parsed from its sources without running them.
 
-`class_blocks`: the blocks that pydantic classes check, with fields, types, defaults and deprecations. `looked_up_keys`:
-the keys that other code looks up by name. `signatures`: the arguments of optimizers and schedulers.
+Blocks that pydantic classes check come with fields, types, defaults and deprecations; other blocks with the keys that
+code looks up by name; optimizers and schedulers with their arguments.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from .facts import ConfigBlock, DeepSpeedFacts, Parameter, Signatures
-from .read_classes import CLASS_FILES, UNKNOWN, ParsedSources, assignments, class_blocks, literal, parse
+from .facts import ConfigBlock, ConfigField, DeepSpeedFacts, FieldType, Parameter, Signatures
 
-_READERS: dict[str, dict[str, str]] = {
-    "runtime/config.py": {
-        "param_dict": "",
-        "self._param_dict": "",
-        "checkpoint_params": "checkpoint",
-        "data_types_params": "data_types",
-    },
-    "__init__.py": {"config": ""},
-    "runtime/zero/config.py": {"param_dict": ""},
-    "runtime/precision_config.py": {"param_dict": ""},
-    "runtime/activation_checkpointing/config.py": {
-        "param_dict": "",
-        "act_chkpt_config_dict": "activation_checkpointing",
-    },
-    "runtime/swap_tensor/aio_config.py": {"param_dict": ""},
-    "runtime/model_checkpointing/config.py": {"checkpoint_dict": "checkpoint", "writer_dict": "checkpoint.writer"},
-    "comm/config.py": {"ds_config": ""},
-    "monitor/config.py": {"param_dict": ""},
-    "profiling/config.py": {"param_dict": "", "flops_profiler_dict": "flops_profiler"},
-    "autotuning/config.py": {"autotuning_dict": "autotuning"},
-    "utils/config.py": {"param_dict": ""},
-    "datastates/config.py": {"param_dict": ""},
-    "nebula/config.py": {"param_dict": ""},
-    "runtime/tensor_parallel/config.py": {"ds_config": ""},
-    "runtime/data_pipeline/config.py": {"param_dict[DATA_EFFICIENCY]": "data_efficiency"},
+UNKNOWN = object()
+"""A value that only running the code would tell."""
+
+CLASSES = {
+    "zero_optimization": ("runtime/zero/config.py", "DeepSpeedZeroConfig"),
+    "fp16": ("runtime/precision_config.py", "DeepSpeedFP16Config"),
+    "bf16": ("runtime/precision_config.py", "DeepSpeedBF16Config"),
+    "bfloat16": ("runtime/precision_config.py", "DeepSpeedBF16Config"),
+    "comms_logger": ("comm/config.py", "CommsLoggerConfig"),
+    "tensorboard": ("monitor/config.py", "TensorBoardConfig"),
+    "wandb": ("monitor/config.py", "WandbConfig"),
+    "csv_monitor": ("monitor/config.py", "CSVConfig"),
+    "comet": ("monitor/config.py", "CometConfig"),
+    "hybrid_engine": ("runtime/config.py", "HybridEngineConfig"),
+    "compile": ("compile/config.py", "CompileConfig"),
+    "timers.throughput": ("utils/config.py", "DeepSpeedThroughputTimerConfig"),
+    "weight_quantization": ("inference/config.py", "WeightQuantConfig"),
+    "tensor_parallel": ("runtime/tensor_parallel/config.py", "TPTrainingConfig"),
 }
-"""File -> the names under which its functions hold a part of the configuration, and that part's path."""
+"""Block -> the file and class that check it."""
 
-_FEATURES = (
-    ("compression/config.py", "get_compression_config"),
-    ("elasticity/elasticity.py", "elasticity_enabled"),
-    ("runtime/data_pipeline/config.py", "get_curriculum_enabled_legacy"),
+_FILES = (
+    *sorted({file for file, _ in CLASSES.values()}),
+    "runtime/zero/offload_config.py",
+    "runtime/zero/leaf_module_config.py",
+    "runtime/zenflow/zenflow_config.py",
+    "__init__.py",
+    "runtime/activation_checkpointing/config.py",
+    "runtime/swap_tensor/aio_config.py",
+    "runtime/model_checkpointing/config.py",
+    "profiling/config.py",
+    "autotuning/config.py",
+    "datastates/config.py",
+    "nebula/config.py",
 )
-"""(file, function that gets the whole configuration) of features that 0.19.8 no longer has."""
 
-_LOOKUP_FILES = frozenset(_READERS) | {file for file, _ in _FEATURES}
+_HOLDERS = {
+    "param_dict": "",
+    "self._param_dict": "",
+    "ds_config": "",
+    "config": "",
+    "checkpoint_params": "checkpoint",
+    "checkpoint_dict": "checkpoint",
+    "writer_dict": "checkpoint.writer",
+    "data_types_params": "data_types",
+    "act_chkpt_config_dict": "activation_checkpointing",
+    "flops_profiler_dict": "flops_profiler",
+    "autotuning_dict": "autotuning",
+}
+"""Names of variables that hold a part of the configuration -> the path of that part."""
 
-_MONITORS = ("monitor/config.py", "get_monitor_config")
-_GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param", "get_communication_data_type")
+_GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param")
 
+_PARTS = ("autotuning/config.py", "runtime/model_checkpointing/config.py")
+"""Files whose `param_dict` is no whole configuration."""
 
-def looked_up_keys(sources: ParsedSources) -> dict[str, dict[str, Any]]:
-    """Path of a block -> the keys that are looked up in it, with their defaults."""
-    keys: dict[str, dict[str, Any]] = {"": dict.fromkeys(_monitors(sources), UNKNOWN)}
-    for file, names in _READERS.items():
-        if file in sources.trees:
-            for path, key, default in _lookups(sources.trees[file], names, sources.constants):
-                _add_key(keys.setdefault(path, {}), key, default)
-    for file, function in _FEATURES:
-        for node in sources.functions(file, function):
-            for path, key, default in _lookups(node, {node.args.args[0].arg: ""}, sources.constants):
-                if not path:
-                    _add_key(keys[""], key, default)
-    return keys
-
-
-def _add_key(keys: dict[str, Any], key: str, default: Any) -> None:
-    if keys.get(key, UNKNOWN) is UNKNOWN:
-        keys[key] = default
-
-
-def _lookups(tree: ast.AST, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(path of the block, key, default) of every look-up in a dictionary with a known place. The constant NAME_DEFAULT
-    is the default of the key that NAME holds."""
-    places = dict(names)
-    constants = constants | _argument_defaults(tree, constants)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            place = _place(node.value, places, constants)
-            if place:
-                places.setdefault(node.targets[0].id, place)
-    for node in ast.walk(tree):
-        lookup = _lookup(node)
-        if lookup is not None:
-            owner, key = _place(lookup[0], places, constants), literal(lookup[1], constants)
-            if owner is not None and isinstance(key, str):
-                yield owner, key, constants.get(f"{ast.unparse(lookup[1])}_DEFAULT", UNKNOWN)
-
-
-def _argument_defaults(tree: ast.AST, constants: dict[str, Any]) -> dict[str, str]:
-    """Text that arguments have by default: `get_communication_data_type(param_dict,
-    comm_type=COMMUNICATION_DATA_TYPE)`."""
-    defaults = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.args.defaults:
-            for argument, default in zip(node.args.args[-len(node.args.defaults) :], node.args.defaults, strict=True):
-                value = literal(default, constants)
-                if isinstance(value, str):
-                    defaults[argument.arg] = value
-    return defaults
-
-
-def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
-    """(dictionary, key) of `d[k]`, `d.get(k)`, `k in d`, `k not in d.keys()` and `get_scalar_param(d, k, ...)`."""
-    match node:
-        case ast.Subscript(ctx=ast.Load()):
-            return node.value, node.slice
-        case ast.Call(func=ast.Attribute(attr="get", value=owner), args=[key, *_]):
-            return owner, key
-        case ast.Call(func=ast.Name(id=name), args=[owner, key, *_]) if name in _GETTERS:
-            return owner, key
-        case ast.Compare(
-            ops=[ast.In() | ast.NotIn()], comparators=[ast.Call(func=ast.Attribute(attr="keys", value=owner))]
-        ):
-            return owner, node.left
-        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[owner]):
-            return owner, node.left
-    return None
-
-
-def _place(node: ast.expr, places: dict[str, str], constants: dict[str, Any]) -> str | None:
-    """The path of the block that an expression holds, None if it holds none."""
-    if ast.unparse(node) in places:
-        return places[ast.unparse(node)]
-    lookup = _lookup(node)
-    if lookup is None or isinstance(node, ast.Compare):
-        return None
-    owner, key = _place(lookup[0], places, constants), literal(lookup[1], constants)
-    if owner is None or not isinstance(key, str):
-        return None
-    return f"{owner}.{key}" if owner else key
-
-
-def _monitors(sources: ParsedSources) -> set[str]:
-    """The blocks that `get_monitor_config` takes in a loop over their names."""
-    file, function = _MONITORS
-    return {
-        item.value
-        for node in sources.functions(file, function)
-        for part in ast.walk(node)
-        if isinstance(part, ast.Tuple)
-        for item in part.elts
-        if isinstance(item, ast.Constant) and isinstance(item.value, str)
-    }
-
-
-def removed_keys(sources: ParsedSources) -> dict[str, str]:
-    """Path -> message, of the keys that `_reject_removed_config_keys` refuses."""
-    tables = {"_REMOVED_TOP_LEVEL_CONFIG_KEYS": "", "_REMOVED_ZERO_CONFIG_KEYS": "zero_optimization."}
-    removed: dict[str, str] = {}
-    tree = sources.trees.get("runtime/config.py")
-    for name, table in assignments(tree) if tree is not None else ():
-        if name in tables and isinstance(table, ast.Dict):
-            for key, text in zip(table.keys, table.values, strict=True):
-                removed[tables[name] + str(sources.literal(key))] = _text(text, sources)
-    return removed
-
-
-def _text(node: ast.expr, sources: ParsedSources) -> str:
-    """A string or an f-string of constants."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part, sources) for part in node.values)
-    return str(sources.literal(node.value if isinstance(node, ast.FormattedValue) else node))
-
+_OTHER_KEYS = {
+    "communication_data_type": UNKNOWN,  # runtime/config.py get_communication_data_type: the default of an argument
+    "seq_parallel_communication_data_type": "fp32",
+    "data_efficiency": UNKNOWN,  # runtime/data_pipeline/config.py: deeper levels under the same name
+    "compression_training": UNKNOWN,  # this and the next: before 0.19.7, in files of their own
+    "curriculum_learning": UNKNOWN,
+    "elasticity": UNKNOWN,
+}
+"""Keys of the top level that are looked up in another way."""
 
 _OPTIMIZERS = (
     "ops/adam/fused_adam.py",
@@ -177,30 +89,6 @@ _OPTIMIZERS = (
     "ops/adagrad/cpu_adagrad.py",
     "ops/lamb/fused_lamb.py",
 )
-
-
-def signatures(*files: Path) -> Signatures:
-    """Each class of these files with its arguments except `self` and the first one, the optimizer or its parameters."""
-    return {
-        node.name: _parameters(function.args)
-        for file in files
-        for node in getattr(parse(file), "body", ())
-        if isinstance(node, ast.ClassDef)
-        for function in node.body
-        if isinstance(function, ast.FunctionDef) and function.name == "__init__"
-    }
-
-
-def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
-    names = [argument.arg for argument in arguments.args]
-    required = names[: len(names) - len(arguments.defaults)]
-    keywords = [argument.arg for argument in arguments.kwonlyargs]
-    return tuple(
-        Parameter(name=name, required=name in required and name not in keywords) for name in names[2:] + keywords
-    )
-
-
-_SCHEDULERS = "runtime/lr_schedules.py"
 
 _OPEN = (
     "autotuning.model_info",
@@ -218,44 +106,283 @@ _OPEN = (
 )
 """Blocks with keys that are not read here: a class's arguments, or deeper levels."""
 
+_PLAIN = {
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "str": "str",
+    "Path": "path",
+    "list": "list",
+    "List": "list",
+    "tuple": "list",
+    "dict": "dict",
+    "Dict": "dict",
+    "torch.dtype": "unwritable",
+}
+
 
 def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> DeepSpeedFacts:
     """The facts of the DeepSpeed sources in `folder`, and the optimizers of the torch sources in
     `torch_folder`. A file that a version lacks contributes nothing."""
-    sources = ParsedSources(folder, CLASS_FILES | _LOOKUP_FILES | {_SCHEDULERS})
-    blocks = class_blocks(sources)
-    keys = looked_up_keys(sources)
-    for path in blocks:
-        if "." not in path:
-            _add_key(keys[""], path, UNKNOWN)
+    sources = _Sources(folder)
+    blocks = {
+        block.path: block
+        for path, (file, name) in CLASSES.items()
+        if file in sources.trees
+        for block in sources.class_blocks(name, path)
+    }
+    keys = sources.looked_up_keys()
+    keys[""] |= dict.fromkeys((path for path in blocks if "." not in path), UNKNOWN) | _OTHER_KEYS
     for path in (*keys, *blocks):
         owner, _, name = path.rpartition(".")
         if name and owner not in blocks:
-            _add_key(keys.setdefault(owner, {}), name, UNKNOWN)
-    removed = removed_keys(sources)
+            keys.setdefault(owner, {}).setdefault(name, UNKNOWN)
+    zero = sources.constants.get("_REMOVED_ZERO_CONFIG_KEYS", {})
+    removed = sources.constants.get("_REMOVED_TOP_LEVEL_CONFIG_KEYS", {}) | {
+        f"zero_optimization.{name}": message for name, message in zero.items()
+    }
     for path, names in keys.items():
-        if path not in blocks and not _is_open(path):
+        if path not in blocks and not any(path == name or path.startswith(f"{name}.") for name in _OPEN):
             left = sorted(name for name in names if (f"{path}.{name}" if path else name) not in removed)
             defaults = {name: names[name] for name in left if names[name] is not UNKNOWN}
             blocks[path] = ConfigBlock(path=path, strict=False, keys=tuple(left), defaults=defaults)
-    optim = torch_folder / "optim" if torch_folder else Path()
-    torch_files = sorted(optim.glob("[a-z]*.py")) if torch_folder else []
-    own = [file for file in torch_files if file.stem not in ("lr_scheduler", "optimizer", "swa_utils")]
+    optim = torch_folder / "optim" if torch_folder else Path("without torch")
+    others = ("lr_scheduler", "optimizer", "swa_utils")
     return DeepSpeedFacts(
         version=version,
         blocks=tuple(blocks.values()),
         removed=removed,
         optimizers=tuple(sources.constants.get("DEEPSPEED_OPTIMIZERS", ())),
-        optimizer_classes=signatures(*(folder / file for file in _OPTIMIZERS)),
-        schedulers=signatures(folder / _SCHEDULERS),
-        torch_optimizers=_public(signatures(*own)),
-        torch_schedulers=_public(signatures(optim / "lr_scheduler.py")) if torch_folder else {},
+        optimizer_classes=_signatures(*(folder / file for file in _OPTIMIZERS)),
+        schedulers=_signatures(folder / "runtime/lr_schedules.py"),
+        torch_optimizers=_signatures(*(file for file in sorted(optim.glob("[a-z]*.py")) if file.stem not in others)),
+        torch_schedulers=_signatures(optim / "lr_scheduler.py"),
     )
 
 
-def _public(found: Signatures) -> Signatures:
-    return {name: parameters for name, parameters in found.items() if not name.startswith("_")}
+class _Sources:
+    """The files that are read; those that are missing or cannot be parsed are left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.trees = {name: tree for name in _FILES if (tree := _parse(folder / name)) is not None}
+        folders = sorted({Path(name).parent for name in self.trees})
+        modules = [tree for each in folders if (tree := _parse(folder / each / "constants.py")) is not None]
+        self.constants: dict[str, Any] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.aliases: dict[str, ast.Subscript] = {}
+        """Types that have a name of their own."""
+        for tree in (*modules, *self.trees.values()):
+            self.classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+            for name, value in _assignments(tree):
+                if isinstance(value, ast.Subscript):
+                    self.aliases[name] = value
+                elif (known := self.literal(value)) is not UNKNOWN:
+                    self.constants[name] = known
+
+    def literal(self, node: ast.expr | None) -> Any:
+        """The value of a literal, a known name, `pp_int(x)`, a product, an f-string or a list of these, the known
+        entries of a dictionary; else UNKNOWN."""
+        match node:
+            case None:
+                return UNKNOWN
+            case ast.Name(id=name):
+                return self.constants.get(name, UNKNOWN)
+            case ast.Call(func=ast.Name(id="pp_int"), args=[first, *_]):
+                value = self.literal(first)
+                return int(value) if isinstance(value, int | float) else UNKNOWN
+            case ast.Attribute(value=ast.Name(id="sys"), attr="maxsize"):
+                return 2**63 - 1
+            case ast.BinOp(op=ast.Mult() | ast.Pow() as operator):
+                left, right = self.literal(node.left), self.literal(node.right)
+                if isinstance(left, int) and isinstance(right, int):
+                    return left * right if isinstance(operator, ast.Mult) else left**right if right < 64 else UNKNOWN
+            case ast.JoinedStr(values=parts):
+                return "".join(str(self.literal(part)) for part in parts)
+            case ast.FormattedValue(value=inner):
+                return self.literal(inner)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                values = [self.literal(item) for item in items]
+                return UNKNOWN if any(value is UNKNOWN for value in values) else values
+            case ast.Dict(keys=keys, values=entries):
+                pairs = zip(map(self.literal, keys), map(self.literal, entries), strict=True)
+                return {key: value for key, value in pairs if UNKNOWN not in (key, value)}
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            return UNKNOWN
+
+    def class_blocks(self, name: str, path: str) -> Iterator[ConfigBlock]:
+        """The block of a class, and those of the classes that its fields hold."""
+        if name not in self.classes:
+            return
+        fields = []
+        for node, following in self._annotations(name):
+            field = self._field(node, path, following)
+            fields.append(field)
+            if field.block:
+                yield from self.class_blocks(_class_name(node.annotation), field.block)
+        yield ConfigBlock(path=path, strict=True, fields=tuple(fields))
+
+    def _annotations(self, name: str) -> Iterator[tuple[ast.AnnAssign, ast.stmt | None]]:
+        """The fields of a class and of its bases, each with the statement that follows it; its own definition of a
+        field comes first."""
+        if name not in self.classes:
+            return
+        node = self.classes[name]
+        own = [
+            (field, following)
+            for field, following in zip_longest(node.body, node.body[1:])
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        ]
+        names = {ast.unparse(field.target) for field, _ in own}
+        for base in node.bases:
+            for field, following in self._annotations(ast.unparse(base)):
+                if ast.unparse(field.target) not in names:
+                    yield field, following
+        yield from own
+
+    def _field(self, node: ast.AnnAssign, path: str, following: ast.stmt | None) -> ConfigField:
+        name, default = ast.unparse(node.target), node.value
+        options: dict[str, ast.expr] = {}
+        if isinstance(default, ast.Call) and ast.unparse(default.func) == "Field":
+            options = {option.arg: option.value for option in default.keywords if option.arg}
+            default = default.args[0] if default.args else options.get("default")
+        known = {option: value for option, node in options.items() if (value := self.literal(node)) is not UNKNOWN}
+        value, alias = self.literal(default), known.get("alias", "")
+        is_block = self._derives(_class_name(node.annotation), "DeepSpeedConfigModel")
+        extra = known.get("json_schema_extra", {})
+        successor = extra.get("new_param", "")
+        optional = isinstance(node.annotation, ast.Subscript) and ast.unparse(node.annotation.value) == "Optional"
+        words = known.get("description", "")
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            words = following.value.value  # a string that stands alone describes the field above it
+        return ConfigField(
+            name=name,
+            alias=alias,
+            bounds=tuple((sign, float(known[sign])) for sign in ("gt", "ge", "lt", "le") if sign in known),
+            type=FieldType(name="dict", optional=optional) if is_block else self._type(node.annotation),
+            default=None if is_block or value is UNKNOWN else value,
+            default_known=value is not UNKNOWN,
+            description=" ".join(str(words).split()),
+            block=f"{path}.{alias or name}" if is_block else "",
+            deprecated=bool(extra.get("deprecated")),
+            successor=successor,
+            moves=bool(successor) and extra.get("set_new_param", True) is not False,
+        )
+
+    def _derives(self, name: str, base: str) -> bool:
+        return name in self.classes and any(ast.unparse(each) == base for each in self.classes[name].bases)
+
+    def _type(self, annotation: ast.expr) -> FieldType:
+        if isinstance(annotation, ast.Subscript):
+            inside = annotation.slice
+            parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+            match outer := ast.unparse(annotation.value):
+                case "Optional":
+                    return replace(self._type(inside), optional=True)
+                case "Literal":
+                    return FieldType(name="literal", choices=tuple(map(self.literal, parts)))
+                case "Union":
+                    return FieldType(name="union", parts=tuple(map(self._type, parts)))
+                case "List":
+                    return FieldType(name="list", parts=(self._type(inside),))
+            return FieldType(name=_PLAIN.get(outer, "any"))
+        name = ast.unparse(annotation)
+        if self._derives(name, "Enum"):
+            values = [self.literal(value) for _, value in _assignments(self.classes[name])]
+            return FieldType(
+                name="choice", choices=tuple(dict.fromkeys(value for value in values if value is not UNKNOWN))
+            )
+        return self._type(self.aliases[name]) if name in self.aliases else FieldType(name=_PLAIN.get(name, "any"))
+
+    def looked_up_keys(self) -> dict[str, dict[str, Any]]:
+        """Path of a block -> the keys that are looked up in it, with their defaults: the constant NAME_DEFAULT is that
+        of the key that NAME holds."""
+        keys: dict[str, dict[str, Any]] = {"": {}}
+        for file, tree in self.trees.items():
+            places = {name: path for name, path in _HOLDERS.items() if path or file not in _PARTS}
+            nodes = list(ast.walk(tree))
+            for node in nodes:
+                match node:
+                    case ast.Assign(targets=[ast.Name(id=name)], value=value) if place := self._place(value, places):
+                        places.setdefault(name, place)
+            for node in nodes:
+                if (found := _lookup(node)) is None:
+                    continue
+                owner, key = self._place(found[0], places), self.literal(found[1])
+                if owner is not None and isinstance(key, str):
+                    default = self.constants.get(f"{ast.unparse(found[1])}_DEFAULT", UNKNOWN)
+                    if keys.setdefault(owner, {}).get(key, UNKNOWN) is UNKNOWN:
+                        keys[owner][key] = UNKNOWN if isinstance(default, dict) else default
+        return keys
+
+    def _place(self, node: ast.expr, places: dict[str, str]) -> str | None:
+        """The path of the block that an expression holds, None if it holds none."""
+        if ast.unparse(node) in places:
+            return places[ast.unparse(node)]
+        found = _lookup(node)
+        if found is None or isinstance(node, ast.Compare):
+            return None
+        owner, key = self._place(found[0], places), self.literal(found[1])
+        if owner is None or not isinstance(key, str):
+            return None
+        return f"{owner}.{key}" if owner else key
 
 
-def _is_open(path: str) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in _OPEN)
+def _parse(file: Path) -> ast.Module | None:
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _assignments(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """(name, expression) of each NAME = expression of a module or class."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+
+
+def _class_name(annotation: ast.expr) -> str:
+    """The class in `Class` or `Optional[Class]`."""
+    inner = annotation.slice if isinstance(annotation, ast.Subscript) else annotation
+    return inner.id if isinstance(inner, ast.Name) else ""
+
+
+def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """(dictionary, key) of `d[k]`, `d.get(k)`, `k in d`, `k not in d.keys()` and `get_scalar_param(d, k, ...)`."""
+    match node:
+        case ast.Subscript(ctx=ast.Load()):
+            return node.value, node.slice
+        case ast.Call(func=ast.Attribute(attr="get", value=owner), args=[key, *_]):
+            return owner, key
+        case ast.Call(func=ast.Name(id=name), args=[owner, key, *_]) if name in _GETTERS:
+            return owner, key
+        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[owner]):
+            if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute) and owner.func.attr == "keys":
+                owner = owner.func.value
+            return owner, node.left
+    return None
+
+
+def _signatures(*files: Path) -> Signatures:
+    """Each public class of these files with its arguments except `self` and the first one, the optimizer or its
+    parameters."""
+    return {
+        node.name: _parameters(function.args)
+        for file in files
+        for node in getattr(_parse(file), "body", ())
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for function in node.body
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__"
+    }
+
+
+def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
+    names = [argument.arg for argument in arguments.args]
+    required = names[: len(names) - len(arguments.defaults)]
+    keywords = [argument.arg for argument in arguments.kwonlyargs]
+    return tuple(
+        Parameter(name=name, required=name in required and name not in keywords) for name in names[2:] + keywords
+    )

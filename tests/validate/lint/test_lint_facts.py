@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.linted_config import problem
-from ds_advise.validate.lint.read_classes import CLASSES
+from ds_advise.validate.lint.read_deepspeed import CLASSES
 
 from tests.helpers import imports_of
 
