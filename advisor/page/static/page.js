@@ -29,25 +29,25 @@ const fromAddress = () => {
   const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
 };
-const kept = () => Object.fromEntries(Object.entries(state).filter(([name, text]) => text && text !== defaults[name]));
+const kept = (options = state) => Object.fromEntries(Object.entries(options).filter(([name, text]) => text && text !== defaults[name]));
 const parsed = () => {
   const [, first, second, kind] = /^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?(.*)$/is.exec(state.gpus ?? "");
   return { count: String(second ? first * second : first || 1), kind };
 };
 const spec = (count, kind) => count > 8 && count % 8 === 0 ? `${count / 8}x8x${kind}` : `${count || 1}x${kind}`;
 const value = (name) => name === "count" ? parsed().count : state[name] ?? defaults[name] ?? "";
-const set = (name, text) => {
-  if (name === "count") state.gpus = spec(text.trim(), parsed().kind);
-  else state[name] = text.trim();
-  changed();
+const having = (name, text) => ({ ...state, ...(name === "count" ? { gpus: spec(text.trim(), parsed().kind) } : { [name]: text.trim() }) });
+const set = (name, text, near = []) => {
+  state = having(name, text);
+  changed(near.map((next) => having(name, next)));
 };
 
 let addressTimer;
-function changed() {
+function changed(near = []) {  // near: states that may be asked for next
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(kept())}`), 300);
   showControls();
-  ask();
+  ask(near);
 }
 
 // The controls.
@@ -59,13 +59,16 @@ function slider(box) {
   const back = make("button", { type: "button", textContent: "auto", ariaLabel: `auto: leave ${box.dataset.label} to the advice`, hidden: true });
   box.append(make("label", { htmlFor: id, textContent: box.dataset.label }), back, text, range);
   text.onchange = () => set(name, text.value);
-  range.oninput = () => set(name, box.stops[range.value]);
+  range.oninput = () => {
+    const at = +range.value, step = Math.sign(at - box.at), { stops } = box;
+    set(name, stops[at], [stops[at + step], stops[at + 2 * step], stops[at - step]].filter((stop) => stop != null));
+  };
   back.onclick = () => { set(name, ""); text.focus(); };
   box.show = () => {
     const said = value(name), now = said || used[name] || (auto ? stops[0] : "");
     box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
     range.max = box.stops.length - 1;
-    range.value = box.stops.indexOf(now);
+    range.value = box.at = box.stops.indexOf(now);
     range.setAttribute("aria-valuetext", said || (auto ? `${now}, chosen by the advice` : unset));
     back.hidden = !auto || !said;
     if (auto) text.placeholder = used[name] ?? "";
@@ -263,9 +266,9 @@ function workerAnswers() {
     }
   };
   worker.onerror = (event) => { event.preventDefault(); loadFailed(event.message ?? "the worker did not start"); };
-  return (name, request, onPart) => {
+  return (name, request, onPart, near = []) => {
     waiting.set(++id, { name, onPart });
-    worker.postMessage({ id, name, request: JSON.stringify(request) });
+    worker.postMessage({ id, name, request: JSON.stringify(request), near: near.map((next) => JSON.stringify(next)) });
   };
 }
 function serverAnswers() {
@@ -292,11 +295,11 @@ function serverAnswers() {
 const errorLine = (text) => text.trim().split("\n").findLast((line, at) => at === 0 || /^[\w.]+(Error|Exception|Interrupt)\b/.test(line));
 const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError(sentence);
 let request;
-const ask = () => {
-  const id = ++asked;
+const ask = (near = []) => {
+  const id = ++asked, width = byId("pictures").clientWidth || byId("answer").clientWidth;
+  const question = (options) => ({ state: kept(options), picture: tab === "scaling" ? "memory" : tab, width });
   byId("answer").setAttribute("aria-busy", "true");
-  const width = byId("pictures").clientWidth || byId("answer").clientWidth;
-  request("answer", { state: kept(), picture: tab === "scaling" ? "memory" : tab, width }, (part) => { if (id === asked) show(part); });
+  request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
 
 function loadFailed(reason) {

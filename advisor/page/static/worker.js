@@ -59,18 +59,42 @@ started.catch(() => {});  // reported already
 const turn = (after_ms = 0) => new Promise((resolve) => setTimeout(resolve, after_ms));
 const STILL_MS = 200;  // changes are computed once a slider rests
 
-onmessage = async ({ data: { id, name, request } }) => {
+// Answers to a slider's next positions, computed ahead: the first part, and the generator of the others.
+const ahead = new Map();
+const KEPT_AHEAD = 6;
+
+function begin(name, request) {
+  const begun = requests.get(name), parts = begun(request);
+  begun.destroy();
+  return { parts, part: parts.next() };
+}
+
+async function lookAhead(near, id) {
+  for (const request of near) {
+    await turn();
+    if (id !== newest) return;
+    if (!ahead.has(request)) ahead.set(request, begin("answer", request));
+  }
+  for (const [request, { parts }] of ahead) {
+    if (ahead.size <= KEPT_AHEAD) return;
+    ahead.delete(request);
+    parts.destroy();
+  }
+}
+
+onmessage = async ({ data: { id, name, request, near = [] } }) => {
   if (name === "answer") newest = id;
   try { await started; } catch { return; }
   try {
     await turn();  // newer messages are received: of a slider's questions only the newest is answered
     if (name === "answer" && id !== newest) return;
-    const begun = requests.get(name), parts = begun(request);
-    begun.destroy();
-    for (let part = parts.next(); !part.done; part = parts.next()) {
+    let { parts, part } = ahead.get(request) ?? begin(name, request);
+    ahead.delete(request);
+    for (; !part.done; part = parts.next()) {
       const shown = JSON.parse(part.value);
       postMessage({ id, part: shown });
-      await turn(shown.part === "pictures" ? STILL_MS : 0);
+      await turn();
+      if (shown.part === "pictures") { await lookAhead(near, id); await turn(STILL_MS); }
       if (name === "answer" && id !== newest) break;
     }
     parts.destroy();

@@ -155,6 +155,24 @@ def test_a_visit_goes_on_from_the_memory_that_the_build_left_or_imports(
     assert any("imported again" in text for text in messages) == (not has_memory)
 
 
+def test_positions_of_a_dragged_slider_have_the_answers_of_their_questions(tab: Any) -> None:
+    """From the second move on they may have been computed ahead."""
+    state = {"model": "Qwen2.5-7B", "gpus": "4x24GB"}
+    ask(tab, state)
+    for step, length in ((1, "3072"), (1, "4096"), (-1, "3072")):
+        tab.evaluate(
+            """(step) => {
+              document.getElementById("answer").setAttribute("aria-busy", "true");
+              const range = document.querySelector("[data-slider=seq-len] input[type=range]");
+              range.value = +range.value + step;
+              range.dispatchEvent(new Event("input"));
+            }""",
+            step,
+        )
+        tab.wait_for_selector(WHOLE_ANSWER)
+        assert_shown(tab, {**state, "seq-len": length})
+
+
 def test_pasted_text_that_is_not_json_is_reported(tab: Any) -> None:
     ask(tab, {"config": "model_type: llama", "gpus": "2x24GB"})
     assert "not JSON" in tab.text_content("#error")
