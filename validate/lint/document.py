@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
 _BARE_STRING = re.compile(r"[^\r\n]+")
 _BLANKS = re.compile(r"[ \t]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that Python's json takes, and that JSON does not have."""
 
 
 class Departure(NamedTuple):
@@ -211,7 +214,7 @@ class _Reader:
         strange = _NON_FINITE.match(text, at)
         if strange:
             self._note(strange[1], at, strange.end())
-            return DocumentNode(value=float(strange[1].replace("Infinity", "inf")), start=at, end=strange.end())
+            return DocumentNode(value=NON_FINITE[strange[1]], start=at, end=strange.end())
         if not first or first in ",:}]":
             self._fail("a value is missing", at)
         if python := _PYTHON_CONSTANT.match(text, at):

@@ -128,16 +128,12 @@ def is_missing(other: str) -> Condition:
     return Condition(lambda config, _: config.get(other) is None)
 
 
-def is_block(other: str) -> Condition:
-    """Another key holds an object."""
-    return Condition(lambda config, _: isinstance(config.get(other), dict))
-
-
 def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {value}", /, **more: object) -> RuleCheck:
     """A check that reports each of the keys for which the condition holds.
 
     what:   a sentence with {name}, the key's last name; {block}, the name before it; {value}, its value as JSON;
-        {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs; and the fields in `more`.
+        {number}, its value as a number; {stage}, {optimizer} and {ranks}, the number of GPUs; and the fields in `more`,
+        which may be functions of the configuration.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
@@ -153,6 +149,7 @@ def at(paths: str | Sequence[str], when: Condition, what: str = "{name} is {valu
                     "optimizer": config.optimizer,
                     "ranks": config.world_size,
                 }
-                yield violation(path, what, **words | more)
+                words |= {name: value(config) if callable(value) else value for name, value in more.items()}
+                yield violation(path, what, **words)
 
     return check

@@ -11,7 +11,7 @@ from . import rule_conditions as when
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig, number_in, shown
 from .rule import KeyPath, Rules, Violation, bad_value, unquoted, violation
-from .rule_conditions import at
+from .rule_conditions import Condition, at
 
 BATCH_RULES = Rules("Batch sizes")
 _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
@@ -123,18 +123,22 @@ BATCH_RULES.warning(
 )
 
 
-@BATCH_RULES.error(
+_shares_samples = Condition(lambda config, _: _positive(config, "sequence_parallel_size") > 1)
+_at_stage_3 = Condition(lambda config, _: config.get("zero_optimization.stage") == 3)
+
+BATCH_RULES.error(
     "DS107 a total batch left to the Trainer where GPUs share samples",
+    at(
+        TOTAL,
+        when.equals("auto") & when.for_trainer & _shares_samples & _at_stage_3,
+        "the Trainer would fill in what all GPUs take, whole samples each",
+    ),
     why="the Trainer fills in what all GPUs take, and at stage 3 DeepSpeed holds that against the groups that share a "
     "sample while the model is built, and stops",
     fix="remove train_batch_size: accelerate sets it, knowing the groups",
     source="transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig.trainer_config_process; "
     "runtime/config.py _batch_assertion",
 )
-def total_of_all(config: LintedConfig) -> Iterator[Violation]:
-    shares = _positive(config, "sequence_parallel_size") > 1
-    if shares and config.framework == "hf" and config.is_auto(TOTAL) and config.get("zero_optimization.stage") == 3:
-        yield violation(TOTAL, "the Trainer would fill in what all GPUs take, whole samples each")
 
 
 def _positive(config: LintedConfig, name: str) -> int:

@@ -114,14 +114,6 @@ def no_leaf(config: LintedConfig) -> Iterator[Violation]:
 CHECKPOINT_RULES = Rules("Checkpointing")
 
 CHECKPOINT_RULES.advice(
-    "DS806 a checkpoint writer, which needs the deepspeed launcher",
-    at("checkpoint.writer", when.block, "it needs the deepspeed launcher"),
-    why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
-    "or accelerate DeepSpeed stops with a KeyError",
-    fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
-    source="runtime/model_checkpointing/utils.py, launcher/launch.py",
-)
-CHECKPOINT_RULES.advice(
     "DS804 activation_checkpointing that has no effect",
     at(
         "activation_checkpointing",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from typing import Any
 
 from ...estimators.phrase import Phrase, phrase
 from .config_file import Edit, Replace
-from .document import Departure, DocumentNode
-from .facts import DeepSpeedFacts
+from .document import NON_FINITE, Departure, DocumentNode
+from .facts import ConfigField
 from .linted_config import TRUTHS, LintedConfig, is_converted_text, number_in, problem, shown
 from .rule import KeyPath, Rules, Violation, bad_value, unquoted, violation
 
 FILE_RULES = Rules("The file")
-_NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
 
 
@@ -24,29 +23,12 @@ _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
     source=_HF,
 )
 def more_than_json(config: LintedConfig) -> Iterator[Violation]:
-    departures = [found for found in config.document.departures if found.kind not in _NOT_NUMBERS]
+    departures = [found for found in config.document.departures if found.kind not in NON_FINITE]
     if config.framework == "hf" and departures:
         first = departures[0]
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
         path = _path_at(config.document.root, first)
         yield Violation(path=path, what=phrase("the file has: {kinds}", kinds=kinds), span=(first.start, first.end))
-
-
-@FILE_RULES.error(
-    "DS002 a number too large for a float",
-    why="DeepSpeed's reader fails on it with an OverflowError; Python's json makes it infinite",
-    fix="write a number below 1.8e308",
-    source="hjson decoder.py scantfnns",
-)
-def infinite_number(config: LintedConfig) -> Iterator[Violation]:
-    literal = {found.start for found in config.document.departures}
-    for path, node in _walk(config.document.root, ()):
-        if isinstance(node.value, float) and math.isinf(node.value) and node.start not in literal:
-            yield Violation(
-                path=path,
-                what=phrase("{text} is infinite", text=config.document.text[node.start : node.end][:20]),
-                severity="warning" if config.framework == "hf" else None,
-            )
 
 
 @FILE_RULES.error(
@@ -76,29 +58,6 @@ def duplicate(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-@FILE_RULES.warning(
-    "DS005 NaN or Infinity",
-    why="JSON has no such value: DeepSpeed's reader takes the word, and the rest of the line, as text",
-    fix="write a number",
-    source="hjson decoder.py scantfnns",
-)
-def not_a_number(config: LintedConfig) -> Iterator[Violation]:
-    for found in config.document.departures:
-        if found.kind in _NOT_NUMBERS:
-            path = _path_at(config.document.root, found)
-            yield Violation(
-                path=path, what=phrase("{kind} is not JSON", kind=found.kind), span=(found.start, found.end)
-            )
-
-
-def _walk(node: DocumentNode, path: KeyPath) -> Iterator[tuple[KeyPath, DocumentNode]]:
-    yield path, node
-    for member in node.members:
-        yield from _walk(member.node, (*path, member.key))
-    for index, item in enumerate(node.items):
-        yield from _walk(item, (*path, str(index)))
-
-
 def _path_at(node: DocumentNode, found: Departure) -> KeyPath:
     """The key with this place in its value or name, or the key before the place."""
     before = [member for member in node.members if member.start <= found.start]
@@ -111,6 +70,18 @@ TYPE_RULES = Rules("Types and ranges")
 _LEAF = "zero_optimization.leaf_module"
 """The block that takes a name in the place of a list of names, and null for itself
 (runtime/zero/leaf_module_config.py `_coerce_container_types`)."""
+_NESTED = ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
+_NOT_READ_HERE = (
+    "pipeline",
+    "data_efficiency",
+    "expert_parallel",
+    "compression_training",
+    "elasticity",
+    "curriculum_learning",
+    "nebula",
+)
+"""Blocks whose keys are not among the facts."""
+_MAY_BE_NULL = ("bf16", "aio", "checkpoint.writer", "expert_parallel")
 
 
 @TYPE_RULES.error(
@@ -119,31 +90,15 @@ _LEAF = "zero_optimization.leaf_module"
     source="runtime/zero/config.py, runtime/precision_config.py and the other classes of DeepSpeedConfigModel",
 )
 def wrong_value(config: LintedConfig) -> Iterator[Violation]:
-    for block in config.facts.blocks:
-        if not block.strict or not isinstance(config.get(block.path), dict) or _unread(config, block.path):
+    for path, field, value in _checked_values(config):
+        owner, _, key = path.rpartition(".")
+        if (owner == _LEAF and isinstance(value, str)) or (path == _LEAF and value is None):
             continue
-        for key, value in config.block(block.path).items():
-            field = block.field(key)
-            path = f"{block.path}.{key}"
-            if (
-                field is None
-                or value == "auto"
-                or (path == _LEAF and value is None)
-                or (block.path == _LEAF and isinstance(value, str))
-            ):
-                continue
-            wrong = problem(field, value)
-            if wrong:
-                number = number_in(value)
-                mended = number is not None and not problem(field, number)
-                yield violation(
-                    path,
-                    "{key} {problem}",
-                    key=key,
-                    problem=wrong,
-                    fix=_fix(wrong),
-                    edits=unquoted(path, value) if mended else (),
-                )
+        if wrong := problem(field, value):
+            number = number_in(value)
+            mended = number is not None and not problem(field, number)
+            edits = unquoted(path, value) if mended else ()
+            yield violation(path, "{key} {problem}", key=key, problem=wrong, fix=_fix(wrong), edits=edits)
 
 
 @TYPE_RULES.error(
@@ -152,20 +107,15 @@ def wrong_value(config: LintedConfig) -> Iterator[Violation]:
     source="runtime/config.py, runtime/precision_config.py",
 )
 def no_object(config: LintedConfig) -> Iterator[Violation]:
-    for path in _objects(config.facts):
-        if not config.has(path) or isinstance(config.get(path), dict):
-            continue
+    paths = [block.path for block in config.facts.blocks if block.path and "." not in block.path]
+    for path in (*paths, *_NESTED, *filter(config.knows, _NOT_READ_HERE)):
         value = config.get(path)
-        if path == "zero_optimization" and isinstance(value, bool):
-            continue
-        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(config, path):
-            continue
-        switch = (
-            phrase('write {{"enabled": {value}}}', value=shown(value))
-            if isinstance(value, bool)
-            else "write an object, or remove the key"
-        )
-        yield violation(path, "{path} is {value}", path=path, value=shown(value), fix=switch)
+        may_be = (path == "zero_optimization" and isinstance(value, bool)) or (value is None and path in _MAY_BE_NULL)
+        if config.has(path) and not isinstance(value, dict) and not may_be and not _unread(config, path):
+            fix = phrase("write an object, or remove the key")
+            if isinstance(value, bool):
+                fix = phrase('write {{"enabled": {value}}}', value=shown(value))
+            yield violation(path, "{path} is {value}", path=path, value=shown(value), fix=fix)
 
 
 @TYPE_RULES.warning(
@@ -175,21 +125,26 @@ def no_object(config: LintedConfig) -> Iterator[Violation]:
     source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
 )
 def text(config: LintedConfig) -> Iterator[Violation]:
-    for block in config.facts.blocks:
-        for key, value in config.block(block.path).items() if block.strict else ():
-            field = block.field(key)
-            if field is None or value == "auto" or not is_converted_text(field, value):
-                continue
-            path = f"{block.path}.{key}"
+    for path, field, value in _checked_values(config):
+        if is_converted_text(field, value):
             plain = _plain(field.type.name, value)
             yield violation(
                 path,
                 "{key} is the text {value}",
-                key=key,
+                key=path.rpartition(".")[2],
                 value=shown(value),
                 fix=phrase("write {value}", value=shown(plain)),
                 edits=(Replace(tuple(path.split(".")), plain),),
             )
+
+
+def _checked_values(config: LintedConfig) -> Iterator[tuple[str, ConfigField, Any]]:
+    """(path, field, value) of each key of the checked blocks, without `auto`, which DeepSpeed drops before it looks."""
+    for block in config.facts.blocks:
+        for key, value in config.block(block.path).items() if block.strict and not _unread(config, block.path) else ():
+            field = block.field(key)
+            if field is not None and value != "auto":
+                yield f"{block.path}.{key}", field, value
 
 
 @TYPE_RULES.error(
@@ -230,30 +185,6 @@ def _truth(path: str, value: object) -> tuple[Edit, ...]:
 def _unread(config: LintedConfig, path: str) -> bool:
     """Whether the block is bfloat16 and bf16 exists too."""
     return path == "bfloat16" and config.get("bf16") is not None
-
-
-def _objects(facts: DeepSpeedFacts) -> list[str]:
-    """The blocks with keys that DeepSpeed looks up; a block within a checked block is checked with that."""
-    found = [
-        block.path
-        for block in facts.blocks
-        if block.path
-        and (
-            "." not in block.path
-            or block.path in ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
-        )
-    ]
-    top = facts.block("")
-    others = (
-        "pipeline",
-        "data_efficiency",
-        "expert_parallel",
-        "compression_training",
-        "elasticity",
-        "curriculum_learning",
-        "nebula",
-    )
-    return found + [name for name in others if top is not None and name in top.keys]
 
 
 def _fix(wrong: Phrase) -> Phrase:

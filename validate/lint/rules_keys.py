@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...estimators.phrase import phrase
-from . import rule_conditions as when
 from .config_file import Edit, Remove, Rename, Replace
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig
 from .rule import KeyPath, Rules, Violation, unknown_name, violation
-from .rule_conditions import at
 
 KEY_RULES = Rules("Keys")
 _TELLING = (
@@ -147,16 +145,6 @@ def old_bf16(config: LintedConfig) -> Iterator[Violation]:
             "bfloat16 is ignored because bf16 exists" if ignored else "bfloat16 is bf16's old name",
             edits=(Remove(("bfloat16",)),) if ignored else (Rename(("bfloat16",), "bf16"),),
         )
-
-
-KEY_RULES.error(
-    "DS018 progressive_layer_drop without enabled",
-    at("progressive_layer_drop.enabled", ~when.given & when.is_block("progressive_layer_drop"), "the key is missing"),
-    why="DeepSpeed takes the key out of the block, and raises a KeyError where it is missing",
-    fix="write enabled, or remove the block",
-    source="runtime/config.py get_pld_params",
-    until="0.19.7",
-)
 
 
 @KEY_RULES.error(

@@ -67,18 +67,17 @@ OPTIMIZER_RULES.error(
 )
 
 
-@OPTIMIZER_RULES.error(
+_exists = Condition(lambda config, _: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
+_tested = Condition(lambda config, _: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
+_allowed = Condition(lambda config, _: bool(config.get("zero_allow_untested_optimizer")))
+
+OPTIMIZER_RULES.error(
     "DS504 an optimizer that ZeRO has not tested",
+    at("optimizer.type", _exists & ~_tested & ~_allowed & when.stages(1, 2, 3), "{optimizer} is untested with ZeRO"),
     why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
     fix='add "zero_allow_untested_optimizer": true',
     source="runtime/engine.py _do_optimizer_sanity_check",
 )
-def untested(config: LintedConfig) -> Iterator[Violation]:
-    known = config.optimizer in config.facts.optimizers or config.optimizer in config.facts.torch_optimizers
-    spec = config.optimizer_spec
-    tested = spec is not None and spec.tested_with_zero
-    if config.stage and known and not tested and not config.get("zero_allow_untested_optimizer"):
-        yield violation("optimizer.type", "{optimizer} is untested with ZeRO", optimizer=config.optimizer)
 
 
 @OPTIMIZER_RULES.error(
@@ -260,36 +259,43 @@ def no_warmup(config: LintedConfig) -> Iterator[Violation]:
         yield bad_value(config, path, fix=fix, edits=unquoted(path, value) if mended else ())
 
 
-@SCHEDULER_RULES.warning(
+_warms_up = Condition(lambda config, _: config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR"))
+_rate = Condition(lambda config, _: bool(config.number("optimizer.params.lr")))
+_other_rate = _rate & Condition(
+    lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
+)
+
+SCHEDULER_RULES.warning(
     "DS608 a scheduler that overrides the learning rate",
+    at(
+        "scheduler.params.warmup_max_lr",
+        _warms_up & _other_rate,
+        "lr is {rate}, but warmup_max_lr is {number}",
+        rate=lambda config: f"{config.number('optimizer.params.lr'):g}",
+    ),
     why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
     fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
     source=_SCHEDULES,
 )
-def two_rates(config: LintedConfig) -> Iterator[Violation]:
-    rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
-    warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
-    if warms and rate and highest is not None and highest != rate:
-        yield violation(
-            "scheduler.params.warmup_max_lr",
-            "lr is {rate}, but warmup_max_lr is {highest}",
-            rate=f"{rate:g}",
-            highest=f"{highest:g}",
-        )
 
+_is_wrapped = when.stages(1, 2, 3) | when.fp16 | when.bf16
+_torchs = Condition(
+    lambda config, path: config.text(path) in {*config.facts.torch_schedulers} - {*config.facts.schedulers}
+)
 
-@SCHEDULER_RULES.error(
+SCHEDULER_RULES.error(
     "DS609 torch's scheduler around DeepSpeed's optimizer",
+    at(
+        "scheduler.type",
+        _torchs & _is_wrapped,
+        "{kind} is torch's, and the optimizer is wrapped",
+        kind=lambda config: config.text("scheduler.type"),
+    ),
     why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
     "TypeError; DeepSpeed's own look inside it",
     fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
     source="runtime/engine.py _configure_lr_scheduler",
 )
-def torchs(config: LintedConfig) -> Iterator[Violation]:
-    kind = config.text("scheduler.type")
-    wrapped = config.stage or config.fp16 or config.bf16
-    if wrapped and kind in config.facts.torch_schedulers and kind not in config.facts.schedulers:
-        yield violation("scheduler.type", "{kind} is torch's, and the optimizer is wrapped", kind=kind)
 
 
 def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:

@@ -9,7 +9,7 @@ from ...estimators.phrase import phrase
 from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import Rules, Violation, bad_value, violation
-from .rule_conditions import DTYPES, at
+from .rule_conditions import DTYPES, Condition, at
 
 PRECISION_RULES = Rules("Precision")
 _CLASSES = "runtime/precision_config.py"
@@ -44,18 +44,24 @@ def old_gpu(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-@PRECISION_RULES.advice(
+_HALF = ("fp16", "bf16")
+_filled = Condition(lambda config, _: any(config.is_auto(f"{name}.enabled") for name in _HALF))
+_may_be_accelerates = when.for_trainer & Condition(
+    lambda config, _: not any(config.has(name) for name in (*_HALF, "bfloat16"))
+)
+"""Under accelerate a file without either block gets the one that mixed_precision names."""
+
+PRECISION_RULES.advice(
     "DS203 training in fp32",
+    at(
+        "bf16",
+        ~(when.fp16 | when.bf16 | _filled | _may_be_accelerates | when.is_on("torch_autocast.enabled")),
+        "neither bf16 nor fp16 is on",
+    ),
     why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
     fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
     source=_ENGINE + " get_data_types",
 )
-def full_precision(config: LintedConfig) -> Iterator[Violation]:
-    filled = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
-    # Under accelerate a file without either block gets the one that mixed_precision names.
-    may_come = config.framework == "hf" and not any(config.has(name) for name in ("fp16", "bf16", "bfloat16"))
-    if not (config.fp16 or config.bf16 or filled or may_come or config.flag("torch_autocast.enabled")):
-        yield violation("bf16", "neither bf16 nor fp16 is on")
 
 
 @PRECISION_RULES.error(
@@ -110,22 +116,36 @@ def half_precision_masters(config: LintedConfig) -> Iterator[Violation]:
         yield violation(masters, what, severity="warning")
 
 
-@PRECISION_RULES.error(
+def _model_type(config: LintedConfig) -> str:
+    return "fp16" if config.fp16 else "bf16" if config.bf16 else "fp32"
+
+
+def _dtype(config: LintedConfig, path: str) -> str | None:
+    return DTYPES.get(config.text(path))
+
+
+_decided = ~when.for_trainer | Condition(
+    lambda config, _: any(
+        config.has(f"{name}.enabled") and not config.is_auto(f"{name}.enabled") for name in (*_HALF, "bfloat16")
+    )
+)
+"""Neither the Trainer nor accelerate decides about the precision."""
+_other_type = Condition(lambda config, path: _dtype(config, path) not in (None, _model_type(config))) & _decided
+
+PRECISION_RULES.error(
     "DS211 a param_dtype that contradicts the enabled precision",
+    at(
+        "data_types.param_dtype",
+        _other_type,
+        "param_dtype is {wanted}, the model's type is {own}",
+        wanted=lambda config: _dtype(config, "data_types.param_dtype"),
+        own=_model_type,
+    ),
     why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype is the same",
     fix="remove data_types.param_dtype, or enable that precision",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
     since="0.19.6",
 )
-def other_type(config: LintedConfig) -> Iterator[Violation]:
-    wanted = DTYPES.get(config.text("data_types.param_dtype"))
-    if wanted is not None and wanted != _model_type(config) and not _may_change(config):
-        yield violation(
-            "data_types.param_dtype",
-            "param_dtype is {wanted}, the model's type is {own}",
-            wanted=wanted,
-            own=_model_type(config),
-        )
 
 
 @PRECISION_RULES.error(
@@ -157,21 +177,19 @@ def _is_list_of_text(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-@PRECISION_RULES.error(
+PRECISION_RULES.error(
     "DS213 gradients of another type without ZeRO",
+    at(
+        "data_types.grad_accum_dtype",
+        _other_type & when.stages(0),
+        "gradients are accumulated in {wanted}, but the weights are {own}, at stage 0",
+        wanted=lambda config: _dtype(config, "data_types.grad_accum_dtype"),
+        own=_model_type,
+    ),
     why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
     fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
     source=_ENGINE + " _do_optimizer_sanity_check",
 )
-def mixed_without_zero(config: LintedConfig) -> Iterator[Violation]:
-    wanted = DTYPES.get(config.text("data_types.grad_accum_dtype"))
-    if config.stage == 0 and wanted is not None and wanted != _model_type(config) and not _may_change(config):
-        yield violation(
-            "data_types.grad_accum_dtype",
-            "gradients are accumulated in {wanted}, but the weights are {own}, at stage 0",
-            wanted=wanted,
-            own=_model_type(config),
-        )
 
 
 PRECISION_RULES.advice(
@@ -209,27 +227,18 @@ def _number(value: object) -> float | None:
         return None
 
 
-@PRECISION_RULES.error(
+_static = Condition(lambda config, _: (config.number("fp16.loss_scale") or 0) > 0)
+
+PRECISION_RULES.error(
     "DS216 a first loss scale that no float holds",
+    at(
+        "fp16.initial_scale_power",
+        when.fp16
+        & (when.number(lambda power: power >= 14_300) | (when.number(lambda power: power >= 1024) & ~_static)),
+        "2 to the power of {number}",
+    ),
     why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
     "DeepSpeed still prints it, and Python prints no number of more than 4300 digits",
     fix="write 16, the default",
     source=_CLASSES + " initial_dynamic_scale",
 )
-def huge_scale(config: LintedConfig) -> Iterator[Violation]:
-    power = config.number("fp16.initial_scale_power")
-    dynamic = config.fp16 and not (config.number("fp16.loss_scale") or 0) > 0
-    if power is not None and power >= (1024 if dynamic else 14_300) and config.fp16:
-        yield violation("fp16.initial_scale_power", "2 to the power of {power}", power=f"{power:g}")
-
-
-def _model_type(config: LintedConfig) -> str:
-    return "fp16" if config.fp16 else "bf16" if config.bf16 else "fp32"
-
-
-def _may_change(config: LintedConfig) -> bool:
-    """The Trainer or accelerate decides about the precision."""
-    given = any(
-        config.has(f"{name}.enabled") and not config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16", "bfloat16")
-    )
-    return config.framework == "hf" and not given

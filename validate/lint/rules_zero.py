@@ -39,13 +39,9 @@ def other_stage(config: LintedConfig) -> Iterator[Violation]:
     if config.stage < 3 and config.flag("zero_optimization.offload_optimizer.super_offload"):
         unused.append(("zero_optimization.offload_optimizer.super_offload", (3,)))
     for path, stages in unused:
-        where = phrase("stage 3") if stages == (3,) else phrase("stages 1 and 2")
-        what = phrase(
-            "{name} is for {stages}, and this is stage {stage}",
-            name=path.rpartition(".")[2],
-            stages=where,
-            stage=config.stage,
-        )
+        fields = {"name": path.rpartition(".")[2], "stage": config.stage}
+        fields["stages"] = phrase("stage 3") if stages == (3,) else phrase("stages 1 and 2")
+        what = phrase("{name} is for {stages}, and this is stage {stage}", **fields)
         yield violation(path, what, edits=removed(path))
 
 
@@ -73,15 +69,6 @@ ZERO_RULES.error(
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
-)
-
-
-ZERO_RULES.warning(
-    "DS306 sub_group_size 0",
-    at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
-    why="every parameter then is a sub-group of its own, for which the optimizer steps once",
-    fix="remove it, or write a number such as 100000000",
-    source=_STAGE_3 + " _create_fp16_sub_groups",
 )
 
 
@@ -228,15 +215,10 @@ def shards_only(config: LintedConfig) -> Iterator[Violation]:
 def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
     ram = config.cluster.host_memory_bytes_per_node if config.cluster is not None else None
     path = config.zero_path("gather_16bit_weights_on_model_save")
-    if config.stage == 3 and ram and config.model is not None and path and config.flag(path):
-        need = 2 * config.model.parameters
-        if need > ram:
-            yield violation(
-                path,
-                "the weights have {need} GB, the RAM has {ram} GB",
-                need=f"{need / 1e9:.0f}",
-                ram=f"{ram / 1e9:.0f}",
-            )
+    need = 2 * config.model.parameters if config.model is not None else 0
+    if config.stage == 3 and ram and need > ram and path and config.flag(path):
+        sizes = {"need": f"{need / 1e9:.0f}", "ram": f"{ram / 1e9:.0f}"}
+        yield violation(path, "the weights have {need} GB, the RAM has {ram} GB", **sizes)
 
 
 ZEROPP_RULES = Rules("ZeRO++")
