@@ -78,11 +78,11 @@ def ask(
         if has_job:
             # Imported here: few questions are about a whole job.
             from .data.counting import batch_of
-            from .question.job import job_of, price_of
+            from .question.job import job_of, parse_price
 
             name = model if isinstance(model, str) else shape.name
             asked = job_of(given, name, shape, seq_len=chosen["seq_len"], say=say)
-            job = {"price": price_of(given)}
+            job = {"price": None if given["price"] is None else parse_price(given["price"])}
             if asked is not None:
                 job |= {"job": asked.job, "job_basis": asked.basis, "job_is_packed": given["packing"]}
                 chosen["seq_len"] = asked.seq_len or chosen["seq_len"]

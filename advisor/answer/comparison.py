@@ -22,7 +22,7 @@ from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ..question.cluster import cluster_of
-from ..question.job import job_of, price_of
+from ..question.job import job_of, parse_price
 from ..question.model_source import load_model
 from ..question.options import CheckpointingChoice, QuestionOptions, with_defaults
 from ..question.question import Question
@@ -167,7 +167,7 @@ def read_context(
         options=given,
         job=None if asked is None else asked.job,
         job_basis=() if asked is None else asked.basis,
-        price=price_of(given),
+        price=None if given["price"] is None else parse_price(given["price"]),
         micro_batch_size=cast("int | None", given["micro_batch"]),
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing={"on": True, "off": False}.get(str(given["gradient_checkpointing"])),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -227,14 +227,11 @@ class Index:
             return Index(**arrays)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cuts:
-    """The effect of the sequence length."""
+class Cuts(NamedTuple):
+    """The effect of the sequence length: sequences that lost their end, and those without a trained token left."""
 
-    truncated: int = 0
-    """Sequences that lost their end."""
-    dropped: int = 0
-    """Sequences without a trained token left."""
+    truncated: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,16 +39,17 @@ class Row(NamedTuple):
     """Share of the file that has been read or, where it is read whole, of its rows; None where it is unknown."""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, *, suffix: str | None = None) -> Iterator[Row]:
     """The rows in order, read lazily (a `.json` list is read whole).
 
-    The suffix decides. A `.json` file may hold a list of objects, one object with one list in it (`{"data": [...]}`),
-    or one object per line. The header of a `.csv` file shows whether commas, semicolons, tabs or bars separate the
-    fields. A `.txt` file is one text, read in pieces that end with a line. Parquet needs the `datasets` library.
+    The suffix decides, by default the file's. A `.json` file may hold a list of objects, one object with one list in it
+    (`{"data": [...]}`), or one object per line. The header of a `.csv` file shows whether commas, semicolons, tabs or
+    bars separate the fields. A `.txt` file is one text, read in pieces that end with a line. Parquet needs the
+    `datasets` library.
 
     Raises DataError, naming the file and the line (row, element), for what cannot be read or is not an object.
     """
-    suffix = path.suffix.lower()
+    suffix = suffix or path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(
             phrase("{path}: unknown kind of data file", path=path),

@@ -7,11 +7,9 @@ none is written.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ...estimators.phrase import phrase
-from ..launch.script_arguments import ScriptArguments
 from .imported_run import DeepSpeedPart
 from .tool_format import Reading, ToolFormat
 
@@ -35,14 +33,15 @@ _WITHOUT_EFFECT = (
 """Neither memory nor the time of a step depends on them."""
 
 
-def _deepspeed(arguments: ScriptArguments, _folder: Path) -> DeepSpeedPart:
+def _deepspeed(reading: Reading) -> DeepSpeedPart:
+    arguments = reading.arguments
     stage, zpg = arguments.number("ds.zero_stage", "zero_stage"), arguments.number("ds.zpg", "zpg") or 1
     zero: dict[str, Any] = {"stage": 2 if stage is None else stage}
-    if _on(arguments, "ds.adam_offload adam_offload"):
+    if reading.switched("ds.adam_offload adam_offload"):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if zpg > 1:
         zero["zero_hpz_partition_size"] = zpg
-    if _on(arguments, "ds.overlap_comm overlap_comm"):
+    if reading.switched("ds.overlap_comm overlap_comm"):
         zero |= {"overlap_comm": True, "contiguous_gradients": True}
     return DeepSpeedPart(
         name="its DeepSpeed configuration",
@@ -56,19 +55,15 @@ def _deepspeed(arguments: ScriptArguments, _folder: Path) -> DeepSpeedPart:
     )
 
 
-def _on(arguments: ScriptArguments, names: str) -> bool:
-    return bool([name for name in names.split() if arguments.flag(name)])  # each is read
-
-
 def _details(reading: Reading) -> None:
     arguments, training, objective = reading.arguments, reading.training, reading.run["objective"]
     reading.run.update(
         framework="deepspeed",
         gradient_accumulation_steps=None,
         least_global_batch=arguments.number("train.batch_size", "train_batch_size") or _DEFAULT_GLOBAL_BATCH,
-        gradient_checkpointing=_on(arguments, "model.gradient_checkpointing_enable gradient_checkpointing"),
+        gradient_checkpointing=bool(reading.switched("model.gradient_checkpointing_enable gradient_checkpointing")),
     )
-    if _on(arguments, "model.gradient_checkpointing_reentrant gradient_checkpointing_use_reentrant"):
+    if reading.switched("model.gradient_checkpointing_reentrant gradient_checkpointing_use_reentrant"):
         reading.use_software(reentrant=True)
     # models/actor.py: logits become fp32, and all of them give log-probabilities.
     training.update(precision=arguments.text(*_PRECISION) or "bf16", framework="deepspeed", loss="standard")
@@ -79,13 +74,13 @@ def _details(reading: Reading) -> None:
     if arguments.text("optim") == "muon":
         training["optimizer"] = "muon"
     if rank := arguments.number("ds.lora.rank", "lora_rank"):
-        four_bits = _on(arguments, "ds.load_in_4bit load_in_4bit")
+        four_bits = reading.switched("ds.load_in_4bit load_in_4bit")
         training.update(method="qlora" if four_bits else "lora", lora_rank=rank)
-    if _on(arguments, "ds.packing_samples packing_samples"):
+    if reading.switched("ds.packing_samples packing_samples"):
         reading.remarks.append("packed samples are counted as samples of the full length")
     if (arguments.text("ds.grad_accum_dtype", "grad_accum_dtype") or "bf16") != "bf16":
         reading.remarks.append("accumulated gradients are counted in the training precision")
-    if _on(arguments, "ref.offload ref_offload"):
+    if reading.switched("ref.offload ref_offload"):
         reading.lacks("a reference model in host RAM")
     for what, names in _SPLITS.items():
         if (arguments.number(*names) or 1) > 1:

@@ -28,25 +28,6 @@ _PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybri
 """Words of `fsdp`."""
 
 
-def deepspeed_part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
-    """The configuration that `--deepspeed` names or holds as JSON, None for none.
-
-    Raises ConfigFileError where the file that is named is there and cannot be read.
-    """
-    text = next((text for text in arguments.configs.values() if text.lower() != "false"), None)
-    if text is None:
-        return None
-    if not text.lstrip().startswith("{"):
-        return named_part(text, folder)
-    try:
-        config = json.loads(text)
-    except ValueError as problem:
-        raise ConfigFileError(
-            phrase("deepspeed: its JSON cannot be read ({problem})", problem=problem), fix="write one object"
-        ) from problem
-    return DeepSpeedPart(name="deepspeed", config=config)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The run while it is read; a tool's own rules change it."""
@@ -83,6 +64,23 @@ class Reading:
         self.training.update(method="qlora", quantization=name)
         if not bitsandbytes:
             self.remarks.append(f"its {bits}-bit weights are counted as {title} ones")
+
+
+def deepspeed_part(reading: Reading) -> DeepSpeedPart | None:
+    """The configuration that `--deepspeed` names or holds as JSON, None for none.
+
+    Raises ConfigFileError where the file that is named is there and cannot be read.
+    """
+    text = next((text for text in reading.arguments.configs.values() if text.lower() != "false"), None)
+    if text is None or not text.lstrip().startswith("{"):
+        return None if text is None else named_part(text, reading.source.path.parent)
+    try:
+        config = json.loads(text)
+    except ValueError as problem:
+        raise ConfigFileError(
+            phrase("deepspeed: its JSON cannot be read ({problem})", problem=problem), fix="write one object"
+        ) from problem
+    return DeepSpeedPart(name="deepspeed", config=config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,7 @@ class ToolFormat:
     """What the estimators lack: the keys that turn it on with a value other than false, 0 or 1."""
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks: their switches."""
-    deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
+    deepspeed: Callable[[Reading], DeepSpeedPart | None] = deepspeed_part
     rollouts: Callable[[ScriptArguments], ScriptArguments] = lambda arguments: arguments
     """Where the options of completions are."""
     has_own_keys: bool = False
@@ -160,8 +158,8 @@ class ToolFormat:
     def read(self, source: Source) -> ImportedRun:
         """The training. Raises ConfigFileError where the DeepSpeed configuration that it names cannot be read."""
         arguments = source.arguments
-        part = self.deepspeed(arguments, source.path.parent)
         reading = Reading(arguments=arguments, source=source, run={}, training={}, remarks=[], obstacles=[])
+        part = self.deepspeed(reading)
         checkpointing, reentrant = self._checkpointing(arguments)
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
         fsdp = _fsdp_settings(arguments, source.path.parent) if has_fsdp and part is None else {}

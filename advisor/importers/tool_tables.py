@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
@@ -146,9 +145,9 @@ _MS_SWIFT_ZERO: Mapping[str, Mapping[str, Any]] = {
 speed."""
 
 
-def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
+def _ms_swift_deepspeed(reading: Reading) -> DeepSpeedPart | None:
     """The configuration with the options that ms-swift puts into it (swift/arguments/sft_args.py `_init_deepspeed`)."""
-    name = arguments.text("deepspeed") or ""
+    arguments, name = reading.arguments, reading.arguments.text("deepspeed") or ""
     hpz, autotp = arguments.number("zero_hpz_partition_size"), arguments.number("deepspeed_autotp_size")
     if name in _MS_SWIFT_ZERO:
         left_open = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size")
@@ -157,7 +156,7 @@ def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPa
         config["zero_optimization"] = dict(_MS_SWIFT_ZERO[name])
         part = DeepSpeedPart(name=name, config=config)
     else:
-        found = deepspeed_part(arguments, folder)
+        found = deepspeed_part(reading)
         if found is None or found.config is None:
             return found
         part, config = found, dict(found.config)

@@ -172,11 +172,6 @@ def parse_duration(option: str, text: str) -> float:
     return duration_s
 
 
-def price_of(options: QuestionOptions) -> Price | None:
-    """The price of a question. Raises WorkloadError for a text that is not a price."""
-    return None if options["price"] is None else parse_price(options["price"])
-
-
 def parse_price(text: str) -> Price:
     """`2.49/h` per GPU, `$20/node/h` per node. Raises WorkloadError for any other text."""
     match = _PRICE.fullmatch(text.strip().lower())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.phrase import phrase
 from ...estimators.time.job import HOUR_S, Price
+from ..data.rows import DataError, read_rows
 from .cluster import MOST_NODES, parse_cluster
 
 _SHIPPED = Path(__file__).with_name("prices.csv")
@@ -113,8 +112,7 @@ def read_prices(path: Path) -> PriceTable:
     """
     machines: list[Machine] = []
     currency: str | None = None
-    for number, row in _rows(path):
-        where = f"{path.name} line {number}"
+    for where, row in _rows(path):
         own = row.get("currency", "").upper() or "USD"
         if not re.fullmatch("[A-Z]{3}", own):
             fix = "write its code, such as USD, EUR or CNY"
@@ -137,49 +135,23 @@ def read_prices(path: Path) -> PriceTable:
     return PriceTable(name=path.name, machines=tuple(machines), currency=currency)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, cells by column) of the rows that are not empty."""
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """(place in words, cells by column) of the rows that are not empty."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigFileError(
-            phrase("{path}: {words}", path=path, words=error.strerror or error), fix="give a table of prices (CSV)"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigFileError(
-            phrase("{name} is not text in UTF-8", name=path.name), fix="save it as CSV in UTF-8"
-        ) from None
-    reader = csv.reader(io.StringIO(text), strict=True)
-    try:
-        header = [name.strip().lower() for name in next(reader, [])]
-        unknown = [name for name in header if name not in COLUMNS]
-        if "gpus" not in header or unknown or len(set(header)) < len(header):
-            what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus, or one twice"
-            raise ConfigFileError(
-                phrase("{name} {what}", name=path.name, what=what),
-                why=phrase("the columns are {columns}", columns=", ".join(COLUMNS)),
-                fix=_EXAMPLE,
-            )
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
+        for row in read_rows(path, suffix=".csv"):
+            cells = {name.strip().lower(): cell.strip() for name, cell in row.fields.items()}
+            unknown = [name for name in cells if name not in COLUMNS]
+            if unknown or "gpus" not in cells:
+                what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus"
                 raise ConfigFileError(
-                    phrase(
-                        "{name} line {line_num} has {cells} cells, the header {header}",
-                        name=path.name,
-                        line_num=reader.line_num,
-                        cells=len(cells),
-                        header=len(header),
-                    ),
-                    fix="put what holds a comma in quotes",
+                    phrase("{name} {what}", name=path.name, what=what),
+                    why=phrase("the columns are {columns}", columns=", ".join(COLUMNS)),
+                    fix=_EXAMPLE,
                 )
-            yield reader.line_num, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-    except csv.Error as error:
-        raise ConfigFileError(
-            phrase("{name} line {line_num} is not CSV: {error}", name=path.name, line_num=reader.line_num, error=error),
-            fix=_EXAMPLE,
-        ) from None
+            if any(cells.values()):
+                yield row.place, cells
+    except DataError as error:
+        raise ConfigFileError(error.what, fix=_EXAMPLE) from None
 
 
 def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
@@ -191,7 +163,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
             phrase("{where}: machines of {counts} GPUs have one price", where=where, counts=counts),
             fix="use price_per_gpu, or a row for each size",
         )
-    nodes = _number(row, "nodes", where, 1.0, most=MOST_NODES)
+    nodes = _number(row, "nodes", where, most=MOST_NODES) if row.get("nodes") else 1
     for size in sizes:
         yield Machine(
             provider=row.get("provider", ""),
@@ -230,17 +202,14 @@ def _price(row: Mapping[str, str], gpus: int, where: str) -> Price | None:
             phrase("{where} has both price_per_gpu and price_per_machine", where=where), fix="leave one of them empty"
         )
     if row.get("price_per_gpu"):
-        return Price(per_hour=gpus * _number(row, "price_per_gpu", where, 0.0, most=MOST_PER_HOUR), unit="node")
+        return Price(per_hour=gpus * _number(row, "price_per_gpu", where, most=MOST_PER_HOUR), unit="node")
     if row.get("price_per_machine"):
-        return Price(per_hour=_number(row, "price_per_machine", where, 0.0, most=MOST_PER_HOUR * gpus), unit="node")
+        return Price(per_hour=_number(row, "price_per_machine", where, most=MOST_PER_HOUR * gpus), unit="node")
     return None
 
 
-def _number(row: Mapping[str, str], column: str, where: str, default: float, *, most: float) -> float:
-    """The positive number of a cell; the default where it is empty."""
-    text = row.get(column, "")
-    if not text:
-        return default
+def _number(row: Mapping[str, str], column: str, where: str, *, most: float) -> float:
+    text = row[column]
     is_number = re.fullmatch(r"\d{1,9}(\.\d{1,20})?", text, re.ASCII)
     if is_number is None or not 0 < float(text) <= most:
         raise ConfigFileError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
@@ -48,17 +48,9 @@ class Largest:
     """The smallest value found too large; None if there is no larger one."""
 
 
-class ScriptConstraints(TypedDict):
-    """Fields of a `Question` that another plan for the same training must keep."""
-
-    sequence_parallel_size: int
-    experts: Experts
-    optimizer_dtype: OptimizerDtype
-    zeropp: bool
-
-
-def script_constraints(plan: Plan) -> ScriptConstraints:
-    """The sequence-parallel groups, which the script's data loader knows, and the numerics of a plan."""
+def script_constraints(plan: Plan) -> dict[str, Any]:
+    """Fields of a `Question` that another plan for the same training must keep: the sequence-parallel groups, which the
+    script's data loader knows, and the numerics."""
     return {
         "sequence_parallel_size": plan.sequence_parallel_size,
         "experts": "autoep" if plan.autoep_size > 1 else "zero",
@@ -109,11 +101,8 @@ class Question:
         workload, model = self.workload, self.model
         if self.sequence_parallel_size is not None:
             self._check_sequence_parallel_size(self.sequence_parallel_size)
-        if self.experts == "autoep":
-            self._check_experts()
-        if self.optimizer_dtype == "bf16" and (
-            workload.precision != "bf16" or not optimizer(workload.optimizer).is_adam
-        ):
+        in_bf16 = self.optimizer_dtype == "bf16"
+        if in_bf16 and (workload.precision != "bf16" or not optimizer(workload.optimizer).is_adam):
             raise WorkloadError(
                 f"optimizer states in bf16 are not possible with "
                 f"{workload.optimizer if workload.precision == 'bf16' else workload.precision}",
@@ -141,20 +130,26 @@ class Question:
                 why="other kernels compute the scores of the whole sample and mask those between documents",
                 fix="pass --attention flash, or leave --document-len out",
             )
-        obstacle = untileable(model, workload)
-        if obstacle is not None:
-            raise WorkloadError("tiles are not possible here", why=obstacle, fix="leave --mlp and --loss tiled out")
-        obstacle = unusable_loss(model, workload.loss)
-        if obstacle is not None:
-            raise WorkloadError(
-                phrase("the {loss} loss is not possible here", loss=workload.loss), why=obstacle, fix="leave --loss out"
-            )
-        if workload.kernels == "liger" and not supports(model, "liger"):
-            raise WorkloadError(
-                phrase("Liger has no kernels for {model}", model=model.name),
-                why=phrase("it does not patch {model_type} models", model_type=model.model_type),
-                fix="leave --kernels out",
-            )
+        has_kernels = workload.kernels != "liger" or supports(model, "liger")
+        unpatched = phrase("it does not patch {model_type} models", model_type=model.model_type)
+        spread = Plan(
+            zero_stage=1,
+            micro_batch_size=1,
+            autoep_size=2,
+            bf16_master_weights_and_grads=in_bf16,
+            bf16_optimizer_states=in_bf16,
+        )
+        no_autoep = unsupported(model, workload, spread) if self.experts == "autoep" else None
+        no_loss = phrase("the {loss} loss is not possible here", loss=workload.loss)
+        no_liger = phrase("Liger has no kernels for {model}", model=model.name)
+        for what, why, option in (
+            (phrase("AutoEP is not possible here"), no_autoep, "--experts"),
+            (phrase("tiles are not possible here"), untileable(model, workload), "--mlp and --loss tiled"),
+            (no_loss, unusable_loss(model, workload.loss), "--loss"),
+            (no_liger, None if has_kernels else unpatched, "--kernels"),
+        ):
+            if why is not None:
+                raise WorkloadError(what, why=why, fix=phrase("leave {option} out", option=option))
 
     def about_cluster(self, cluster: Cluster) -> Question:
         """The question about other machines, as it would be asked: what was left to the GPUs follows them. Raises
@@ -180,19 +175,6 @@ class Question:
                 fix="pass another --sequence-parallel-size, or leave it out"
                 + context_parallel_words(self.model, self.workload, size),
             )
-
-    def _check_experts(self) -> None:
-        in_bf16 = self.optimizer_dtype == "bf16"
-        smallest = Plan(
-            zero_stage=1,
-            micro_batch_size=1,
-            autoep_size=2,
-            bf16_master_weights_and_grads=in_bf16,
-            bf16_optimizer_states=in_bf16,
-        )
-        obstacle = unsupported(self.model, self.workload, smallest)
-        if obstacle is not None:
-            raise WorkloadError("AutoEP is not possible here", why=obstacle, fix="leave --experts out")
 
     def _indivisible(self, global_batch: int) -> WorkloadError:
         ranks = self.cluster.world_size // (self.sequence_parallel_size or 1)

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
 from ...estimators.memory.rollout_memory import cached_sequences
-from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import OBJECTIVES, trained_model
 from ...estimators.phrase import phrase
 from ...estimators.rollouts import BATCH_SIZE, Rollouts
-from ...estimators.workload import Workload
 from .options import RolloutOptions, names_in
 
 if TYPE_CHECKING:
@@ -160,20 +158,12 @@ def _engines(question: Question, rollouts: Rollouts, gpus: int, *, only: bool) -
     for ranks in (1, 2, 4, 8, 16):
         settings = replace(rollouts, vllm_tensor_parallel_size=ranks)
         workload, model = replace(question.workload, rollouts=settings), question.model
-        if gpus % ranks == 0 and divides_heads(model, ranks) and _holds(model, workload, question.cluster):
+        can_split = gpus % ranks == 0 and all(block.attention.heads % ranks == 0 for block in model.blocks)
+        if can_split and cached_sequences(model, workload, question.cluster.gpu.memory_bytes) >= 1:
             yield settings
             return
     if only:
         yield rollouts
-
-
-def _holds(model: ModelShape, workload: Workload, cluster: Cluster) -> bool:
-    return cached_sequences(model, workload, cluster.gpu.memory_bytes) >= 1
-
-
-def divides_heads(model: ModelShape, ranks: int) -> bool:
-    """Whether vLLM can split every layer's heads among that many GPUs."""
-    return all(block.attention.heads % ranks == 0 for block in model.blocks)
 
 
 def _assumed_batch(question: Question, rollouts: Rollouts, cluster: Cluster) -> int | None:

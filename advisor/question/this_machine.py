@@ -77,12 +77,6 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
     return None
 
 
-def with_measured_hardware(cluster: Cluster) -> Cluster:
-    """The cluster of this machine's GPUs with its measured speeds, if there are any."""
-    known = measured_hardware("cuda")
-    return cluster if known is None else as_measured(cluster, known)
-
-
 def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
     """The cluster with the speeds of a benchmark."""
     gpu, names = _measured_gpu(cluster.gpu, known.result)

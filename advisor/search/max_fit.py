@@ -13,7 +13,7 @@ from math import lcm
 from ...estimators.models.catalogue import family
 from ...estimators.models.model_shape import ModelShape
 from ..question.question import Largest, Question
-from .search import any_fits as _any_fits
+from .search import any_fits
 
 LARGEST_MICRO_BATCH = 2**20
 """Samples at which the search ends."""
@@ -47,11 +47,6 @@ def largest(holds: Callable[[int], bool], most: int, *, parts: int = 0) -> tuple
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low, high
-
-
-def any_fits(question: Question) -> bool:
-    """Whether some plan fits, with the loss that needs least where it is free."""
-    return _any_fits(question.with_offered_loss or question)
 
 
 def with_largest_micro_batch(question: Question) -> Question:

@@ -67,8 +67,9 @@ def candidates_of(
 
 
 def any_fits(question: Question) -> bool:
-    """Whether some rung has a plan that fits as surely as the question's risk requires."""
-    least = LEAST[question.risk]
+    """Whether some rung has a plan that fits as surely as the question's risk requires, with the loss that needs least
+    where it is free."""
+    question, least = question.with_offered_loss or question, LEAST[question.risk]
     return any(
         fit.probability >= least
         for rung in reversed(RUNGS)  # the last need least of the GPU
