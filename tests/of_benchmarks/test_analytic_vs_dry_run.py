@@ -54,7 +54,7 @@ def test_closed_form_is_that_of_the_dry_run() -> None:
 
 @pytest.mark.slow
 def test_closed_form_is_that_of_the_dry_run_for_special_settings() -> None:
-    """Settings of the buckets, of ZeRO-3's limits and of the swapper."""
-    rows = comparisons(spread(SPECIAL, 4))
+    """Shared samples, copies of modules that are trained beside adapters, an encoder; of models of two layers."""
+    rows = comparisons(spread([case for case in SPECIAL if case.model not in ("0.5B", "7B/8")], 3))
     assert not missed(rows)
     assert not below(rows)

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from ds_advise.advisor.question.model_source import inputs_of
-from ds_advise.estimators.errors import ConfigFileError, WorkloadError
+from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import lint, read_document
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,14 +29,14 @@ JSON = st.recursive(
 )
 
 
-def test_a_thousand_broken_inputs_break_nothing(tmp_path: Path) -> None:
+def test_hundreds_of_broken_inputs_break_nothing(tmp_path: Path) -> None:
     """The mutator of the benchmark, with a seed of its own."""
-    tally = fuzz(1000, 42, tmp_path, facts())
+    tally = fuzz(400, 42, tmp_path, facts())
     assert tally.broken == []
-    assert min(tally.answered, tally.refused) > 100
+    assert min(tally.answered, tally.refused) > 40
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
     """Keys that DeepSpeed knows with values of any type and depth; every finding has a line that exists."""
@@ -63,10 +61,3 @@ def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
         return
     report = lint(document, facts=facts())
     assert all(1 <= finding.line <= text.count("\n") + 1 for finding in report.findings)
-
-
-@pytest.mark.parametrize("text", ["9" * 5000, "3,", "", "\u0663", "1e3", "0", "-1", "3, 0x2"])
-def test_invalid_input_shapes_are_refused(text: str) -> None:
-    """Also digits that Python would not read."""
-    with pytest.raises(WorkloadError):
-        inputs_of(text, None)

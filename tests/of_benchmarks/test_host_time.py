@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from ds_advise.estimators.hardware import HOST_SCORE_S, Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
@@ -11,7 +13,8 @@ from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
 
 from benchmarks.probes import host_time
-from benchmarks.probes.host_time_cases import HostTimeCase, host_times
+from benchmarks.probes.host_time_cases import HostTimeCase
+from tests.training_scripts.forked_ranks import in_forks
 
 
 def test_committed_costs_are_those_of_the_measured_cases() -> None:
@@ -49,6 +52,9 @@ def test_a_faster_core_launches_faster() -> None:
 @pytest.mark.slow
 def test_a_real_step_is_timed_and_counted() -> None:
     """Stage 3 hooks every module: its calls, gathers and reductions are counted."""
-    (found,) = host_times([HostTimeCase(model={"model_type": "qwen2"}, layers=2, zero_stage=3)], steps=3)
+    from benchmarks.probes import host_time_worker
+
+    case = HostTimeCase(model={"model_type": "qwen2"}, layers=2, zero_stage=3)
+    (found,) = in_forks(partial(host_time_worker._measure, steps=3), [case])
     assert found.forward_s > 0 and found.counts["forward"].calls == 2 * 13 + 7
     assert found.counts["forward"].gathered > 0 and found.counts["backward"].reduced == found.parameters

@@ -79,6 +79,7 @@ def test_errors_depend_on_the_reader(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("engine_in_a_fork")
 def test_readers_stop_as_lint_says() -> None:
     """The same configurations, by the real readers and the engine."""
     refusals = answers([EngineQuestion(config=json.loads(json.dumps(c)), framework=r) for c, r, _ in READ.values()])  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.run import dry_run
 from ds_advise.probes.run import Run
 
+from tests.helpers import dry_runs_in_forks
+
 TEXT = {
     "model_type": "gemma3_text",
     "hidden_size": 2560,
@@ -73,7 +75,8 @@ def allocated(folder: Path, method: Method, parts: tuple[str, ...], **plan: Any)
     shape = with_frozen(shape_from_config(GEMMA, name="gemma"), parts)
     chosen = Plan(zero_stage=2, micro_batch_size=4, **plan)
     run = Run.of_plan(chosen, shape, workload, cluster, description=f"{folder / 'model.py'}:build_model")
-    result = dry_run(run, rank=3)
+    with dry_runs_in_forks():
+        result = dry_run(run, rank=3)
     memory = estimate_plan(shape, workload, cluster, chosen).memory
     assert result.trainable_parameters == tensor_set(shape, workload).trainable_numel
     return memory.allocated_bytes_per_gpu, result.peak.allocated_bytes_per_gpu

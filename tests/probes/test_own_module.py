@@ -228,7 +228,13 @@ def test_inputs_are_shapes_with_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "types"), [("3,x", None), ("", None), ("3", "string"), ("3", "float+int64"), (None, "int64")]
+    ("shapes", "types"),
+    [
+        *((shapes, None) for shapes in ("3,x", "3,", "", "9" * 5000, "\u0663", "1e3", "0", "-1", "3, 0x2")),
+        ("3", "string"),
+        ("3", "float+int64"),
+        (None, "int64"),
+    ],
 )
 def test_other_inputs_are_refused(shapes: str | None, types: str | None) -> None:
     with pytest.raises(DsAdviseError):
@@ -260,7 +266,8 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize(
     ("net", "rungs", "options"),
     [
-        *(("transformer", "ddp zero1 zero2 zero3", {"gradient_checkpointing": choice}) for choice in ("off", "on")),
+        ("transformer", "ddp zero2", {"gradient_checkpointing": "off"}),
+        ("transformer", "zero1 zero3", {"gradient_checkpointing": "on"}),
         ("image", "zero2 zero3", {}),
     ],
 )

@@ -25,6 +25,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PRELOAD = [__name__ + "_imports"]
 LIMIT_S = 900
+COLLECTOR_THRESHOLDS = (700, 10, 10)
+"""Python's own, which the processes that import have not (`quick/sitecustomize.py`)."""
 
 
 def start_server() -> None:
@@ -50,7 +52,7 @@ def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    gc.freeze()  # the imported modules are no garbage
+    _collect_as_usual()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         return function(argument)
 
@@ -142,6 +144,11 @@ def _has_group(group: int) -> bool:
     return True
 
 
+def _collect_as_usual() -> None:
+    gc.freeze()  # the imported modules are no garbage, and scanning them takes long
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
 def _run(script: Path, arguments: list[str], cwd: Path, env: dict[str, str], log: Path) -> None:
     """In the fork: become the process of `python script arguments`."""
     os.setsid()
@@ -153,5 +160,5 @@ def _run(script: Path, arguments: list[str], cwd: Path, env: dict[str, str], log
     os.dup2(output, 2)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
-    gc.freeze()  # the imported modules are no garbage, and scanning them takes long
+    _collect_as_usual()
     runpy.run_path(str(script), run_name="__main__")

@@ -12,7 +12,6 @@ from .test_dry_run_truth import Case, answers, request
 
 CASES: list[tuple[Case, dict[str, int]]] = [
     (Case("zero2"), {}),
-    (Case("zero2", model="llama", accumulation=2), {"eval_logits": 4}),
     (Case("zero3", model="llama", checkpointing=False), {"eval_logits": 4}),
 ]
 

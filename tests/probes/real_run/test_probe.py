@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -142,17 +141,6 @@ def test_two_ranks_train_and_report() -> None:
 
 
 @pytest.mark.slow
-def test_files_of_the_swappers_are_removed(tmp_path: Path, extensions: Callable[..., None]) -> None:
-    """Two ranks with weights and optimizer on NVMe train; the named folder is empty afterwards."""
-    extensions("CPUAdamBuilder", "AsyncIOBuilder")
-    (tmp_path / "nvme").mkdir()
-    result = run("zero3-nvme", nvme_path=str(tmp_path / "nvme"))
-    assert result.failure is None, result.failure
-    assert len(result.ranks) == 2
-    assert list((tmp_path / "nvme").iterdir()) == []
-
-
-@pytest.mark.slow
 def test_one_rank_of_many_runs_alone() -> None:
     """With torch's fake process group one process is rank 3 of 16, steps are taken although the values are junk."""
     result = run("zero3", ranks=16, solo=True, rank=3)
@@ -177,40 +165,6 @@ def test_a_rank_beyond_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None
     body = "keep = torch.ones(100_000_000)"  # 400 MB
     failure = run_module(tmp_path, body, ranks=1, memory_limit_bytes=3 * 10**8).failure
     assert failure is not None and failure.kind == "out_of_memory" and failure.phase == "step 1"
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) -> None:
-    """The model's folder is removed while the libraries load."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY))
-    (folder / "model.safetensors").touch()
-
-    def remove(phase: str) -> None:
-        if phase == "import":
-            shutil.rmtree(folder)
-
-    failure = probe(
-        Run(config=PLAIN, model=TINY, cluster=cluster(1), workload=WORKLOAD),
-        device="cpu",
-        checkpoint=str(folder),
-        on_progress=remove,
-    ).failure
-    assert failure is not None and failure.kind == "crash" and failure.phase == "load"
-    assert str(folder) in failure.message + failure.details
-
-
-@pytest.mark.slow
-def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
-    """They meet in a file there, in place of a port, and cannot even say so."""
-
-    def remove(phase: str) -> None:
-        if phase == "import":
-            shutil.rmtree(next((tmp_path / "temporary").glob("ds-advise-probe-*")))
-
-    failure = run_module(tmp_path, "pass", on_progress=remove).failure
-    assert failure is not None and failure.kind == "crash" and "was removed" in failure.message
 
 
 @pytest.mark.slow
