@@ -65,18 +65,7 @@ BERT = {
 }
 NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt2": GPT2,
-    "gptj": GPT2 | {"rotary_dim": "rotary_dim"},
     "gpt_bigcode": GPT2 | {"multi_query": "multi_query"},
-    "gpt_neo": {
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "vocab_size": "vocab_size",
-        "window_size": "window_size",
-        "max_position_embeddings": "max_position_embeddings",
-        "activation_function": "hidden_act",
-    },
     "bloom": {
         "hidden_size": "hidden_size",
         "n_layer": "num_hidden_layers",
@@ -144,7 +133,6 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "bert": BERT,
     "roberta": BERT,
-    "deberta": BERT,
     "deberta-v2": BERT,
     "vit": {
         name: name
@@ -174,8 +162,6 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "internlm2": LLAMA | {"bias": "attention_bias"},
     "gpt_neox": LLAMA,
     "starcoder2": LLAMA | {"use_bias": "use_bias"},
-    "stablelm": LLAMA | {"use_qkv_bias": "use_qkv_bias"},
-    "cohere": LLAMA | {"use_qk_norm": "use_qk_norm"},
 }
 EXPERTS = {
     name: name
@@ -199,16 +185,17 @@ EXPERTS = {
 }
 
 # Fields that the facts lack, as the published config.json files state them; the exact count confirms them.
-DEBERTA = {
-    "relative_attention": True,
-    "position_biased_input": False,
-    "max_relative_positions": -1,
-    "pos_att_type": ["p2c", "c2p"],
-}
 CONSTANT: Mapping[str, Facts] = {
     "chatglm": {"multi_query_attention": True, "add_bias_linear": False},
-    "deberta": DEBERTA,
-    "deberta-v2": DEBERTA | {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "max_relative_positions": -1,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 256,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
 }
 # Families whose class has a window by default, so that "no window" must be stated.
 WINDOW_BY_DEFAULT = {"mistral"}
@@ -241,8 +228,6 @@ def config_of(facts: Facts) -> dict[str, Any]:
         config["q_lora_rank"] = None
     if facts.get("sliding_window") is not None or model_type in WINDOW_BY_DEFAULT:
         config["sliding_window"] = facts["sliding_window"]
-    if model_type == "gpt_neo":
-        config["attention_types"] = [[["global", "local"], facts["num_hidden_layers"] // 2]]
     return config
 
 

@@ -22,7 +22,7 @@ from ds_advise.estimators.errors import ModelConfigError, WorkloadError
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models import catalogue
-from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
@@ -52,7 +52,8 @@ def main(chosen: list[str]) -> int:
     recorded_model.cached = recorded_model.keep = lambda *_: None  # type: ignore[assignment]
     configs: dict[str, dict[str, Any]] = {}
     for entry in catalogue._entries():
-        configs.setdefault(entry["config"]["model_type"], entry["config"])
+        if entry["config"]["model_type"] in FAMILIES:
+            configs.setdefault(entry["config"]["model_type"], entry["config"])
     found, sizes, exact = list[float](), list[int](), 0
     for model_type in chosen or sorted(configs):
         row = shape_from_config(configs[model_type], name=model_type)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,13 +42,22 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
 def shape_of(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
     """The shape of the model of a `config.json`, by the row of its type, else recorded from transformers' code. Raises
     ModelConfigError."""
+    return _or_recorded(lambda: shape_from_config(config, name=name, source=source))
+
+
+def catalogue_shape(name: str) -> ModelShape:
+    """`catalogue.find`, also for types without a row."""
+    return _or_recorded(lambda: catalogue.find(name))
+
+
+def _or_recorded(make: Callable[[], ModelShape]) -> ModelShape:
     try:
-        return shape_from_config(config, name=name, source=source)
-    except UnknownModelTypeError:
+        return make()
+    except UnknownModelTypeError as error:
         # Here: what it imports takes milliseconds that most answers do not need.
         from ...probes.model_recorder.recorded_model import recorded_model
 
-        return recorded_model(config, name=name, source=source)
+        return recorded_model(error.config, name=error.name, source=error.source)
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
@@ -90,7 +99,7 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
             else "give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
     try:
-        return catalogue.find(name)
+        return catalogue_shape(name)
     except UnknownModelError:
         if not _HUB_ID.fullmatch(name):
             raise

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from .body import (
     BIASED,
-    AttentionPart,
     Body,
     Dims,
     Names,
@@ -21,9 +20,7 @@ from .body import (
     embedding,
     grouped_query,
     linear,
-    norm,
     norms,
-    parameter,
     window_size,
     windows,
 )
@@ -33,7 +30,6 @@ LLAMA = Style()
 GELU = "gelu_pytorch_tanh"
 FUSED_GATE = ("mlp.gate_up_proj", "mlp.down_proj")
 OLMO_2 = Style(qk_norm="all", norms=("post_attention_layernorm", "post_feedforward_layernorm"), biases=BIASED)
-COHERE = Style(norms=LLAMA.norms[:1], norm_kind="layer", norm_bias=False, parallel=True, tied=True, biases=BIASED)
 GEMMA_2 = Style(
     activation=GELU,
     norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
@@ -101,39 +97,6 @@ def gemma3_text(c: Fields) -> Body:
     return body._replace(heads={"ForCausalLM": body.heads["ForCausalLM"]})
 
 
-def cohere(c: Fields) -> Body:
-    dims = Dims.read(c)
-    queries = parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
-    keys = parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm")
-    return build(c, dims, COHERE, attention=_normed(c, dims, COHERE, "use_qk_norm", queries + keys))
-
-
-def _normed(c: Fields, dims: Dims, style: Style, field: str, norms: Tensors) -> AttentionPart:
-    """Grouped-query attention, with these norms of queries and keys if the field is set."""
-    attention, tensors = grouped_query(c, dims, style)
-    if not c.flag(field, default=False):
-        return attention, tensors
-    return attention._replace(qk_norm=True), tensors + norms
-
-
-def stablelm(c: Fields) -> Body:
-    dims, parallel = Dims.read(c, num_key_value_heads=32), c.flag("use_parallel_residual", default=False)
-    style = Style(
-        biases=(("use_qkv_bias", False), False, False),
-        norm_kind="layer",
-        parallel=parallel,
-        hidden_dropout=("hidden_dropout", 0.0),
-        norms=LLAMA.norms[:1] if parallel else LLAMA.norms,
-    )
-    norms = tuple(
-        tensor
-        for name, heads in (("q_layernorm", dims.heads), ("k_layernorm", dims.kv_heads))
-        for head in range(heads)
-        for tensor in norm(f"self_attn.{name}.norms.{head}", dims.head_dim)
-    )
-    return build(c, dims, style, attention=_normed(c, dims, style, "qk_layernorm", norms))
-
-
 PHI = Style(
     names=Names(final_norm="final_layernorm"),
     attention=(*LLAMA.attention[:3], "self_attn.dense"),
@@ -151,12 +114,11 @@ PHI = Style(
 
 def phi(c: Fields) -> Body:
     dims = Dims.read(c)
-    norms = tuple(
-        tensor
-        for name in ("q_layernorm", "k_layernorm")
-        for tensor in norm(f"self_attn.{name}", dims.head_dim, bias=True)
-    )
-    return build(c, dims, PHI, attention=_normed(c, dims, PHI, "qk_layernorm", norms))
+    attention, tensors = grouped_query(c, dims, PHI)
+    if c.flag("qk_layernorm", default=False):
+        attention = attention._replace(qk_norm=True)
+        tensors += norms(("self_attn.q_layernorm", "self_attn.k_layernorm"), dims.head_dim, "layer")
+    return build(c, dims, PHI, attention=(attention, tensors))
 
 
 def internlm3(c: Fields) -> Body:
@@ -255,62 +217,6 @@ def gpt_bigcode(c: Fields) -> Body:
 def _gpt(c: Fields, style: Style, sizes: Dims) -> Body:
     c.refuse("add_cross_attention")
     return build(c, sizes, style, outside=positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings"))
-
-
-def gpt_neo(c: Fields) -> Body:
-    sizes = dims(
-        c,
-        layers=("num_layers", "num_hidden_layers"),
-        heads=("num_heads", "num_attention_heads"),
-        feed_forward="intermediate_size",
-    )
-    at = "attn.attention"
-    style = GPT._replace(
-        attention=(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj", f"{at}.out_proj"),
-        biases=(False, True, True),
-        hidden_dropout=("resid_dropout", 0.0),
-        attention_dropout=("attention_dropout", 0.0),
-    )
-    reach = c.size("window_size", default=256, limit=MAX_POSITIONS)
-    return build(
-        c,
-        sizes,
-        style,
-        outside=positions(c, "wpe", sizes.hidden, "max_position_embeddings"),
-        window=[reach if kind == "local" else None for kind in _neo_attention(c, sizes.layers)],
-    )
-
-
-def _neo_attention(c: Fields, layers: int) -> list[str]:
-    """`attention_types`: [[["global", "local"], 12]] is that pair twelve times."""
-    kinds = ("global", "local")
-    groups = c.items("attention_types")
-    if groups is None:
-        return c.per_layer("attention_layers", layers, kinds) or [kinds[layer % 2] for layer in range(layers)]
-    expanded: list[object] = []
-    for group in groups:
-        match group:
-            case [[*pattern], int(times)] if 0 <= times <= layers:
-                expanded += pattern * times
-            case _:
-                raise c.error("attention_types must be a list of [[kinds], times]")
-    return Fields({"attention_types": expanded}, c.where).per_layer("attention_types", layers, kinds) or []
-
-
-def gptj(c: Fields) -> Body:
-    style = GPT._replace(
-        tied=False,
-        head_bias=True,
-        attention=("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj"),
-        feed_forward=("mlp.fc_in", "mlp.fc_out"),
-        biases=(False, False, True),
-        rotary=True,
-        norms=("ln_1",),
-        parallel=True,
-        hidden_dropout=("resid_pdrop", 0.0),
-        attention_dropout=("attn_pdrop", 0.0),
-    )
-    return build(c, gpt_dims(c), style)
 
 
 def gpt_neox(c: Fields) -> Body:

@@ -139,65 +139,35 @@ def roberta(c: Fields) -> Body:
     return body._replace(base="roberta", heads=shared | own)
 
 
-def deberta(c: Fields) -> Body:
-    """DeBERTa v1: one fused projection, relative positions with projections in every layer."""
-    c.refuse("talking_head")
-    sizes = Sizes.read(c, dropout=0.1)
-    hidden, at = sizes.hidden, "attention.self"
-    relative = c.flag("relative_attention", default=False)
-    kinds = c.words("pos_att_type") if relative else []
-    attention = (
-        parameter(f"{at}.q_bias", hidden, role="attention")
-        + parameter(f"{at}.v_bias", hidden, role="attention")
-        + attention_linears(sizes.attention, hidden, (f"{at}.in_proj", BERT_ATTENTION[-1]), output_bias=True)
-    )
-    if "c2p" in kinds:
-        attention += linear(f"{at}.pos_proj", hidden, hidden, "attention")
-    if "p2c" in kinds:
-        attention += linear(f"{at}.pos_q_proj", hidden, hidden, "attention", bias=True)
-    table: Tensors = ()
-    if relative:
-        table = embedding("encoder.rel_embeddings", 2 * relative_positions(c), hidden, "position")
-    return deberta_body(c, sizes, attention, table)
-
-
 def deberta_v2(c: Fields) -> Body:
-    """DeBERTa v2 and v3: separate projections, which relative positions may share, and buckets of positions."""
-    sizes = Sizes.read(c, dropout=0.1)
+    """DeBERTa v2 and v3: relative positions in buckets, whose projections may be those of the attention."""
+    sizes, labels, vocab = Sizes.read(c, dropout=0.1), c.labels(), c.size("vocab_size", limit=MAX_VOCABULARY)
     hidden, at = sizes.hidden, "attention.self"
+    for name in ("embedding_size", "pooler_hidden_size"):
+        if c.size(name, default=hidden) != hidden:
+            raise c.error(f"{name} other than hidden_size is not supported")
     names = (f"{at}.query_proj", f"{at}.key_proj", f"{at}.value_proj", BERT_ATTENTION[-1])
     attention = attention_linears(sizes.attention, hidden, names, bias=True)
-    extra: Tensors = ()
+    types, has_positions = c.count("type_vocab_size", default=0), c.flag("position_biased_input", default=True)
+    outside = bert_embeddings(c, hidden, vocab, types=types, learned_positions=has_positions)
     if c.flag("relative_attention", default=False):
         kinds = [] if c.flag("share_att_key", default=False) else c.words("pos_att_type")
         for kind, name in (("c2p", "pos_key_proj"), ("p2c", "pos_query_proj")):
             if kind in kinds:
                 attention += linear(f"{at}.{name}", hidden, hidden, "attention", bias=True)
-        rows = 2 * (c.positive("position_buckets") or relative_positions(c))
-        extra += embedding("encoder.rel_embeddings", rows, hidden, "position")
+        positions = c.positive("position_buckets") or c.positive("max_relative_positions")
+        positions = positions or c.size("max_position_embeddings", limit=MAX_POSITIONS)
+        outside += embedding("encoder.rel_embeddings", 2 * positions, hidden, "position")
     if "layer_norm" in c.words("norm_rel_ebd"):
-        extra += norms(("encoder.LayerNorm",), hidden, "layer")
-    kernel = c.positive("conv_kernel_size")
-    if kernel:
+        outside += norms(("encoder.LayerNorm",), hidden, "layer")
+    if kernel := c.positive("conv_kernel_size"):
         width = c.divide("hidden_size", hidden, "conv_groups", c.size("conv_groups", default=1))
-        extra += (
+        outside += (
             parameter("encoder.conv.conv.weight", hidden, width, kernel, role="other")
             + parameter("encoder.conv.conv.bias", hidden, role="other")
             + norms(("encoder.conv.LayerNorm",), hidden, "layer")
         )
-    return deberta_body(c, sizes, attention, extra)
-
-
-def relative_positions(c: Fields) -> int:
-    return c.positive("max_relative_positions") or c.size("max_position_embeddings", limit=MAX_POSITIONS)
-
-
-def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) -> Body:
-    hidden, labels = sizes.hidden, c.labels()
-    for name in ("embedding_size", "pooler_hidden_size"):
-        if c.size(name, default=hidden) != hidden:
-            raise c.error(f"{name} other than hidden_size is not supported")
-    vocab, classifier = c.size("vocab_size", limit=MAX_VOCABULARY), classify("classifier", hidden, labels)
+    classifier = classify("classifier", hidden, labels)
     pooler = linear("pooler.dense", hidden, hidden, "other", bias=True)
     heads = {
         "Model": Head(bare=True),
@@ -207,8 +177,6 @@ def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) 
     }
     if c.flag("legacy", default=True):
         heads["ForMaskedLM"] = bert_masked_head(c, hidden, vocab)
-    types, has_positions = c.count("type_vocab_size", default=0), c.flag("position_biased_input", default=True)
-    embeddings = bert_embeddings(c, hidden, vocab, types=types, learned_positions=has_positions)
     return Body(
         base="deberta",
         hidden_size=hidden,
@@ -216,7 +184,7 @@ def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) 
         blocks=(bert_block(sizes, attention),),
         heads=heads,
         max_positions=c.size_or_none("max_position_embeddings", limit=MAX_POSITIONS),
-        outside=embeddings + outside,
+        outside=outside,
     )
 
 

@@ -80,8 +80,6 @@ class FamilySpec(NamedTuple):
     leaf_classes: tuple[str, ...] = ()
     """Classes of its mixture before transformers 5, where DeepSpeed does not make it a leaf by default. Ranks call
     different experts, and without a leaf ZeRO-3 gathers an expert on the ranks that call it only, which hangs."""
-    pair_router: bool = False
-    """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
     loss_in_weight_type: bool = False
     """Before transformers 4.46 the loss did not cast the logits to fp32."""
     cached_in_training: bool = False
@@ -93,21 +91,10 @@ _GPT = LayerVariant(norm="layer")
 _BERT = LayerVariant(
     norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
 )
-_DEBERTA = LayerVariant(norm="layer", gathers_positions=True)
 _GEMMA = LayerVariant(norm="rms_plus_one", norm_operations=10)
 _GEMMA_3 = _GEMMA._replace(qk_norm="rms_plus_one", layout="sandwich")
 _JOINED = LayerVariant(joined=True)
-_LLAMA_4 = LayerVariant(
-    qk_norm="rms_bare",
-    rotary="fp32",
-    kernels=frozenset({"sdpa"}),
-    softmax_fp32=False,
-    every_expert=True,
-    tempered=True,
-    holds_attention=True,
-)
 _OLMO_2 = LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32")
-_GPT_J = LayerVariant(norm="layer", kernels=frozenset({"flash"}), softmax_fp32=False, scores_fp32=True)
 _T5 = LayerVariant(
     norm="rms_t5", kernels=frozenset({"sdpa"}), softmax_fp32=False, relative=True, embedding_dropout=True
 )
@@ -129,20 +116,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=frozenset(), holds_scores=True),
     ),
     "chatglm": FamilySpec("ChatGLM", dense.chatglm),
-    "clip": FamilySpec(
-        "CLIP",
-        vision_language.clip,
-        _SUMMED,
-        tower=LayerVariant(norm="layer", embedding_norm=True, pooled_output=True),
-    ),
-    "cohere": FamilySpec(
-        "Cohere",
-        dense.cohere,
-        LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
-        supports=("ulysses",),
-    ),
-    "deberta": FamilySpec("Deberta", encoders.deberta, _DEBERTA),
-    "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, _DEBERTA),
+    "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, LayerVariant(norm="layer", gathers_positions=True)),
     "deepseek_v2": FamilySpec(
         "DeepseekV2",
         partial(experts.deepseek, width=1407, count=64, shared=2, first=0, biased=True),
@@ -205,7 +179,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         loss_in_weight_type=True,
         cached_in_training=True,
     ),
-    "gpt_neo": FamilySpec("GPTNeo", dense.gpt_neo, _GPT_J._replace(summed_input=True)),
     "gpt_neox": FamilySpec("GPTNeoX", dense.gpt_neox, LayerVariant(norm="layer", joined=True)),
     "gpt_oss": FamilySpec(
         "GptOss",
@@ -219,7 +192,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         ),
         supports=("liger",),
     ),
-    "gptj": FamilySpec("GPTJ", dense.gptj, _GPT_J),
     "granite": FamilySpec(
         "Granite",
         decoder(Style(biases=LLAMA_BIASES)),
@@ -245,8 +217,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         decoder(Style(biases=LLAMA_BIASES)),
         supports=("ulysses", "tiles", "liger", "autotp"),
     ),
-    "llama4": FamilySpec("Llama4", experts.llama4, _LLAMA_4, pair_router=True),
-    "llama4_text": FamilySpec("Llama4", experts.llama4_text, _LLAMA_4, pair_router=True),
     "minicpm": FamilySpec("MiniCPM", decoder(Style(tied=True, biases=BIASED))),
     "mistral3": FamilySpec("Mistral3", vision_language.mistral3),
     "mistral": FamilySpec("Mistral", dense.mistral, supports=("ulysses", "tiles", "liger", "autotp")),
@@ -339,7 +309,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         decoder(Style(tied=True, biases=LLAMA_BIASES), window=dense.unrotated_layers, num_key_value_heads=4),
         supports=("ulysses", "tiles", "liger"),
     ),
-    "stablelm": FamilySpec("StableLm", dense.stablelm, LayerVariant(norm="layer", qk_norm="layer", joined=True)),
     "starcoder2": FamilySpec(
         "Starcoder2",
         decoder(
@@ -440,7 +409,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
                 why="it decides which tensors the model has",
                 fix='add the one that fits, such as "model_type": "llama"',
             )
-        raise UnknownModelTypeError(f"{c.where}: no row describes model_type {model_type!r}")
+        raise UnknownModelTypeError(config, name, source)
     body = family.body(c)
     suffix = _class_suffix(c, family.stem, body)
     head = body.heads[suffix]
@@ -494,4 +463,8 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
 
 
 class UnknownModelTypeError(ModelConfigError):
-    """No row describes models of this type."""
+    """No row describes models of this type, which can only be recorded."""
+
+    def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
+        super().__init__(f"{name}: no row describes model_type {config['model_type']!r}")
+        self.config, self.name, self.source = config, name, source

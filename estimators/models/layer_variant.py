@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "rms_bare", "layer_fp32", "layer_bare"]
+NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "layer_bare"]
 """The norms of `memory.activations.ops.norm`."""
 
 
@@ -31,8 +31,6 @@ class LayerVariant(NamedTuple):
     """The attention implementations that the class supports besides eager."""
     softmax_fp32: bool = True
     """Eager attention takes the softmax in fp32 and casts it back."""
-    scores_fp32: bool = False
-    """Eager attention casts queries and keys to fp32 first."""
     holds_scores: bool = False
     """Eager attention keeps the raw scores in a variable until it returns."""
     chosen_mask: bool = False
@@ -57,8 +55,6 @@ class LayerVariant(NamedTuple):
     """The first layer's input is a sum or product of the embedding (learned positions, a multiplier)."""
     convolved_input: bool = False
     """Two convolutions, each with a GELU, make the encoder's input (Whisper)."""
-    pooled_output: bool = False
-    """One token of the encoder's output is passed on (CLIP)."""
     router_fp32: bool = False
     """A mixture of experts computes the router's logits in fp32."""
     softmax_of_top_k: bool = False
@@ -67,9 +63,3 @@ class LayerVariant(NamedTuple):
     """A mixture of experts leaves its routing weights in fp32."""
     gpt_oss_experts: bool = False
     """A mixture of experts is gpt-oss's, whose gate is clamped."""
-    every_expert: bool = False
-    """Each expert of a mixture computes every token, times its score (Llama 4)."""
-    tempered: bool = False
-    """Queries that are not rotated are scaled by their position, in fp32."""
-    holds_attention: bool = False
-    """A layer keeps its attention's output in a variable until it returns."""

@@ -247,8 +247,7 @@ def trains_head(model: ModelShape, workload: Workload) -> bool:
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
     """The layers to name where peft cannot adapt every linear layer of the model; None where it can."""
-    has_pairs = model.pair_router or family_of(model).pair_router
-    return ("q_proj", "k_proj", "v_proj", "o_proj") if has_pairs else None
+    return ("q_proj", "k_proj", "v_proj", "o_proj") if model.pair_router else None
 
 
 @lru_cache(maxsize=64)

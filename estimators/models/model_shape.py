@@ -249,7 +249,7 @@ class ModelShape:
     peft_experts: tuple[tuple[str, str], ...] = ()
     """As `FamilySpec.peft_experts`, of a recorded model."""
     pair_router: bool = False
-    """As `FamilySpec.pair_router`, of a recorded model."""
+    """Its router is a linear layer with two results (transformers 5.23 Llama4Router)."""
     module: OwnModule | None = None
     """Set for a module of the user's: one block, whose program begins with the batch and ends with the loss."""
     quantized: str = ""

@@ -1,4 +1,4 @@
-"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3, Qwen-VL; CLIP, two towers side by side."""
+"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3, Qwen-VL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 from .body import (
     BIASED,
     Body,
-    Head,
     Style,
     Tensors,
     attention_linears,
@@ -23,7 +22,7 @@ from .body import (
     parameter,
     stack,
 )
-from .config_fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .config_fields import MAX_HEADS, MAX_LAYERS, Fields
 from .dense_decoders import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
 from .encoders import Sizes, patch_grid
 from .model_shape import Attention, Block, FeedForward, ImageSize, NormKind
@@ -228,81 +227,12 @@ def deepstack(c: Fields, text: Body) -> Body:
 
 def idle(c: Fields, text: Body) -> Body:
     """Qwen3.5's model with a vision tower that text samples do not use: its tensors are outside the blocks."""
-    model = combine(c, text, (), idle_tensors(_idle_deep_tower(c, text)), patches=1, tied=False)
-    return model._replace(encoder_len_fixed=None, idle_tower=True)
-
-
-def idle_tensors(tower: Tensors) -> Tensors:
-    return tuple(tensor._replace(role="tower") for tensor in tower)
-
-
-def _idle_deep_tower(c: Fields, text: Body) -> Tensors:
-    """The tensors of Qwen3.5's tower."""
     vision = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
-    block, outside, _ = deep_tower(vision, text.hidden_size)
-    each = [tensor._replace(name=f"{block.prefix}.{{}}.{tensor.name}") for tensor in block.tensors]
-    return outside + tuple(t._replace(name=t.name.format(layer)) for layer in range(block.count) for t in each)
-
-
-def clip(c: Fields) -> Body:
-    """An encoder of images and one of texts, each with a projection into the space where they are compared."""
-    text, vision = part(c, "text_config", "clip_text_model"), part(c, "vision_config", "clip_vision_model")
-    words = Sizes.read(
-        text,
-        activation="quick_gelu",
-        hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-    )
-    images = Sizes.read(
-        vision,
-        activation="quick_gelu",
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-    )
-    patches, kernel = patch_grid(vision, image=224, patch=32)
-    positions = text.size("max_position_embeddings", default=77, limit=MAX_POSITIONS)
-    vocab, projected = (
-        text.size("vocab_size", default=49408, limit=MAX_VOCABULARY),
-        c.size("projection_dim", default=512),
-    )
-    causal = words.attention._replace(causal=True)
-    language = words._replace(attention=causal).block("text_model.encoder.layers", _clip_layer(words))
-    at, width = "vision_model.", images.hidden
-    return Body(
-        base="",
-        hidden_size=words.hidden,
-        vocab_size=vocab,
-        blocks=(
-            tower_block(images, f"{at}encoder.layers", _clip_layer(images)),
-            replace(language, stack="decoder", hidden_dropout=0.0, attention_dropout=0.0),
-        ),
-        outside=parameter("logit_scale", role="other")
-        + embedding("text_model.embeddings.token_embedding", vocab, words.hidden)
-        + embedding("text_model.embeddings.position_embedding", positions, words.hidden, "position")
-        + norms(("text_model.final_layer_norm",), words.hidden, "layer")
-        + parameter(f"{at}embeddings.class_embedding", width, role="embedding")
-        + parameter(f"{at}embeddings.patch_embedding.weight", width, *kernel, role="embedding")
-        + embedding(f"{at}embeddings.position_embedding", patches + 1, width, "position")
-        + norms((f"{at}pre_layrnorm", f"{at}post_layernorm"), width, "layer")
-        + linear("visual_projection", width, projected, "other")
-        + linear("text_projection", words.hidden, projected, "other"),
-        max_positions=positions,
-        encoder_len_fixed=patches + 1,
-        heads={"Model": Head(bare=True)},
-    )
-
-
-def _clip_layer(sizes: Sizes) -> Tensors:
-    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
-    return (
-        attention_linears(sizes.attention, sizes.hidden, names, bias=True)
-        + feed_forward_linears(sizes.feed_forward, sizes.hidden, ("mlp.fc1", "mlp.fc2"), bias=True)
-        + norms(("layer_norm1", "layer_norm2"), sizes.hidden, "layer")
-    )
+    block, tower, _ = deep_tower(vision, text.hidden_size)
+    for layer in range(block.count):
+        tower += tuple(each._replace(name=f"{block.prefix}.{layer}.{each.name}") for each in block.tensors)
+    tower = tuple(tensor._replace(role="tower") for tensor in tower)
+    return combine(c, text, (), tower, patches=1, tied=False)._replace(encoder_len_fixed=None, idle_tower=True)
 
 
 def tower_block(sizes: Sizes, prefix: str, layer: Tensors) -> Block:

@@ -168,11 +168,6 @@ def from_config(
             shape = (batch, config.num_channels, side, side)
         elif name == "input_features":
             shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's convolutions halve them
-        if config.model_type == "clip":
-            side = config.vision_config.image_size
-            words = torch.zeros((batch, seq_len), dtype=torch.long, device=device)
-            images = torch.zeros((batch, config.vision_config.num_channels, side, side), dtype=dtype, device=device)
-            return {"input_ids": words, "pixel_values": images, "return_loss": True}
         labels = torch.zeros(batch if per_sample else (batch, seq_len), dtype=torch.long, device=device)
         values = torch.zeros(shape, dtype=torch.long if len(shape) == 2 else dtype, device=device)
         return {name: values, "labels": labels}
@@ -181,7 +176,7 @@ def from_config(
 
 
 def _give_dimensions(model: torch.nn.Module) -> None:
-    """Give scalar parameters (CLIP's `logit_scale`) one dimension: DeepSpeed cannot broadcast scalars.
+    """Give scalar parameters one dimension: DeepSpeed cannot broadcast scalars.
 
     Source: deepspeed 0.19.8 runtime/engine.py `_broadcast_model` views them as bytes. `ModelShape.assumptions` says so.
     """
@@ -236,7 +231,7 @@ def model_class(config: Any) -> Any:
 
     for name in getattr(config, "architectures", None) or ():
         architecture = getattr(transformers, name, None)
-        if architecture is not None and ("For" in name or "LMHead" in name or name == "CLIPModel"):
+        if architecture is not None and ("For" in name or "LMHead" in name):
             return architecture
     sequences = (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
     for mapping in (

@@ -106,9 +106,11 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _cannot(name, f"it has {layers:,} layers")
     print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
-    window = getattr(text, "sliding_window", None)
-    if isinstance(window, int):
-        text.sliding_window = _UNLIMITED
+    window = None
+    for field in ("sliding_window", "attention_chunk_size"):
+        if isinstance(size := getattr(text, field, None), int):
+            window = size
+            setattr(text, field, _UNLIMITED)
 
     def build() -> Any:
         with torch.device("meta"), no_init_weights():
@@ -210,7 +212,7 @@ def _windows(text: Any, window: object) -> dict[int, int]:
     if not isinstance(window, int) or getattr(text, "use_sliding_window", True) is False:
         return {}
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
-    return {index: window for index, kind in enumerate(kinds) if kind == "sliding_attention"}
+    return {index: window for index, kind in enumerate(kinds) if kind in ("sliding_attention", "chunked_attention")}
 
 
 def _cannot(name: str, why: str) -> ModelConfigError:

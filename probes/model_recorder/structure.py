@@ -346,7 +346,7 @@ def _block(
             gated=False,
             activation=str(getattr(config, "hidden_act", "")),
             experts=experts,
-            experts_per_token=_experts_per_token(config) if experts else 0,
+            experts_per_token=_experts_per_token(made, tensors, config) if experts else 0,
         ),
         norm="layer" if biases else "rms",
         norm_count=len(norms) - len(biases),
@@ -354,7 +354,13 @@ def _block(
     )
 
 
-def _experts_per_token(config: Any) -> int:
+def _experts_per_token(made: Program, tensors: Sequence[Tensor], config: Any) -> int:
+    """By the FLOPs of the products with experts, which Llama 4 gives every token; by the configuration where torch does
+    not count them (grouped products)."""
+    shapes = {tensor.name: tensor.shape for tensor in tensors if tensor.role == "expert" and len(tensor.shape) == 3}
+    reading = [each for each in made.instructions if shapes.keys() & each.reads_weights]
+    if flops := sum(each.flops.at(LONG_STEP).per_sample for each in reading):
+        return round(flops / (2 * LONG_STEP * sum(one * other for _, one, other in shapes.values())))
     for name in ("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_k", "top_k"):
         if isinstance(value := getattr(config, name, None), int):
             return value

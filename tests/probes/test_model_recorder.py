@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.question.model_source import catalogue_shape
 from ds_advise.estimators.errors import ModelConfigError, WorkloadError
 from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.estimators.models.families import FAMILIES
@@ -108,6 +109,20 @@ def test_routers_that_return_several_tensors_are_not_adapted() -> None:
     with pytest.raises(WorkloadError, match="cannot adapt the routers of phimoe"):
         adapters(shape, Workload(method="lora"))
     assert adapters(shape, Workload(method="lora", lora_targets=("q_proj",))).rank == 8
+
+
+def test_every_expert_of_llama_4_computes_every_token_and_layers_attend_within_chunks() -> None:
+    small = {"hidden_size": 64, "intermediate_size": 32, "intermediate_size_mlp": 96, "head_dim": 8, "vocab_size": 64}
+    config = {**NEMOTRON, **small, "model_type": "llama4_text", "num_local_experts": 4, "attention_chunk_size": 8192}
+    rotated, whole = recorded_model(config, name="llama4", source="").blocks
+    assert (rotated.count, whole.count) == (3, 1)
+    assert (rotated.attention.window, whole.attention.window) == (8192, None)
+    assert rotated.feed_forward.experts_per_token == rotated.feed_forward.experts == 4
+
+
+def test_a_name_of_a_type_without_a_row_is_recorded() -> None:
+    shape = catalogue_shape("gpt-neo-125m")
+    assert (shape.name, shape.parameters) == ("EleutherAI/gpt-neo-125m", 125_198_592)
 
 
 def test_an_encoder_decoder_has_two_stacks() -> None:

@@ -186,8 +186,6 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
     variant = recorder.variant(encoder[-1])
-    if variant.pooled_output:
-        return []
     derives = recorder.derives(encoder[-1])
     ops = recorder.ops((), "encoder output")._replace(frozen=not derives)
     width, rows = recorder.model.stream_width(encoder[-1]), recorder.rows(encoder[-1])

@@ -127,22 +127,6 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     return ops.cast(graph.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
-def every_expert(ops: Ops, shape: FeedForward, router: str, names: Sequence[str], value: Value) -> Value:
-    """A copy of every token for each expert, times the expert's score (0 if not chosen); the shared expert; their sum.
-    Local variables hold the copies to the end. Source: transformers 5.23 llama4/modeling_llama4.py Llama4TextMoe,
-    Llama4TextExperts."""
-    graph = ops.graph
-    scores = ops.cast(ops.saves_output("router scores", ops.cast(ops.linear(router, value), 4)), ops.itemsize)
-    copies = ops.new("copies of tokens", (value,), rows=value.rows * shape.experts)
-    scaled = ops.multiply(copies, _as_rows(ops.scale(scores)), "scaled tokens")
-    inner = _gate(ops, shape, _grouped(ops, "gate_up_proj", scaled, 2 * shape.hidden))
-    output = _grouped(ops, "down_proj", inner, value.width)
-    shared = dense(ops, shape, names, value)
-    total = ops.add(ops.new("expert output", (output,), rows=value.rows), shared)
-    graph.hold(scaled, output)
-    return total
-
-
 GROUP_ALIGNMENT = 8
 """An expert's tokens are padded to a multiple of it (deepspeed 0.19.8 moe/ep_kernels.py TOKEN_GROUP_ALIGN_SIZE_M)."""
 

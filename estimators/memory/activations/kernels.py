@@ -26,7 +26,7 @@ FIRST_BOOLEAN_MASKS = (4, 53)
 FIRST_GROUPED = (4, 54)
 """First transformers that passes fewer key than query heads to torch's attention (integrations/sdpa_attention.py)."""
 
-ALWAYS_MASKED = ("llama", "gemma", "cohere")
+ALWAYS_MASKED = ("llama", "gemma")
 """Model types whose code made a mask although nothing is padded (transformers 4.38 and 4.39 `_update_causal_mask`)."""
 
 
@@ -160,8 +160,6 @@ def attend(
         output = ops.product("attention output", ops.dropout(weights, dropout), value, width=out_width)
         return ops.cast(output, query.itemsize)
     itemsize = query.itemsize
-    if variant.scores_fp32:
-        query, key = ops.cast(query, 4), ops.cast(key, 4)
     raw = ops.product("scores", ops.new("q", (query,)), ops.new("k", (key,)), width=heads * keys)
     besides = _score_bytes(ops, variant) * raw.rows * raw.width
     scores = ops.graph.apply("scores", (raw,), moves=(besides, besides))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, Block, FeedForward
-from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
+from .feed_forward import dense, experts, shared_gate, spread_experts, tiled_dense
 from .kernels import Kernel, attend, delta_rule
 from .ops import Ops, norm
 from .saved_tensors import Value
@@ -33,19 +33,10 @@ class Layer:
     def forward(self, value: Value) -> Value:
         if self.block.parallel:
             return self._parallel(value)
-        held: list[Value] = []
-
-        def attend_and_hold(value: Value) -> Value:
-            held.append(self._self_attention(value))
-            return held[0]
-
-        value = self._branch("attention", value, attend_and_hold)
+        value = self._branch("attention", value, self._self_attention)
         if self.memory is not None and self.block.cross_attention is not None:
             value = self._branch("cross-attention", value, self._cross_attention)
-        value = self._branch("feed-forward", value, self._feed_forward)
-        if self.variant.holds_attention:
-            self.ops.graph.hold(*held)
-        return value
+        return self._branch("feed-forward", value, self._feed_forward)
 
     def _branch(self, part: str, value: Value, run: Callable[[Value], Value]) -> Value:
         """One residual branch with its norms, in the family's layout."""
@@ -102,8 +93,6 @@ class Layer:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
-        elif self.variant.tempered:
-            query = self.ops.cast(self.ops.scale(self.ops.graph.apply("q", (query,), itemsize=4)), query.itemsize)
         if self.ops.workload.sequence_parallel_size > 1:
             attended = self._attend_in_turn(output, attention, (query, key, states))
         else:
@@ -263,8 +252,6 @@ class Layer:
             return dense(ops, shape, names, value, dropout=variant.relative and bool(self.block.hidden_dropout))
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
         router = next(name for name in matrices if ops.weights[name].role == "router")
-        if variant.every_expert:
-            return every_expert(ops, shape, router, names, value)
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
         if gate is not None:
             shared = dense(ops, shape, names, value)

@@ -178,8 +178,6 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     rms_fp32:     OLMo 2, gpt-oss: the product with the weight is in fp32, then cast.
     rms_plus_one: Gemma: as rms_fp32 with (1 + weight), which always is a new tensor of H.
     rms_t5:       T5: the fp32 copy serves the variance only; x itself is scaled.
-    rms_bare:     Llama 4, of queries and keys: Llama's without a weight.
-    layer_fp32:   Cohere: mean and variance by hand in fp32.
     layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
 
     Fused kernels of RMS norms keep the input as it is and a reciprocal RMS per row; but for Gemma's, the gradient of
@@ -191,8 +189,6 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
         return _native(ops, ops.cast(value, 4) if ops.workload.autocasts else value, label, heads)
     if variant == "layer_bare":
         return ops.cast(_native(ops, ops.cast(value, 4), label, heads), value.itemsize)
-    if variant == "layer_fp32":
-        return _by_hand(ops, value, label, heads)
     wide = ops.cast(value, 4)
     squares = ops.power("squares", wide)
     scale = _per_row(ops, squares, "reciprocal RMS", heads)
@@ -202,8 +198,6 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
         )
         return _weighted(ops, ops.cast(normed, ops.itemsize), label)
     normed = ops.multiply(wide, scale, "normed in fp32")
-    if variant == "rms_bare":
-        return ops.cast(normed, value.itemsize)
     if variant == "rms":
         return _weighted(ops, ops.cast(normed, value.itemsize), label)
     return ops.cast(_weighted(ops, normed, label), value.itemsize)
@@ -234,12 +228,3 @@ def _fused(ops: Ops, variant: NormVariant, value: Value, label: str, heads: int)
 def _native(ops: Ops, value: Value, label: str, heads: int) -> Value:
     statistics = ops.graph.tensor(value.rows, 2 * heads, 4, "mean and deviation")
     return ops.graph.apply(label, (value,), saves=(value, statistics), trains=ops.trains)
-
-
-def _by_hand(ops: Ops, value: Value, label: str, heads: int) -> Value:
-    wide = ops.cast(value, 4)
-    mean = ops.graph.apply("mean", (wide,), width=heads, itemsize=4)
-    centred = ops.add(wide, mean, "centred")
-    scale = _per_row(ops, ops.power("squares", centred), "reciprocal deviation", heads)
-    normed = ops.multiply(ops.add(wide, mean, "centred"), scale, "normed in fp32")
-    return ops.cast(_weighted(ops, normed, label), value.itemsize)

@@ -68,8 +68,6 @@ class Recording:
     value: Value
     """The input."""
     output: Value
-    copies: int = 0
-    """Copies of the output's gradient, one for each summand, that are made first."""
 
     @cached_property
     def saved(self) -> tuple[Storage, ...]:
@@ -124,7 +122,7 @@ class Recording:
     @property
     def waiting(self) -> Size:
         """Gradients that wait while a checkpointed layer runs again."""
-        return Size(self.value.size * (1 + self.copies), 0)
+        return Size(self.value.size, 0)
 
 
 class LayerRecorder(NamedTuple):
@@ -218,8 +216,7 @@ class LayerRecorder(NamedTuple):
             layer.cross_kernel, _ = self.kernel(block, block.cross_attention)
             if variant.relative:
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
-        copies = block.feed_forward.experts if variant.every_expert else 0
-        return Recording(graph, value, layer.forward(value), copies)
+        return Recording(graph, value, layer.forward(value))
 
     def replay(self, ops: Ops, program: Program, block: Block, *, embedding_needs_grad: bool = False) -> Replay:
         """A run of a program in the stream of a block."""

@@ -78,7 +78,6 @@ DELTA = {
 ROUTED = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 192}
 EXPERTS = ROUTED | {"shared_expert_intermediate_size": 192}
 OF_EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
-LLAMA_4 = {**GROUPED, "intermediate_size": 192, "intermediate_size_mlp": INNER, "head_dim": 32, "num_local_experts": 4}
 SIZES = {"hidden_size": HIDDEN, "vocab_size": VOCABULARY}
 MPT = {"d_model": HIDDEN, "n_heads": HEADS, "vocab_size": VOCABULARY, "max_seq_len": 4096}
 FALCON = SIZES | {"num_attention_heads": HEADS, "alibi": False, "bias": False}
@@ -93,7 +92,6 @@ WHISPER = {
     "pad_token_id": 0,
     "decoder_start_token_id": 0,
 }
-NO_ROUTERS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True)
@@ -118,26 +116,11 @@ def t5(**fields: Any) -> Case:
     return Case(T.T5Config, T5 | fields, "efficient", ("num_layers",), model=T.T5ForConditionalGeneration)
 
 
-def clip(num_hidden_layers: int) -> Any:
-    text = {**PLAIN, "num_hidden_layers": num_hidden_layers, "eos_token_id": 2}
-    images = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "patch_size": 14}
-    return T.CLIPConfig(text_config=text, vision_config={**images, "num_hidden_layers": num_hidden_layers})
-
-
-def gpt_neo(num_layers: int) -> Any:
-    return T.GPTNeoConfig(
-        **SIZES, num_heads=HEADS, max_position_embeddings=4096, num_layers=num_layers,
-        attention_types=[[["global"], num_layers]],
-    )  # fmt: skip
-
-
 FULL, LINEAR = {"layer_types": "full_attention"}, {"layer_types": "linear_attention"}
 WIDE_HEADS = GROUPED | {"head_dim": 64}
 CASES = {
     "bert": Case(T.BertConfig, PLAIN, model=T.BertForMaskedLM, targets=("query", "value")),
     "bloom": Case(T.BloomConfig, SIZES | {"n_head": HEADS}, "eager", ("n_layer",)),
-    "clip": Case(clip, {}, model=T.CLIPModel, targets=("q_proj", "v_proj")),
-    "cohere": Case(T.CohereConfig, GROUPED),
     "deepseek_v2": Case(T.DeepseekV2Config, LATENT | {"q_lora_rank": None, "head_dim": 16}, "efficient"),
     "deepseek_v3": Case(T.DeepseekV3Config, LATENT | {"q_lora_rank": 96, "n_group": 4, "topk_group": 2}, "efficient"),
     "ernie4_5": Case(T.Ernie4_5Config, GROUPED | {"head_dim": 32}),
@@ -149,17 +132,11 @@ CASES = {
     "glm4": Case(T.Glm4Config, GROUPED | {"head_dim": 32, "pad_token_id": 0}),
     "gpt2": Case(T.GPT2Config, GPT, depth=("n_layer",)),
     "gpt_bigcode": Case(T.GPTBigCodeConfig, GPT, depth=("n_layer",)),
-    "gpt_neo": Case(gpt_neo, {}, "eager", ("num_layers",)),
     "gpt_neox": Case(T.GPTNeoXConfig, PLAIN),
     "gpt_neox-20b": Case(T.GPTNeoXConfig, PLAIN | {"hidden_act": "gelu_fast"}),
     "gpt_oss": Case(T.GptOssConfig, GROUPED | OF_EIGHT | {"head_dim": 32}, "eager", each_layer=FULL),
-    "gptj": Case(T.GPTJConfig, GPT | {"rotary_dim": 16}, "eager", ("n_layer",)),
     "granite": Case(T.GraniteConfig, GROUPED),
     "llama": Case(T.LlamaConfig, GROUPED),
-    "llama4": Case(
-        T.Llama4TextConfig, LLAMA_4 | {"moe_layers": []}, each_layer={"no_rope_layers": 1}, targets=NO_ROUTERS
-    ),
-    "llama4-experts": Case(T.Llama4TextConfig, LLAMA_4, each_layer={"no_rope_layers": 0}, targets=NO_ROUTERS),
     "mistral": Case(T.MistralConfig, GROUPED | {"sliding_window": None}),
     "mistral-window": Case(T.MistralConfig, GROUPED | {"sliding_window": 128}, "efficient"),
     "mixtral": Case(T.MixtralConfig, GROUPED | OF_EIGHT | {"sliding_window": None}),
@@ -177,7 +154,6 @@ CASES = {
     "qwen3_5-full": Case(T.Qwen3_5TextConfig, GROUPED | DELTA, each_layer=FULL),
     "qwen3_next": Case(T.Qwen3NextConfig, GROUPED | DELTA | EXPERTS, each_layer=LINEAR),
     "qwen3_moe": Case(T.Qwen3MoeConfig, WIDE_HEADS | ROUTED),
-    "stablelm": Case(T.StableLmConfig, GROUPED),
     "starcoder2": Case(T.Starcoder2Config, GROUPED | {"sliding_window": None}),
     "t5": t5(dropout_rate=0.0),
     "t5-v1.1": t5(feed_forward_proj="gated-gelu"),
@@ -190,11 +166,9 @@ FAST = ("llama", "gpt2", "gemma2", "qwen3_moe")
 ADAPTED = (
     *FAST,
     "bert",
-    "clip",
     "deepseek_v3",
     "falcon-7b",
     "gpt_oss",
-    "llama4-experts",
     "mixtral",
     "phi3",
     "qwen3_5",
@@ -319,9 +293,6 @@ def measure(
 
 def make_batch(config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     tokens = torch.zeros((BATCH, SEQUENCE), dtype=torch.long, device="meta")
-    if config.model_type == "clip":
-        images = torch.zeros((BATCH, 3, 224, 224), dtype=dtype, device="meta")
-        return {"input_ids": tokens, "pixel_values": images, "return_loss": True}  # type: ignore[dict-item]
     if config.model_type == "vit":
         return {"pixel_values": torch.zeros((BATCH, 3, 352, 352), dtype=dtype, device="meta"), "labels": tokens[:, 0]}
     if config.model_type == "whisper":
@@ -398,15 +369,10 @@ def modes() -> list[Any]:
     ]
 
 
-ROUGH_PEAK = {"bert": 0.1, "bloom": 0.16, "gpt_oss": 0.06, "llama4-experts": 0.07}
-"""Eager code of these keeps large intermediate results in local variables that the recorded graph does not know of; of
-Llama 4's it counts the end of a recomputed layer, which torch leaves out."""
+ROUGH_PEAK = {"bert": 0.1, "bloom": 0.16, "gpt_oss": 0.06}
+"""Eager code of these keeps large intermediate results in local variables that the recorded graph does not know of."""
 
-ROUGH_KEPT = {"clip": 0.08}
-"""Of its towers what stands before and behind the layers is counted roughly, and much of so small a model."""
-
-
-UNRECORDABLE = ("clip", "vit", "whisper")
+UNRECORDABLE = ("vit", "whisper")
 """Inputs other than tokens."""
 
 ROUGH_RECORDED = {"qwen3_5": 0.08, "qwen3_next": 0.07, "t5": 0.015, "t5-v1.1": 0.015}
@@ -417,7 +383,6 @@ ROUGH_RECORDED_PEAK = {
     "deepseek_v2": 0.07,
     "deepseek_v3": 0.07,
     "gpt_neox": 0.06,
-    "llama4-experts": 0.08,
     "qwen3_5": 0.08,
     "qwen3_next": 0.07,
     "t5": 0.06,
@@ -433,7 +398,7 @@ def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpoin
     two, three = (measure(case, layers, **how) for layers in (2, 3))
     small, large = (estimate(case, layers, **how) for layers in (2, 3))
     assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
-    assert kept(large) == pytest.approx(three.saved, rel=ROUGH_KEPT.get(name, 0.03))
+    assert kept(large) == pytest.approx(three.saved, rel=0.03)
     assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
     if name not in UNRECORDABLE:
         recorded = estimate(case, 2, shape_of=recorded_model, **how)

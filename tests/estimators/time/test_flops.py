@@ -29,13 +29,6 @@ CONFIGS: dict[str, Config] = {
         n_routed_experts=4,
         n_shared_experts=1,
     ),
-    "llama4": small(
-        "llama4_text",
-        SIZES | {"head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96},
-        num_local_experts=4,
-        interleave_moe_layer_step=2,
-        tie_word_embeddings=False,
-    ),
 }
 ADAPTED_EXPERTS = small("qwen3_moe", SIZES, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
 
