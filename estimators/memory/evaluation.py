@@ -84,16 +84,16 @@ def evaluation_terms(
         gathered = _GATHERED.term((world_size + 1) * batch, **inputs)
     else:
         gathered = _JOINED.term(2 * batches * world_size * batch, k=batches, **inputs)
-    forward = forward_only_terms(model, workload, samples, compute_capability=compute_capability)
+    shared, layer = forward_only_terms(model, workload, samples, compute_capability=compute_capability)
     cache = () if workload.software.transformers >= (5, 0) else cache_terms(model, workload, samples, workload.seq_len)
     loss = evaluated_loss_terms(model, workload, samples, keeps_logits=batches > 0)
     return EvaluationTerms(
-        layer=kept + cache + forward.shared + forward.layer,
-        loss=kept + cache + forward.shared + loss,
+        layer=kept + cache + shared + layer,
+        loss=kept + cache + shared + loss,
         gathered=gathered,
         generation=generation_cache_terms(model, workload, samples, workload.seq_len + workload.eval_new_tokens)
-        + forward.shared
-        + forward.layer
+        + shared
+        + layer
         if workload.eval_new_tokens
         else (),
     )

@@ -53,6 +53,7 @@ from .activations.loss import (
     reference_logits_terms,
     tile_of_logits,
 )
+from .activations.recording import LayerRecorder
 from .batch_independent import BatchIndependentMemory, resident
 from .device_overhead import (
     allocator_overhead,
@@ -286,15 +287,9 @@ def _evaluation(memory: BatchIndependentMemory, workload: Workload) -> Phase:
 
 def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Plan, saved: Terms) -> dict[str, Terms]:
     """Activations of a module, whose program is all of a pass."""
-    moments = module_moments(
-        memory.sharded.tensors.model,
-        workload,
-        plan.micro_batch_size,
-        plan.gradient_checkpointing,
-        compute_capability=memory.cluster.gpu.compute_capability,
-        zero_stage=plan.zero_stage,
-        weights=memory.weights_in_pass,
-    )
+    model, capability = memory.sharded.tensors.model, memory.cluster.gpu.compute_capability
+    recorder = LayerRecorder(model, workload, plan.gradient_checkpointing, capability, zero3=plan.zero_stage >= 3)
+    moments = module_moments(recorder, plan.micro_batch_size, memory.weights_in_pass)
 
     def alive(moment: int | None) -> Terms:
         if moment is None:

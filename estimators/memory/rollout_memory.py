@@ -210,6 +210,6 @@ def profiled_bytes(model: ModelShape, workload: Workload, tokens: int = VLLM_TOK
     """What vLLM sets aside in addition to weights, keys and values: the larger of a layer's forward pass of `tokens`
     tokens and sampling, and what is not torch's."""
     one = replace(workload.of_passes().of_length(tokens), attention="flash")
-    forward = forward_only_terms(model, one, 1, compute_capability=None)
+    shared, layer = forward_only_terms(model, one, 1, compute_capability=None)
     sampled = VLLM_SAMPLED_BYTES * VLLM_SEQUENCES * model.vocab_size
-    return max(total_bytes(forward.shared + forward.layer), sampled) + VLLM_NON_TORCH_BYTES
+    return max(total_bytes(shared + layer), sampled) + VLLM_NON_TORCH_BYTES

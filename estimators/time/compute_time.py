@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..estimate import TimeTerm
 from ..hardware import Gpu
 from ..memory.activations.activation_memory import recorded
-from ..memory.activations.recording import Recording
+from ..memory.activations.recording import LayerRecorder, Recording
 from ..models.frozen_parts import derives
 from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
@@ -90,11 +90,11 @@ def compute_time(
         weights_forward, weights_backward = block_weight_bytes(model, block, workload)
         passes.add_bytes(block.count * weights_forward, block.count * weights_backward, again=back)
     # What ZeRO changes of a recording moves nothing.
-    made = recorded(model, workload, gradient_checkpointing, gpu.compute_capability, False, True)
-    for (block, _), layer in zip(made.blocks, made.layers, strict=True):
+    made = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
+    for block, layer in made.layers:
         passes.add_recorded(layer, block.count, again=layer.derives)
     in_layers_s = passes.forward.total_s
-    passes.add_recorded(made.end.recording, 1, again=False)
+    passes.add_recorded(made.end, 1, again=False)
     head = head_product(model, workload, micro_batch)
     if head is not None:
         passes.add_product(head, 1, again=False)

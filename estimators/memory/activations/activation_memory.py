@@ -10,7 +10,7 @@ from ...estimate import MEMORY_SYMBOLS, Formula, Terms, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...models.program import ZERO, Size
 from ...workload import Workload
-from .embedding_and_head import End, encoder_output_terms, end, input_term, shared_terms
+from .embedding_and_head import encoder_output_terms, end, input_term, shared_terms
 from .loss import loss_terms
 from .recording import SOURCE, LayerRecorder, LinearTerm, Recording, saved_term, saved_terms
 from .saved_tensors import WeightsInPass, frontier, total
@@ -87,36 +87,26 @@ def activation_memory(
     `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     has_frozen = workload.method != "full" or model.has_frozen
-    return _of_layout(
+    recorder = LayerRecorder(
         model,
         workload,
-        micro_batch_size,
         gradient_checkpointing,
         compute_capability,
-        zero_stage >= 3 and (has_frozen or model.module is not None),
-        cpu_checkpointing,
-        zero_stage > 0 or workload.mlp == "whole",
+        zero3=zero_stage >= 3 and (has_frozen or model.module is not None),
+        reduces=zero_stage > 0 or workload.mlp == "whole",
     )
+    return _of_layout(recorder, micro_batch_size, cpu_checkpointing)
 
 
 @lru_cache(maxsize=1024)
-def _of_layout(
-    model: ModelShape,
-    workload: Workload,
-    micro_batch_size: int,
-    gradient_checkpointing: bool,
-    compute_capability: float | None,
-    zero3: bool,
-    on_host: bool,
-    reduces: bool,
-) -> ActivationMemory:
+def _of_layout(recorder: LayerRecorder, micro_batch_size: int, on_host: bool) -> ActivationMemory:
     """`activation_memory` by what decides it: most rungs share it."""
-    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero3, on_host, reduces)
+    layout = layout_of(recorder, on_host)
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
-        loss_terms=head + loss_terms(model, workload, micro_batch_size),
-        forward_terms=layout.forward_terms(micro_batch_size),
+        loss_terms=head + loss_terms(recorder.model, recorder.workload, micro_batch_size),
+        forward_terms=_linear(_FORWARD, _largest(layout.forward, micro_batch_size), micro_batch_size),
         unsaved_terms=_linear(_FORWARD, _largest(layout.unsaved, micro_batch_size), micro_batch_size),
         head_terms=head,
         block_terms=layout.block_terms(micro_batch_size, "forward", "all"),
@@ -127,23 +117,14 @@ def _of_layout(
     )
 
 
-class ForwardOnly(NamedTuple):
-    """A forward pass without gradients."""
-
-    shared: Terms
-    """Masks, rotary tables: alive through all layers."""
-    layer: Terms
-    """The largest moment of a layer."""
-
-
 def forward_only_terms(
     model: ModelShape, workload: Workload, samples: int, *, compute_capability: float | None
-) -> ForwardOnly:
-    layout = layout_of(model, workload, True, compute_capability, False)
-    return ForwardOnly(
-        shared=tuple(term for part in layout.shared for term in part.terms(samples)),
-        layer=_linear(_FORWARD, _largest(layout.unsaved, samples), samples),
-    )
+) -> tuple[Terms, Terms]:
+    """A forward pass without gradients: what is alive through all layers (masks, rotary tables), and the largest moment
+    of a layer."""
+    layout = layout_of(LayerRecorder(model, workload, True, compute_capability))
+    shared = tuple(term for part in layout.shared for term in part.terms(samples))
+    return shared, _linear(_FORWARD, _largest(layout.unsaved, samples), samples)
 
 
 class Working(NamedTuple):
@@ -173,9 +154,6 @@ class Layout(NamedTuple):
     working: tuple[Working, ...]
     """By kind of layer."""
 
-    def forward_terms(self, micro_batch_size: int) -> Terms:
-        return _linear(_FORWARD, _largest(self.forward, micro_batch_size), micro_batch_size)
-
     def block_terms(self, micro_batch_size: int, *parts: str) -> Terms:
         """The largest moment in these parts of `Working`: recomputation, and the rest of the backward pass."""
         found = ((each.again, moment) for each in self.working for part in parts for moment in getattr(each, part))
@@ -196,110 +174,56 @@ def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
     return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 
 
-class ModuleMoments(NamedTuple):
-    """The largest moments of a module's passes, without what it saves: bytes, negative where less is left of that."""
-
-    forward: int | None
-    """Until the last weight has been read."""
-    before_gradients: int | None
-    """From the first operation until the first gradient of a weight."""
-    with_gradients: int | None
-    """Until the first reduction of a bucket; None where the first gradient fills it."""
-    reduction: int | None
-    """From then on; None where none fills."""
-
-
-def module_moments(
-    model: ModelShape,
-    workload: Workload,
-    micro_batch_size: int,
-    gradient_checkpointing: bool,
-    *,
-    compute_capability: float | None,
-    zero_stage: int,
-    weights: WeightsInPass,
-) -> ModuleMoments:
-    parts = _passes(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3, weights)
-    return ModuleMoments(*(max((moment.at(micro_batch_size) for moment in part), default=None) for part in parts))
+def module_moments(recorder: LayerRecorder, micro_batch_size: int, weights: WeightsInPass) -> tuple[int | None, ...]:
+    """The largest moment of each part of a module's passes (`Recording.whole_pass`), without what it saves: bytes,
+    negative where less is left of that; None for a part without moments."""
+    parts = _passes(recorder, weights)
+    return tuple(max((moment.at(micro_batch_size) for moment in part), default=None) for part in parts)
 
 
 @lru_cache(maxsize=256)
-def _passes(
-    model: ModelShape,
-    workload: Workload,
-    checkpointing: bool,
-    compute_capability: float | None,
-    zero3: bool,
-    weights: WeightsInPass,
-) -> tuple[tuple[Size, ...], ...]:
-    (recording,) = recorded(model, workload, checkpointing, compute_capability, zero3, True).layers
+def _passes(recorder: LayerRecorder, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
+    ((_, recording),) = recorded(recorder).layers
     return recording.whole_pass(weights)
 
 
 class Recorded(NamedTuple):
-    by: LayerRecorder
-    blocks: list[tuple[Block, bool]]
-    layers: list[Recording]
-    end: End
+    layers: list[tuple[Block, Recording]]
+    end: Recording
 
 
 @lru_cache(maxsize=256)
-def recorded(
-    model: ModelShape,
-    workload: Workload,
-    checkpointing: bool,
-    compute_capability: float | None,
-    zero3: bool,
-    reduces: bool,
-) -> Recorded:
-    recorder = LayerRecorder(
-        model=model,
-        workload=workload,
-        checkpointing=checkpointing,
-        compute_capability=compute_capability,
-        zero3=zero3,
-        reduces=reduces,
-    )
-    blocks, layers = _layers(recorder._replace(workload=workload.of_layers()))
-    return Recorded(recorder, blocks, layers, end(recorder))
+def recorded(recorder: LayerRecorder) -> Recorded:
+    return Recorded(_layers(recorder._replace(workload=recorder.workload.of_layers())), end(recorder))
 
 
 @lru_cache(maxsize=256)
-def _layers(recorder: LayerRecorder) -> tuple[list[tuple[Block, bool]], list[Recording]]:
-    blocks = recorder.blocks()
-    return blocks, [recorder.layer(block, first=first) for block, first in blocks]
+def _layers(recorder: LayerRecorder) -> list[tuple[Block, Recording]]:
+    return [(block, recorder.layer(block, first=first)) for block, first in recorder.blocks()]
 
 
 @lru_cache(maxsize=256)
-def layout_of(
-    model: ModelShape,
-    workload: Workload,
-    checkpointing: bool,
-    compute_capability: float | None,
-    zero3: bool,
-    on_host: bool = False,
-    reduces: bool = True,
-) -> Layout:
+def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
     """on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
-    made = recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
-    recorder, blocks, records, last = made
+    model, workload, checkpointing = recorder.model, recorder.workload, recorder.checkpointing
+    layers, last = recorded(recorder)
     if model.module:  # its program has its own checkpoints
         checkpointing = False
-    checkpoint = [ZERO if on_host or not record.derives else record.input_size for record in records]
+    checkpoint = [ZERO if on_host or not record.derives else record.input_size for _, record in layers]
     # Reentrant checkpointing runs the forward pass without derivatives, which keep nothing then.
     hold = checkpointing and not workload.software.reentrant
-    held = [record.held if hold else () for record in records]
+    held = [record.graph.held() if hold else () for _, record in layers]
     kept = [
         own.plus(total(more)) if checkpointing else total(record.saved)
-        for own, more, record in zip(checkpoint, held, records, strict=True)
+        for own, more, (_, record) in zip(checkpoint, held, layers, strict=True)
     ]
     terms: list[LinearTerm] = []
     forward: list[Size] = []
     # The final norm.
-    behind = tuple(moment.plus(total(last.recording.saved)) for moment in last.recording.backward.all)
+    behind = tuple(moment.plus(total(last.saved)) for moment in last.backward.all)
     working = [Working(ZERO, (), behind, (), ())]
-    for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
-        layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
+    for index, (block, record) in enumerate(layers):
+        layer, gone = total(record.saved), _saved_behind(recorder, layers[index:], kept[index:])
         if not record.derives:
             forward.extend(moment.minus(gone) for moment in record.forward)
             continue
@@ -325,22 +249,22 @@ def layout_of(
     return Layout(
         saved=(*terms, *shared),
         shared=shared,
-        head=last.term,
+        head=saved_term("final norm and head input", last.saved, count=1, rows=recorder.rows(model.blocks[-1])),
         per_layer=max(kept),
         forward=frontier(forward),
-        unsaved=frontier(moment.plus(record.input_size) for record in records for moment in record.unsaved),
+        unsaved=frontier(moment.plus(record.input_size) for _, record in layers for moment in record.unsaved),
         working=tuple(working),
     )
 
 
-def _saved_behind(recorder: LayerRecorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:
-    """What is gone when the first of `blocks` runs backward: all that later layers kept. Alternating blocks of equal
+def _saved_behind(recorder: LayerRecorder, layers: Sequence[tuple[Block, Recording]], kept: Sequence[Size]) -> Size:
+    """What is gone when the first of these layers runs backward: all that later ones kept. Alternating blocks of equal
     tensors are not behind each other. An encoder's output goes with its decoder."""
-    gone = ZERO
-    for (block, _), size in zip(blocks, kept, strict=True):
-        if block.tensors != blocks[0][0].tensors:
+    gone, (first, _) = ZERO, layers[0]
+    for (block, _), size in zip(layers, kept, strict=True):
+        if block.tensors != first.tensors:
             gone = gone.plus(size.times(block.count))
-    if blocks[0][0].stack == "encoder":
+    if first.stack == "encoder":
         for term in encoder_output_terms(recorder):
             gone = gone.plus(term.size)
     return gone

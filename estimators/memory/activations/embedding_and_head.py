@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS
 from ...losses import LOSSES
@@ -31,14 +30,7 @@ _RECORDED = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the
 _MERGER = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.")
 
 
-class End(NamedTuple):
-    """The end of the model, the first to run backward."""
-
-    recording: Recording
-    term: LinearTerm
-
-
-def end(recorder: LayerRecorder) -> End:
+def end(recorder: LayerRecorder) -> Recording:
     """The final norm, a masked language model's transform (dense, activation, norm), and the head's input."""
     model, block = recorder.model, recorder.model.blocks[-1]
     rows, variant = recorder.rows(block), recorder.variant(block)
@@ -61,8 +53,7 @@ def end(recorder: LayerRecorder) -> End:
     if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
         output = ops.cast(output, ops.itemsize) if recorder.workload.autocasts else output
         ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
-    recording = Recording(ops.graph, value, output)
-    return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
+    return Recording(ops.graph, value, output)
 
 
 def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:

@@ -36,10 +36,9 @@ class LinearTerm(NamedTuple):
     inputs: Mapping[str, float]
     """Numbers for the formula's symbols, without B."""
     symbols: Mapping[str, str] = MEMORY_SYMBOLS
-    not_covered: str = ""
 
     def terms(self, micro_batch_size: int) -> Terms:
-        formula = Formula(self.name, self.text, SOURCE, self.symbols, self.not_covered)
+        formula = Formula(self.name, self.text, SOURCE, self.symbols)
         return formula.term(self.size.at(micro_batch_size), B=micro_batch_size, **self.inputs)
 
 
@@ -72,10 +71,6 @@ class Recording:
     @cached_property
     def saved(self) -> tuple[Storage, ...]:
         return self.graph.saved()
-
-    @cached_property
-    def held(self) -> tuple[Storage, ...]:
-        return self.graph.held()
 
     @property
     def derives(self) -> bool:
@@ -126,13 +121,14 @@ class Recording:
 
 
 class LayerRecorder(NamedTuple):
-    """What all recordings of one model and workload share."""
+    """What all recordings of one model and workload share; the key of their caches."""
 
     model: ModelShape
     workload: Workload
     checkpointing: bool
     compute_capability: float | None
-    zero3: bool
+    zero3: bool = False
+    """ZeRO-3's linear layer is in use (`Ops.keeps_frozen_inputs`)."""
     reduces: bool = True
     """ZeRO takes gradients of weights away as they are made, from stage 1 on."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ds_advise.estimators.memory.activations import kernels
 from ds_advise.estimators.memory.activations.activation_memory import recorded
+from ds_advise.estimators.memory.activations.recording import LayerRecorder
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import AttentionKernel, Workload
 from peft import LoraConfig, get_peft_model
@@ -120,7 +121,7 @@ def test_a_layer_moves_what_torch_dispatches(
         precision=precision,
         attention=attention,
     )
-    layer = recorded(shape, workload, False, 8.0, False, True).layers[-1]
+    _, layer = recorded(LayerRecorder(shape, workload, False, 8.0)).layers[-1]
     predicted = [size.at(BATCH) for size in layer.moved]
     assert predicted == [pytest.approx(forward, rel=0.09), pytest.approx(backward, rel=0.09)]
     assert sum(predicted) == pytest.approx(forward + backward, rel=0.08)

@@ -15,6 +15,7 @@ from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
+from ds_advise.estimators.memory.activations.recording import LayerRecorder
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES
 from ds_advise.estimators.memory.plan_memory import estimate_memory, least_bytes
 from ds_advise.estimators.models.families import shape_from_config
@@ -59,7 +60,7 @@ def test_a_layer_under_autocast_saves_what_the_real_one_saves(attention: Attenti
     def predicted(seq_len: int) -> int:
         shape = shape_from_config({**LlamaConfig(**sizes).to_dict(), "architectures": ["LlamaForCausalLM"]}, name="")
         workload = Workload(seq_len=seq_len, attention=attention, software=Software(autocast=True))
-        return layout_of(shape, workload, False, 8.0, False).per_layer.at(1)
+        return layout_of(LayerRecorder(shape, workload, False, 8.0)).per_layer.at(1)
 
     lengths = (64, 128, 192)
     one, two, three = (real(length, 3) - real(length, 2) for length in lengths)
