@@ -10,7 +10,7 @@ from ..hardware import Cluster
 from ..objectives import has_reference_model, reference_passes, reference_plan
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
-from .activations.saved_tensors import WeightsInPass
+from .activations.passes import WeightsInPass
 from .device_overhead import library_workspace
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import FlatGradients, gradient_memory

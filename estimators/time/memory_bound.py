@@ -1,6 +1,6 @@
 """Bytes that a step moves through GPU memory outside its matrix products: weights, loss, gradients, optimizer.
 
-Bytes between the operations of layers are recorded (`memory.activations.saved_tensors`).
+Bytes between the operations of layers are recorded (`memory.activations.passes`).
 """
 
 from __future__ import annotations

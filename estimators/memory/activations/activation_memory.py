@@ -12,8 +12,9 @@ from ...models.program import ZERO, Size
 from ...workload import Workload
 from .embedding_and_head import encoder_output_terms, end, input_term, shared_terms
 from .loss import loss_terms
+from .passes import WeightsInPass, frontier
 from .recording import SOURCE, LayerRecorder, LinearTerm, Recording, saved_term, saved_terms
-from .saved_tensors import WeightsInPass, frontier, total
+from .saved_tensors import total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 _FORWARD = Formula("forward pass of a layer", "B x + y: largest moment of one layer's forward pass", SOURCE, _LARGEST)
@@ -75,9 +76,8 @@ def activation_memory(
 ) -> ActivationMemory:
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
-    Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
-    recorded as an autograd graph with torch's rules (`saved_tensors.py`). Bytes are linear in B, so model and workload
-    are recorded once.
+    Each layer's forward pass is written down operation by operation (`layer`, `feed_forward`, `kernels`) and recorded
+    as an autograd graph with torch's rules (`saved_tensors`, `passes`), once for all batches: bytes are linear in B.
 
     Assumes no padding, `use_cache=False`, non-reentrant checkpointing of every layer. ZeRO-3 changes what frozen linear
     layers and those of a module save. With `cpu_checkpointing` the layers' inputs are on the host
@@ -133,7 +133,7 @@ class Working(NamedTuple):
     again: Size
     """Recomputed bytes."""
     forward: tuple[Size, ...]
-    """While the layer runs forward, again with checkpointing. The next three: `BackwardMoments`."""
+    """While the layer runs forward, again with checkpointing. The next three: `Recording.backward`."""
     all: tuple[Size, ...]
     products: tuple[Size, ...]
     products_made: tuple[Size, ...]
@@ -220,7 +220,7 @@ def layout_of(recorder: LayerRecorder, on_host: bool = False) -> Layout:
     terms: list[LinearTerm] = []
     forward: list[Size] = []
     # The final norm.
-    behind = tuple(moment.plus(total(last.saved)) for moment in last.backward.all)
+    behind = tuple(moment.plus(total(last.saved)) for moment in last.backward[0])
     working = [Working(ZERO, (), behind, (), ())]
     for index, (block, record) in enumerate(layers):
         layer, gone = total(record.saved), _saved_behind(recorder, layers[index:], kept[index:])

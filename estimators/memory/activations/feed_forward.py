@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...models.layer_variant import LayerVariant
 from ...models.model_shape import FeedForward
-from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
+from .passes import backward_bytes, backward_pass, forward_bytes, forward_pass
 from .saved_tensors import AutogradGraph, Value
 
 INDEX = 8
@@ -67,8 +67,8 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     part = tile.graph.tensor(-(-value.rows // tiles), value.width, value.itemsize, "tile", outer=True)
     result = dense(tile, shape, names, part)
     saved = sum(storage.size for storage in tile.graph.saved())
-    backward = max(moment.per_sample for moment in tile.graph.backward_moments(result).all) + saved - result.size
-    again = max(moment.per_sample for moment in tile.graph.forward_moments())
+    backward = max(moment.per_sample for moment in backward_pass(tile.graph, result).moments) + saved - result.size
+    again = max(moment.per_sample for moment in forward_pass(tile.graph).moments)
     weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
     there, back = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
     results = graph.apply(
@@ -76,7 +76,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
         (value,),
         saves=(value,),
         trains=ops.trains,
-        forward_workspace=max(moment.per_sample for moment in tile.graph.forward_moments(saves=False)),
+        forward_workspace=max(moment.per_sample for moment in forward_pass(tile.graph, saves=False).moments),
         workspace=max(again, backward + result.size) + (result.size if tiles > 1 else 0),
         fixed_workspace=value.itemsize * weights,
         product=True,

@@ -18,10 +18,10 @@ from ...models.program import Program, Size
 from ...workload import Workload
 from .kernels import FIRST_BOOLEAN_MASKS, Kernel, kernel_and_mask
 from .layer import Layer
-from .moved_bytes import backward_bytes, forward_bytes
 from .ops import Ops
+from .passes import WeightsInPass, backward_bytes, backward_pass, forward_bytes, forward_pass, frontier
 from .replay import Replay
-from .saved_tensors import AutogradGraph, BackwardMoments, Storage, Value, WeightsInPass, frontier, total
+from .saved_tensors import AutogradGraph, Storage, Value, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
 
@@ -83,25 +83,28 @@ class Recording:
 
     @cached_property
     def forward(self) -> tuple[Size, ...]:
-        return frontier(self.graph.forward_moments())
+        return frontier(forward_pass(self.graph).moments)
 
     @cached_property
     def unsaved(self) -> tuple[Size, ...]:
         """Moments of a forward pass that saves nothing, as checkpointing runs it first."""
-        return frontier(self.graph.forward_moments(saves=False))
+        return frontier(forward_pass(self.graph, saves=False).moments)
 
     @cached_property
-    def backward(self) -> BackwardMoments:
-        return BackwardMoments(*map(frontier, self.graph.backward_moments(self.output)))
+    def backward(self) -> tuple[tuple[Size, ...], ...]:
+        """All moments, those while the gradient of a matrix is made, and when it is complete."""
+        live = backward_pass(self.graph, self.output)
+        return frontier(live.moments), frontier(live.products), frontier(live.products_made)
 
     def whole_pass(self, weights: WeightsInPass) -> tuple[tuple[Size, ...], ...]:
         """Of a module: the moments of the forward pass before it reads its last gathered weight; of it and of the
         backward pass before the first gradient of a weight; from then on until the first reduction; and of the rest.
         Less what is saved."""
         saved = total(self.saved)
-        marks = self.graph.backward_marks(self.output, weights)
+        marks = backward_pass(self.graph, self.output, weights).marks
         forward = [
-            (passed, moment.minus(saved)) for passed, moment in self.graph.forward_marks(threshold=weights.threshold)
+            (passed, moment.minus(saved))
+            for passed, moment in forward_pass(self.graph, threshold=weights.threshold).marks
         ]
         in_layers = [moment for passed, moment in forward if passed < forward[-1][0]]
         before = [moment for _, moment in forward] + [moment for made, moment in marks if not made]

@@ -1,20 +1,17 @@
-"""The tensors that an autograd graph saves for its backward pass, and what that pass needs besides.
+"""The operations of a forward pass, and the tensors that autograd saves of them for the backward pass.
 
 The graph records operations on tensors that have a size and no values, with torch's own rules: an operation saves what
 its derivative reads (`mul` its factors, `tanh` its result, a linear layer its input when the weight trains), nothing
 when no input requires a gradient, and a storage that several operations save is kept once. `saved` is then the sum
-over distinct storages. The backward pass is replayed node by node, newest first, as torch's engine does: gradients of
-the inputs appear, then what the node had saved and the gradient of its output go; gradients that meet are added.
+over distinct storages. What the passes hold at each moment is in `passes`.
 
-Source: torch 2.13, `tools/autograd/derivatives.yaml` (what is saved), `torch/csrc/autograd/engine.cpp` and
-`input_buffer.cpp` (when it is released, when gradients are added in place).
+Source: torch 2.13, `tools/autograd/derivatives.yaml`.
 
 Sizes are bytes for one sample, or, with `fixed`, bytes for the whole batch whatever its size (rotary tables, masks).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -191,195 +188,15 @@ class AutogradGraph:
 
     def saved(self) -> tuple[Storage, ...]:
         """Distinct storages that the backward pass will read."""
-        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self._counts(storage)))
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if self.counts(storage)))
 
-    def _counts(self, storage: Storage) -> bool:
+    def counts(self, storage: Storage) -> bool:
+        """It is not accounted for elsewhere."""
         return not storage.outer and storage not in self.kept
 
     def held(self) -> tuple[Storage, ...]:
         """The saved storages that non-reentrant checkpointing keeps all the same."""
         return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.held if not storage.outer))
-
-    def forward_moments(self, *, saves: bool = True) -> list[Size]:
-        """Live bytes after each operation of the forward pass: saved so far, and still to be read."""
-        return [moment for _, moment in self.forward_marks(saves=saves)]
-
-    def forward_marks(self, *, saves: bool = True, threshold: int = 0) -> list[tuple[int, Size]]:
-        """The same, each with the number of operations that have begun and that have weights of more than `threshold`
-        elements; a checkpointed part is one of them at its end."""
-        last = {value.storage: step for step, node in enumerate(self.nodes) for value in node.inputs}
-        kept = set(self.saved()) if saves else set()
-        alive: set[Storage] = set()
-        live = _LiveBytes()
-        for step, node in enumerate(self.nodes):
-            # What is saved may be no operation's output, as the mask of a dropout.
-            for storage in [*[value.storage for value in node.outputs], *node.saved]:
-                if storage not in alive and self._counts(storage):
-                    alive.add(storage)
-                    live.add(storage.size, storage.fixed)
-            live.made += any(numel > threshold for numel in node.weights)
-            live.mark(Size(node.forward_workspace, 0))
-            if node.again:
-                live.mark_all(node.again.forward_moments(saves=False))
-                live.made += 1
-            if step == len(self.nodes) - 1:
-                break
-            for value in (*node.inputs, *node.outputs):
-                storage = value.storage
-                if storage in alive and storage not in kept and last.get(storage, step) <= step:
-                    alive.discard(storage)
-                    live.add(-storage.size, storage.fixed)
-        return live.marks
-
-    def backward_moments(self, output: Value) -> BackwardMoments:
-        """Live bytes during each node of the backward pass, less what is saved at its start."""
-        live = self._backward(output, WeightsInPass())
-        return BackwardMoments([moment for _, moment in live.marks], live.products, live.products_made)
-
-    def backward_marks(self, output: Value, weights: WeightsInPass) -> list[tuple[int, Size]]:
-        """The same with weights, each after the elements whose gradients have been made; 0 before the first."""
-        return self._backward(output, weights).marks
-
-    def _backward(self, output: Value, weights: WeightsInPass) -> _LiveBytes:
-        live = _LiveBytes(weights)
-        self._run_backward(live, {id(output): live.gradient(output, users=1)})
-        return live
-
-    def _run_backward(self, live: _LiveBytes, gradients: dict[int, _Gradient]) -> None:
-        users = Counter(storage for node in self.nodes for storage in node.saved)
-        for node in reversed(self.nodes):
-            if node.again:
-                live.mark_all(node.again.forward_moments())
-                again = total(node.again.saved())
-                live.add(again.per_sample, False)
-                live.add(again.fixed, True)
-                node.again._run_backward(live, gradients)
-                self._release(node, users, live)
-                continue
-            incoming = [gradients.pop(id(value)) for value in node.outputs if id(value) in gradients]
-            outgoing: list[tuple[Value, _Gradient]] = []
-            if node.overwrites:
-                self._release(node, users, live)
-            live.make(node.weights)
-            if incoming:
-                for value in node.inputs:
-                    if value.needs_grad:
-                        gradient = incoming[0] if node.passes else live.gradient(value)
-                        gradient.users += 1
-                        outgoing.append((value, gradient))
-                live.mark(node.workspace)
-            weighs = bool(incoming) and node.trains and node.product
-            if weighs:
-                live.products.append(live.marks[-1][1])
-            if not node.overwrites:
-                self._release(node, users, live)
-            for gradient in incoming:
-                live.release(gradient)
-            if weighs:
-                live.products_made.append(Size(*live.live))
-            live.pass_by(node.weights)
-            for value, gradient in outgoing:
-                earlier = gradients.get(id(value))
-                gradients[id(value)] = gradient if earlier is None else live.sum(value, earlier, gradient)
-
-    def _release(self, node: Node, users: Counter[Storage], live: _LiveBytes) -> None:
-        """Free what the node saved, unless another one saved it too."""
-        for storage in node.saved:
-            users[storage] -= 1
-            if not users[storage] and self._counts(storage):
-                live.add(-storage.size, storage.fixed)
-
-
-class BackwardMoments(NamedTuple):
-    """Live bytes of a backward pass."""
-
-    all: Sequence[Size]
-    products: Sequence[Size]
-    """While the gradient of a matrix of weights is made."""
-    products_made: Sequence[Size]
-    """When it is complete: what its product read is gone."""
-
-
-class WeightsInPass(NamedTuple):
-    """What the backward pass of a module makes and releases in addition to activations."""
-
-    width: int = 0
-    """Bytes per element of a gradient while it is made."""
-    stay: bool = False
-    """Gradients stay until the step."""
-    released: int = 0
-    """Bytes per element of gathered weights, which are released when their gradients are made."""
-    threshold: int = 0
-    """Tensors with at most that many elements are not gathered."""
-    slack: int = 0
-    """Elements that are not gathered when the backward pass begins: the prefetch puts them in the place of those that
-    are released."""
-    bucket: int = 0
-    """Elements whose gradients are made before the first reduction."""
-
-
-@dataclass(slots=True, eq=False)
-class _Gradient:
-    size: int
-    fixed: bool
-    users: int
-
-
-class _LiveBytes:
-    """Live bytes during a pass, and their value at each moment."""
-
-    def __init__(self, weights: WeightsInPass | None = None) -> None:
-        self.live, self.marks = [0, 0], list[tuple[int, Size]]()
-        self.products, self.products_made = list[Size](), list[Size]()
-        self.weights = weights or WeightsInPass()
-        self.making = self.made = self.passed = 0
-
-    def add(self, size: int, fixed: bool) -> None:
-        self.live[fixed] += size
-
-    def mark(self, workspace: Size = ZERO) -> None:
-        per_sample, fixed = self.live
-        weights = self.weights
-        fixed += weights.width * (self.making + self.made * weights.stay)
-        fixed += weights.released * min(0, weights.slack - self.passed)
-        self.marks.append((self.made, Size(per_sample + workspace.per_sample, fixed + workspace.fixed)))
-
-    def make(self, weights: tuple[int, ...]) -> None:
-        self.making = sum(weights)
-
-    def pass_by(self, weights: tuple[int, ...]) -> None:
-        """The gradients of weights are complete, and go where gradients wait."""
-        if not weights:
-            return
-        making, self.making = self.making, 0
-        self.made += making
-        self.mark(ZERO if self.weights.stay else Size(0, self.weights.width * making))
-        self.passed += sum(numel for numel in weights if numel > self.weights.threshold)
-
-    def mark_all(self, moments: Iterable[Size]) -> None:
-        for moment in moments:
-            self.mark(moment)
-
-    def gradient(self, value: Value, users: int = 0) -> _Gradient:
-        size, fixed = value.size, value.storage.fixed
-        self.add(size, fixed)
-        return _Gradient(size, fixed, users)
-
-    def release(self, gradient: _Gradient) -> None:
-        gradient.users -= 1
-        if not gradient.users:
-            self.add(-gradient.size, gradient.fixed)
-
-    def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
-        """Two gradients of one tensor are added, in place if nobody else holds the earlier one."""
-        if earlier.users == 1 and IN_PLACE:
-            self.release(later)
-            return earlier
-        both = self.gradient(value, users=1)
-        self.mark()
-        self.release(later)
-        self.release(earlier)
-        return both
 
 
 def total(storages: Iterable[Storage]) -> Size:
@@ -387,12 +204,3 @@ def total(storages: Iterable[Storage]) -> Size:
     for storage in storages:
         sums[storage.fixed] += storage.size
     return Size(*sums)
-
-
-def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
-    """The moments that can be the largest for some micro batch size."""
-    best: list[Size] = []
-    for moment in sorted(set(moments), reverse=True):
-        if not best or moment.fixed > best[-1].fixed:
-            best.append(moment)
-    return tuple(best)

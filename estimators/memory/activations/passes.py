@@ -1,0 +1,252 @@
+"""What the passes of recorded operations hold alive at each moment, and the bytes that they move.
+
+The backward pass is replayed node by node, newest first, as torch's engine does: gradients of the inputs appear, then
+what the node had saved and the gradient of its output go; gradients that meet are added.
+
+Source: torch 2.13, `torch/csrc/autograd/engine.cpp` and `input_buffer.cpp` (when saved tensors are released, when
+gradients are added in place).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...models.program import ZERO, Size
+from . import saved_tensors
+from .saved_tensors import AutogradGraph, Node, Storage, Value, total
+
+
+class WeightsInPass(NamedTuple):
+    """What the backward pass of a module makes and releases in addition to activations."""
+
+    width: int = 0
+    """Bytes per element of a gradient while it is made."""
+    stay: bool = False
+    """Gradients stay until the step."""
+    released: int = 0
+    """Bytes per element of gathered weights, which are released when their gradients are made."""
+    threshold: int = 0
+    """Tensors with at most that many elements are not gathered."""
+    slack: int = 0
+    """Elements that are not gathered when the backward pass begins: the prefetch puts them in the place of those that
+    are released."""
+    bucket: int = 0
+    """Elements whose gradients are made before the first reduction."""
+
+
+NO_WEIGHTS = WeightsInPass()
+
+
+@dataclass(slots=True, eq=False)
+class _Gradient:
+    size: int
+    fixed: bool
+    users: int
+
+
+class LiveBytes:
+    """Live bytes during a pass, and their value at each moment."""
+
+    def __init__(self, weights: WeightsInPass = NO_WEIGHTS) -> None:
+        self.live = [0, 0]  # per sample, and whatever the batch
+        self.marks = list[tuple[int, Size]]()
+        # While the gradient of a matrix of weights is made, and when it is complete: what its product read is gone.
+        self.products, self.products_made = list[Size](), list[Size]()
+        self.weights = weights
+        self.making = self.made = self.passed = 0
+
+    @property
+    def moments(self) -> list[Size]:
+        return [moment for _, moment in self.marks]
+
+    def add(self, size: int, fixed: bool) -> None:
+        self.live[fixed] += size
+
+    def mark(self, workspace: Size = ZERO) -> None:
+        per_sample, fixed = self.live
+        weights = self.weights
+        fixed += weights.width * (self.making + self.made * weights.stay)
+        fixed += weights.released * min(0, weights.slack - self.passed)
+        self.marks.append((self.made, Size(per_sample + workspace.per_sample, fixed + workspace.fixed)))
+
+    def make(self, weights: tuple[int, ...]) -> None:
+        self.making = sum(weights)
+
+    def pass_by(self, weights: tuple[int, ...]) -> None:
+        """The gradients of weights are complete, and go where gradients wait."""
+        if not weights:
+            return
+        making, self.making = self.making, 0
+        self.made += making
+        self.mark(ZERO if self.weights.stay else Size(0, self.weights.width * making))
+        self.passed += sum(numel for numel in weights if numel > self.weights.threshold)
+
+    def mark_all(self, inner: LiveBytes) -> None:
+        """The moments of a part that runs meanwhile."""
+        for moment in inner.moments:
+            self.mark(moment)
+
+    def gradient(self, value: Value, users: int = 0) -> _Gradient:
+        size, fixed = value.size, value.storage.fixed
+        self.add(size, fixed)
+        return _Gradient(size, fixed, users)
+
+    def release(self, gradient: _Gradient) -> None:
+        gradient.users -= 1
+        if not gradient.users:
+            self.add(-gradient.size, gradient.fixed)
+
+    def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
+        """Two gradients of one tensor are added, in place if nobody else holds the earlier one."""
+        if earlier.users == 1 and saved_tensors.IN_PLACE:
+            self.release(later)
+            return earlier
+        both = self.gradient(value, users=1)
+        self.mark()
+        self.release(later)
+        self.release(earlier)
+        return both
+
+
+def forward_pass(graph: AutogradGraph, *, saves: bool = True, threshold: int = 0) -> LiveBytes:
+    """Live bytes after each operation of the forward pass: saved so far, and still to be read. saves: for a backward
+    pass. Each mark has the number of operations that have begun and that have weights of more than `threshold`
+    elements; a checkpointed part is one of them at its end."""
+    last = {value.storage: step for step, node in enumerate(graph.nodes) for value in node.inputs}
+    kept = set(graph.saved()) if saves else set()
+    alive: set[Storage] = set()
+    live = LiveBytes()
+    for step, node in enumerate(graph.nodes):
+        # What is saved may be no operation's output, as the mask of a dropout.
+        for storage in [*[value.storage for value in node.outputs], *node.saved]:
+            if storage not in alive and graph.counts(storage):
+                alive.add(storage)
+                live.add(storage.size, storage.fixed)
+        live.made += any(numel > threshold for numel in node.weights)
+        live.mark(Size(node.forward_workspace, 0))
+        if node.again:
+            live.mark_all(forward_pass(node.again, saves=False))
+            live.made += 1
+        if step == len(graph.nodes) - 1:
+            break
+        for value in (*node.inputs, *node.outputs):
+            storage = value.storage
+            if storage in alive and storage not in kept and last.get(storage, step) <= step:
+                alive.discard(storage)
+                live.add(-storage.size, storage.fixed)
+    return live
+
+
+def backward_pass(graph: AutogradGraph, output: Value, weights: WeightsInPass = NO_WEIGHTS) -> LiveBytes:
+    """Live bytes during each node of the backward pass, less what is saved at its start. Each mark has the elements of
+    `weights` whose gradients have been made."""
+    live = LiveBytes(weights)
+    _run_backward(graph, live, {id(output): live.gradient(output, users=1)})
+    return live
+
+
+def _run_backward(graph: AutogradGraph, live: LiveBytes, gradients: dict[int, _Gradient]) -> None:
+    users = Counter(storage for node in graph.nodes for storage in node.saved)
+    for node in reversed(graph.nodes):
+        if node.again:
+            live.mark_all(forward_pass(node.again))
+            again = total(node.again.saved())
+            live.add(again.per_sample, False)
+            live.add(again.fixed, True)
+            _run_backward(node.again, live, gradients)
+            _release(graph, node, users, live)
+            continue
+        incoming = [gradients.pop(id(value)) for value in node.outputs if id(value) in gradients]
+        outgoing: list[tuple[Value, _Gradient]] = []
+        if node.overwrites:
+            _release(graph, node, users, live)
+        live.make(node.weights)
+        if incoming:
+            for value in node.inputs:
+                if value.needs_grad:
+                    gradient = incoming[0] if node.passes else live.gradient(value)
+                    gradient.users += 1
+                    outgoing.append((value, gradient))
+            live.mark(node.workspace)
+        weighs = bool(incoming) and node.trains and node.product
+        if weighs:
+            live.products.append(live.marks[-1][1])
+        if not node.overwrites:
+            _release(graph, node, users, live)
+        for gradient in incoming:
+            live.release(gradient)
+        if weighs:
+            live.products_made.append(Size(*live.live))
+        live.pass_by(node.weights)
+        for value, gradient in outgoing:
+            earlier = gradients.get(id(value))
+            gradients[id(value)] = gradient if earlier is None else live.sum(value, earlier, gradient)
+
+
+def _release(graph: AutogradGraph, node: Node, users: Counter[Storage], live: LiveBytes) -> None:
+    """Free what the node saved, unless another one saved it too."""
+    for storage in node.saved:
+        users[storage] -= 1
+        if not users[storage] and graph.counts(storage):
+            live.add(-storage.size, storage.fixed)
+
+
+def forward_bytes(graph: AutogradGraph) -> Size:
+    """Bytes of a forward pass through GPU memory. Eager PyTorch runs a kernel per operation, which reads its inputs and
+    writes its result; products and attention kernels are left to their FLOPs, a view moves nothing."""
+    moved, known = [0, 0], set[int]()  # what grows with the batch, and what does not
+    for node in graph.unrolled():
+        moved[0] += node.moves[0]
+        given = {id(value.storage) for value in node.inputs}
+        made = [value for value in node.outputs if id(value.storage) not in given]
+        known |= given | {id(value.storage) for value in made}
+        masks = [storage for storage in node.saved if id(storage) not in known and not storage.outer]
+        known |= {id(storage) for storage in masks}
+        if node.product:
+            continue
+        for value in (*node.inputs, *made) if made else ():
+            moved[value.storage.fixed] += value.size * node.times
+        for storage in masks:
+            moved[storage.fixed] += storage.size
+    return Size(*moved)
+
+
+def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
+    """Bytes of a backward pass: an operation reads its output's gradient once per input that needs one, and what it
+    saved, and writes the gradients; a workspace is written and read. Gradients of one tensor are added: two reads and a
+    write."""
+    moved, arrived = [0, 0], {id(output)}
+    for node in reversed([*graph.unrolled()]):
+        gradients = [value for value in node.outputs if id(value) in arrived]
+        if not gradients:
+            continue
+        moved[0] += node.moves[1]
+        wanted = [value for value in node.inputs if value.needs_grad]
+        if not node.product and (node.saved or not node.passes):
+            # The gradient of a weight is a product of its own where it has a workspace; a fused kernel reads once.
+            readers = len(wanted) + (node.trains and node.workspace.per_sample > 0)
+            for value in gradients:
+                moved[value.storage.fixed] += value.size * node.times * (1 if node.overwrites else readers)
+            for storage in node.saved:
+                moved[storage.fixed] += storage.size
+            for value in wanted:
+                moved[value.storage.fixed] += value.size * node.times
+            moved[0] += 2 * node.workspace.per_sample * node.times
+            moved[1] += 2 * node.workspace.fixed * node.times
+        for value in wanted:
+            if id(value) in arrived:
+                moved[value.storage.fixed] += 3 * value.size * node.times
+            arrived.add(id(value))
+    return Size(*moved)
+
+
+def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
+    """The moments that can be the largest for some micro batch size."""
+    best: list[Size] = []
+    for moment in sorted(set(moments), reverse=True):
+        if not best or moment.fixed > best[-1].fixed:
+            best.append(moment)
+    return tuple(best)
