@@ -23,12 +23,19 @@ NORM_BYTES = 8
 """Per element: gradients are cast to fp64 for their norm, tensor by tensor (deepspeed 0.19.8 runtime/zero/utils.py
 `get_norm_dtype`)."""
 
-GRADIENT_SYMBOLS = {
+SYMBOLS = {
     **MEMORY_SYMBOLS,
     "alive": "elements of whole gradients that are alive at this moment",
     "bucket": "elements of a reduction bucket (reduce_bucket_size)",
     "copied": "elements of a bucket that are copied while it is reduced",
     "s": "bytes of the optimizer's temporaries per master weight",
+    "b": "buckets: 2 with overlap_comm",
+    "slice": "elements of the largest tensor within one rank's partition",
+    "clone": "elements of a gradient that is copied before it is reduced",
+    "piece": "one rank's part of a gradient on its way to the host",
+    "chunk": "elements per partial norm",
+    "waiting": "fp32 elements that wait on the GPU for their way to the disk",
+    "shard": "one rank's shard of the largest tensor",
 }
 STEP_NOT_COVERED = "optimizers that bring kernels of their own"
 
@@ -48,6 +55,8 @@ class GradientMemory:
         self.bucket_size = plan.reduce_bucket_size
         self.offloaded = plan.offload_optimizer != "none"
         self.accumulates = plan.gradient_accumulation_steps > 1
+        # Elements that are left of earlier micro batches.
+        self.earlier = self.trainable if self.accumulates and plan.zero_stage < 2 else 0
         self.fills = gradient_buckets(tensors, self.bucket_size, stage=plan.zero_stage)
         # A bucket with gradients for several ranks is copied before it is reduced.
         self.copies = sharded.world_size > 1
@@ -91,18 +100,32 @@ class GradientMemory:
         head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
         return max(0, self.bucket_size - self.layer - head)
 
+    def alive(self, numel: int, *, reduces: bool = False) -> Terms:
+        """Gradients of `numel` elements with the buffers that exist then. reduces: buckets have been made."""
+        raise NotImplementedError
+
+    def forward_terms(self) -> Terms:
+        return self.alive(self.earlier)
+
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        again = tiles > 1
+        return self.alive(self.earlier + self.head * again, reduces=again)
+
+    def head_terms(self) -> Terms:
+        return self.alive(self.earlier + self.head)
+
 
 ALLREDUCE_BUCKET = 500_000_000
 """Elements that are flattened for one all-reduce (engine.py MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 _SOURCE = "deepspeed 0.19.8 runtime/engine.py allreduce_bucket"
-_GRADIENTS = Formula("gradients", "w alive", _SOURCE, GRADIENT_SYMBOLS)
+_GRADIENTS = Formula("gradients", "w alive", _SOURCE, SYMBOLS)
 _FLATTENED = Formula("reduce_buckets", "w min(Pt, 5e8 + largest)", _SOURCE)
 _STEP = Formula(
     "step_temporaries",
     "4 Pt + s Pt",
     "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py step",
-    GRADIENT_SYMBOLS,
+    SYMBOLS,
     STEP_NOT_COVERED,
 )
 
@@ -110,37 +133,25 @@ _STEP = Formula(
 class StageZero(GradientMemory):
     """Backward adds a new gradient, a temporary, to the one of earlier micro batches."""
 
-    def _gradients(self, numel: int) -> Terms:
+    def alive(self, numel: int, *, reduces: bool = False) -> Terms:  # noqa: ARG002  there are no buckets
         return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)
-
-    @property
-    def _earlier(self) -> int:
-        return self.trainable if self.accumulates else 0
-
-    def forward_terms(self) -> Terms:
-        return self._gradients(self._earlier)
 
     def idle_terms(self) -> Terms:
         return ()
 
-    def tiled_loss_terms(self, tiles: int) -> Terms:
-        return self._gradients(self._earlier + (self.head if tiles > 1 else 0))
-
-    def head_terms(self) -> Terms:
-        return self._gradients(self._earlier + self.head)
-
-    head_reduction_terms = head_terms
+    def head_reduction_terms(self) -> Terms:
+        return self.head_terms()
 
     def layer_terms(self, _weight: int) -> Terms:
         return self.reduction_terms()
 
     def reduction_terms(self) -> Terms:
-        return self._gradients(self._earlier + self.head + self.in_layer)
+        return self.alive(self.earlier + self.head + self.in_layer)
 
     def end_terms(self) -> Terms:
         width, trainable, largest = self.width, self.trainable, self.tensors.largest_trainable
         copied = min(trainable, ALLREDUCE_BUCKET + largest)
-        return self._gradients(trainable + self.at_end - self.last) + _FLATTENED.term(
+        return self.alive(trainable + self.at_end - self.last) + _FLATTENED.term(
             width * copied, w=width, Pt=trainable, largest=largest
         )
 
@@ -157,4 +168,4 @@ class StageZero(GradientMemory):
         else:
             formula, size = _STEP._replace(text=f"4 Pt + s {name}"), 4 * self.trainable + temporaries * at_once
         largest = self.tensors.largest_trainable
-        return self._gradients(self.trainable) + formula.term(size, Pt=self.trainable, s=temporaries, largest=largest)
+        return self.alive(self.trainable) + formula.term(size, Pt=self.trainable, s=temporaries, largest=largest)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
 from ..plan import Plan
-from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory, StageZero
+from .gradient_memory import NORM_BYTES, STEP_NOT_COVERED, SYMBOLS, GradientMemory, StageZero
 from .partition import SWAP_MIN_BYTES, shard_numel
 from .trainable import (
     ShardedTensors,
@@ -33,25 +33,23 @@ from .trainable import (
 )
 
 _SOURCE = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
-_SYMBOLS = {
-    **GRADIENT_SYMBOLS,
-    "b": "buckets: 2 with overlap_comm",
-    "slice": "elements of the largest tensor within one rank's partition",
-    "clone": "elements of a gradient that is copied before it is reduced",
-}
-_BUCKETS = Formula("reduce_buckets", "w (b bucket + copied)", f"{_SOURCE} setup_buckets, allreduce_bucket", _SYMBOLS)
+_BUCKETS = Formula("reduce_buckets", "w (b bucket + copied)", f"{_SOURCE} setup_buckets, allreduce_bucket", SYMBOLS)
 _BUCKETS_IN_FP32 = _BUCKETS._replace(text="w b bucket + (w + 4) copied")
-_GRADIENTS = Formula("gradients", "w alive", f"{_SOURCE} copy_grads_in_partition", _SYMBOLS)
+_GRADIENTS = Formula("gradients", "w alive", f"{_SOURCE} copy_grads_in_partition", SYMBOLS)
 _STAGING = Formula(
     "offload_staging",
     "w largest + max(8 slice, w clone)",
     f"{_SOURCE} temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu, "
     "reduce_independent_p_g_buckets_and_remove_grads",
-    _SYMBOLS,
+    SYMBOLS,
 )
-_UPDATE = Formula("step_temporaries", "(m + s) part", f"{_SOURCE} step", _SYMBOLS, STEP_NOT_COVERED)
+_UPDATE = Formula("step_temporaries", "(m + s) part", f"{_SOURCE} step", SYMBOLS, STEP_NOT_COVERED)
 _NORM_OR_CAST = Formula(
-    "step_temporaries", "max(8 slice, w part)", f"{_SOURCE} get_grad_norm_direct, step", _SYMBOLS, STEP_NOT_COVERED
+    "step_temporaries",
+    "max(8 slice, w part)",
+    f"{_SOURCE} get_grad_norm_direct, step",
+    SYMBOLS,
+    STEP_NOT_COVERED,
 )
 
 
@@ -68,11 +66,10 @@ class FlatGradients(GradientMemory):
         if self.tied_head:  # it is reduced at the end, with the embedding; layers may be reduced before
             owned_last, self.large_head = owned_last if self.fills.flushed else 0, 0
         self.owned_last = owned_last
-        # earlier: elements left from earlier micro batches; held: alive together with a layer's while it runs backward.
+        # held: alive together with a layer's gradients while it runs backward.
         # The buffer of what a rank owns is made behind the first reduction: that of a head larger than the bucket, or
         # of layers' gradients.
         if plan.zero_stage == 1:
-            self.earlier = self.trainable if self.accumulates else 0
             self.held = max(self.earlier, self.large_head + owned_last)
             self.at_head_reduction = self.head + (self.held if self.accumulates else owned_last)
         else:
@@ -104,23 +101,12 @@ class FlatGradients(GradientMemory):
         size = width * largest + max(NORM_BYTES * piece, width * clone)
         return _STAGING.term(size, w=width, largest=largest, slice=piece, clone=clone)
 
-    def _before_reduction(self, gradients: int) -> Terms:
-        keeps_bucket = self.accumulates and self.plan.zero_stage == 1
-        return self._gradients(gradients) + (self._bucket() if keeps_bucket else ()) + self._staging(0)
-
-    def forward_terms(self) -> Terms:
-        return self._before_reduction(self.earlier)
+    def alive(self, numel: int, *, reduces: bool = False) -> Terms:
+        buckets = reduces or (self.accumulates and self.plan.zero_stage == 1)
+        return self._gradients(numel) + (self._bucket() if buckets else ()) + self._staging(0)
 
     def idle_terms(self) -> Terms:
         return self._staging(0)
-
-    def tiled_loss_terms(self, tiles: int) -> Terms:
-        if tiles == 1:
-            return self.forward_terms()
-        return self._gradients(self.earlier + self.head) + self._bucket() + self._staging(0)
-
-    def head_terms(self) -> Terms:
-        return self._before_reduction(self.earlier + self.head)
 
     def _flattened(self, numel: int) -> int:
         """Elements of a gradient larger than the bucket that are flattened together: it is reduced in one piece per
@@ -137,11 +123,11 @@ class FlatGradients(GradientMemory):
     def layer_terms(self, weight: int) -> Terms:
         # The moments of a module before the first reduction: its gradients are in the bucket.
         alive = self.earlier if self.tensors.model.module else self.first_held + weight + self.tied_head
-        return self._gradients(alive) + self._bucket() + self._staging(0)
+        return self.alive(alive, reduces=True)
 
     def later_layer_terms(self) -> Terms:
         """A layer runs backward behind the first reduction."""
-        return self._gradients(self.held + self.stays + self.tied_head) + self._bucket() + self._staging(0)
+        return self.alive(self.held + self.stays + self.tied_head, reduces=True)
 
     def reduction_terms(self) -> Terms:
         whole = self.unfit + self.tied_head
@@ -225,38 +211,31 @@ NORM_CHUNK = 250_000_000
 """Elements per cast for the norm under offload (stage3.py `_constant_buffered_norm2`)."""
 
 _SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
-_SYMBOLS_3 = {
-    **GRADIENT_SYMBOLS,
-    "piece": "one rank's part of a gradient on its way to the host",
-    "chunk": "elements per partial norm",
-    "waiting": "fp32 elements that wait on the GPU for their way to the disk",
-    "shard": "one rank's shard of the largest tensor",
-}
 _BUCKET_3 = Formula(
     "reduce_buckets",
     "w (bucket + copied)",
     f"{_SOURCE_3} _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
-    _SYMBOLS_3,
+    SYMBOLS,
 )
-_GRADIENTS_3 = Formula("gradients", "w (shards + alive)", f"{_SOURCE_3} grad_partitions_flat_buffer", _SYMBOLS_3)
+_GRADIENTS_3 = Formula("gradients", "w (shards + alive)", f"{_SOURCE_3} grad_partitions_flat_buffer", SYMBOLS)
 _STAGING_3 = Formula(
     "offload_staging",
     "w piece + max(8 min(piece, chunk), m piece) + 4 waiting",
     f"{_SOURCE_3} partition_grads, _offload_grad_partition_at_boundary",
-    _SYMBOLS_3,
+    SYMBOLS,
 )
 # torch's AdamW takes the root of a whole sub-group's second moments.
 _KEPT_STEP_3 = Formula(
     "step_temporaries",
     "m G",
     "torch 2.13 optim/adam.py _multi_tensor_adam (exp_avg_sq_sqrt), for the sub-groups that stay on the GPU",
-    _SYMBOLS_3,
+    SYMBOLS,
 )
 _STEP_3 = Formula(
     "step_temporaries",
     "max(8 shard, {cast} G, (m + s) G{overflow})",
     f"{_SOURCE_3} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
-    _SYMBOLS_3,
+    SYMBOLS,
     STEP_NOT_COVERED,
 )
 
@@ -299,16 +278,11 @@ class StageThree(GradientMemory):
         size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
         return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
-    def forward_terms(self) -> Terms:
-        return self._gradients(0) + self._bucket()
+    def alive(self, numel: int, *, reduces: bool = True) -> Terms:  # noqa: ARG002  the bucket is never freed
+        return self._gradients(numel) + self._bucket()
 
-    idle_terms = forward_terms
-
-    def tiled_loss_terms(self, tiles: int) -> Terms:
-        return self._gradients(self.head if tiles > 1 else 0) + self._bucket()
-
-    def head_terms(self) -> Terms:
-        return self._gradients(self.head) + self._bucket()
+    def idle_terms(self) -> Terms:
+        return self.alive(0)
 
     def head_reduction_terms(self) -> Terms:
         in_place = not self.plan.zero_quantized_gradients and self.large_head % self.sharded.world_size == 0
@@ -316,7 +290,7 @@ class StageThree(GradientMemory):
         return self._gradients(self.head) + self._bucket(copied) + self._staging(self.large_head)
 
     def layer_terms(self, weight: int) -> Terms:
-        return self._gradients(weight + self.tied_head) + self._bucket()
+        return self.alive(weight + self.tied_head)
 
     def reduction_terms(self) -> Terms:
         largest, flushed = self.largest_in_bucket, self.fills.flushed
@@ -331,7 +305,7 @@ class StageThree(GradientMemory):
         last_bucket = self._gradients(0) + self._bucket(self._copied(final, self.layer))
         alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
         return max(
-            self._gradients(self.at_end) + self._bucket(),
+            self.alive(self.at_end),
             waits + self._staging(min(pending, self.layer), self.fills.pending),
             last_bucket + self._staging(min(final, self.layer), final),
             self._gradients(self.last) + self._bucket(alone) + self._staging(self.last),
@@ -342,7 +316,7 @@ class StageThree(GradientMemory):
         if self.offloaded:
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
             master = self.plan.master_bytes
-            return self.forward_terms() + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
+            return self.alive(0) + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
         width, sharded = self.width, self.sharded
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
@@ -351,7 +325,7 @@ class StageThree(GradientMemory):
         temporaries = master * self.optimizer.step_elements
         cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
         text = _STEP_3.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
-        return self.forward_terms() + _STEP_3._replace(text=text).term(
+        return self.alive(0) + _STEP_3._replace(text=text).term(
             max(NORM_BYTES * sharded.largest_shard, cast * group, (master + temporaries) * group, overflow),
             w=width,
             m=master,
