@@ -7,7 +7,6 @@ from functools import lru_cache
 from .hardware import Cluster
 from .memory.activations.kernels import with_offered_attention
 from .memory.activations.loss import untileable
-from .memory.batch_independent import states_per_master
 from .memory.partition import shard_numel
 from .memory.rollout_memory import cached_sequences
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
@@ -214,7 +213,7 @@ def _ungenerated(model: ModelShape, workload: Workload, cluster: Cluster | None)
 def _unswappable(sharded: ShardedTensors, plan: Plan, runs: OptimizerSpec) -> str | None:
     """Assertions of DeepSpeed's NVMe swappers."""
     if plan.offload_optimizer == "nvme":
-        needed = 2 + states_per_master(runs)
+        needed = 2 + round((runs.cpu_state_bytes or 0) / 4)  # fp32 tensors per master weight
         if plan.optimizer_buffer_count < needed:
             return phrase(
                 "offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)", needed=needed

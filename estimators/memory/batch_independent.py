@@ -1,9 +1,8 @@
-"""What a plan of ZeRO holds without activations on GPU, host and NVMe: the same for every micro batch."""
+"""What a plan of ZeRO holds without activations: the same for every micro batch."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
 from ..hardware import Cluster
@@ -14,11 +13,10 @@ from .activations.passes import WeightsInPass
 from .device_overhead import library_workspace
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import FlatGradients, gradient_memory
-from .host_memory import host_terms, on_a_node, pinned_block, small_shards, swapped_groups
-from .partition import SWAP_MIN_BYTES, align_up
-from .rollout_memory import HeldByTraining
-from .trainable import ShardedTensors, optimizer_group_numels, optimizer_groups, shards_below
-from .zero_states import masters_and_states, parameters, reference_model, second_copy, state_bytes
+from .host_memory import process_terms
+from .offload_memory import OnNode, offloaded
+from .trainable import ShardedTensors
+from .zero_states import masters_and_states, parameters, reference_model, second_copy
 
 INITIALIZE_SHARE = 0.85
 """Share of the GPU's memory up to which DeepSpeed certainly flattens two copies of the weights on the GPU."""
@@ -38,14 +36,6 @@ _GATHERED = Formula(
     "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
     {**MEMORY_SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
 )
-
-
-class OnNode(NamedTuple):
-    """A node's memory outside its GPUs."""
-
-    pinned: Terms
-    pageable: Terms
-    nvme: Terms
 
 
 def resident(
@@ -69,13 +59,8 @@ class BatchIndependentMemory:
 
     @cached_property
     def node(self) -> OnNode:
-        sharded, plan, ranks = self.sharded, self.plan, self.cluster.gpus_per_node
-        pinned, pageable = host_terms(sharded, plan, self.runs, self.cluster)
-        return OnNode(
-            pinned=pinned + swap_buffers(sharded, plan, ranks),
-            pageable=pageable,
-            nvme=nvme_terms(sharded, plan, self.runs, ranks),
-        )
+        node = offloaded(self.sharded, self.plan, self.runs, self.cluster.gpus_per_node)
+        return node._replace(pageable=process_terms(self.cluster) + node.pageable)
 
     @cached_property
     def load(self) -> tuple[Phase, ...]:
@@ -181,12 +166,6 @@ class BatchIndependentMemory:
         return self._gathered(max(own, passed), 0)
 
     @cached_property
-    def held_by_training(self) -> HeldByTraining:
-        """What is held while completions are generated or scored."""
-        in_scoring = self.gathered_in_scoring
-        return HeldByTraining(self.sharded, self.resident, self.gathered.persistent, in_scoring, self.cluster)
-
-    @cached_property
     def weights_in_pass(self) -> WeightsInPass:
         """What changes during a module's backward pass."""
         plan, tensors, width = self.plan, self.sharded.tensors, self.sharded.tensors.workload.weight_bytes
@@ -219,93 +198,3 @@ class BatchIndependentMemory:
         width, in_8_bits = self.sharded.tensors.workload.weight_bytes, min(arriving, numel)
         size = width * (numel - in_8_bits) + in_8_bits
         return _GATHERED.term(size, w=width, gathered=size / width) + second_copy(self.sharded, self.plan, unreleased)
-
-
-ALIGNED_BYTES = 8 * 1024
-"""Alignment of a swapped tensor: AIO_ALIGNED_BYTES (1 KiB) x intra_op_parallelism, 8 in the emitted configuration."""
-
-_OPTIMIZER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py"
-_PARAMETER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py"
-_SYMBOLS = {
-    "buffer_count": "buffers that the swapper has (buffer_count)",
-    "max_in_cpu": "parameters that stay in host memory (max_in_cpu)",
-    "buffer": "bytes of one buffer",
-    "whole": "elements of the sub-group that is updated, whole",
-    "swapped": "elements of one rank that are swapped (1 MiB and more at a time)",
-}
-_OPTIMIZER_BUFFERS = on_a_node(
-    "optimizer_swap_buffers",
-    "L buffer_count 4 G",
-    "deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager",
-    _SYMBOLS,
-)
-_PARAMETER_BUFFERS = on_a_node(
-    "parameter_swap_buffers", "L (buffer_count buffer + w whole)", _PARAMETER_SWAPPER, _SYMBOLS
-)
-_IN_CPU = on_a_node(
-    "parameters",
-    "L p2(w min(shards, max_in_cpu))",
-    "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
-    _SYMBOLS,
-)
-_MASTERS = on_a_node("master_weights", "L 4 swapped", _OPTIMIZER_SWAPPER, _SYMBOLS)
-_STATES = on_a_node("optimizer_states", "L states", _OPTIMIZER_SWAPPER)
-_GRADIENTS = on_a_node("gradients", "L 4 swapped", _OPTIMIZER_SWAPPER, _SYMBOLS)
-_PARAMETERS = on_a_node("parameters", "L w swapped", _PARAMETER_SWAPPER, _SYMBOLS)
-
-
-def states_per_master(optimizer: OptimizerSpec) -> int:
-    """fp32 tensors per master weight; each needs a swap buffer."""
-    return round((optimizer.cpu_state_bytes or 0) / 4)
-
-
-def _whole_sub_group(sharded: ShardedTensors, plan: Plan) -> int:
-    """Whole elements of the sub-group with the largest shard, if the host buffer does not take all sub-groups; else
-    0."""
-    if sharded.shard_total <= plan.param_max_in_cpu:
-        return 0
-    groups = optimizer_groups(sharded, plan.sub_group_size)
-    largest = max(groups, key=lambda group: sum(sharded.shards[index] for index in group))
-    return sum(sharded.tensors.trainable[index] for index in largest)
-
-
-def swap_buffers(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
-    """Pinned host buffers of the NVMe swappers, per node."""
-    terms: Terms = ()
-    if plan.offload_optimizer == "nvme":
-        count, group = plan.optimizer_buffer_count, max(optimizer_group_numels(sharded, plan.sub_group_size))
-        largest = align_up(4 * group, ALIGNED_BYTES)
-        terms = _OPTIMIZER_BUFFERS.on_node(local_ranks, count * largest, buffer_count=count, G=largest // 4)
-    if plan.offload_param == "nvme":
-        width, shards, count = sharded.tensors.workload.weight_bytes, sharded.shard_total, plan.param_buffer_count
-        size, whole = align_up(width * plan.param_buffer_size, ALIGNED_BYTES), _whole_sub_group(sharded, plan)
-        terms += _PARAMETER_BUFFERS.on_node(
-            local_ranks, count * size + width * whole, buffer_count=count, buffer=size, w=width, whole=whole
-        )
-        terms += _IN_CPU.on_node(
-            local_ranks,
-            pinned_block(width * min(shards, plan.param_max_in_cpu)),
-            w=width,
-            shards=shards,
-            max_in_cpu=plan.param_max_in_cpu,
-        )
-        terms += small_shards(sharded, plan, local_ranks)
-    return terms
-
-
-def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> Terms:
-    """Bytes on a node's NVMe."""
-    terms: Terms = ()
-    if plan.offload_optimizer == "nvme":
-        numel = sum(swapped_groups(sharded, plan))
-        states = state_bytes(optimizer, sharded.tensors, numel, stage=3, on_cpu=True)
-        gradients = max(0, numel - shards_below(sharded, SWAP_MIN_BYTES // 4)[0])
-        terms += _MASTERS.on_node(local_ranks, 4 * numel, swapped=numel)
-        terms += _STATES.on_node(local_ranks, states, states=states)
-        terms += _GRADIENTS.on_node(local_ranks, 4 * gradients, swapped=gradients)
-    if plan.offload_param == "nvme":
-        width = sharded.tensors.workload.weight_bytes
-        small = sum(shards_below(sharded, SWAP_MIN_BYTES // width))
-        swapped = sharded.shard_total + sharded.frozen_shard_total - small
-        terms += _PARAMETERS.on_node(local_ranks, width * swapped, w=width, swapped=swapped)
-    return terms

@@ -16,9 +16,8 @@ Generation is derived and compared with nothing.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from ..estimate import MEMORY_SYMBOLS, Formula, Terms
+from ..estimate import MEMORY_SYMBOLS, Formula, Terms, total_bytes
+from ..hardware import Cluster
 from ..models.model_shape import Block, ModelShape
 from ..objectives import OBJECTIVES
 from ..workload import Workload
@@ -35,68 +34,54 @@ _KEPT = Formula(
     _LOOP,
     {**MEMORY_SYMBOLS, "k": "batches whose logits are held, the last one twice where there are several before it"},
 )
-_JOINED = _KEPT._replace(
-    name="logits of all ranks",
-    text="2 k N w B S V",
-    symbols={
-        **MEMORY_SYMBOLS,
-        "k": "batches whose logits are put together, in one tensor, next to the earlier one",
-    },
+_JOINED = Formula(
+    "logits of all ranks",
+    "2 k N w B S V",
+    _LOOP,
+    {**MEMORY_SYMBOLS, "k": "batches whose logits are put together, in one tensor, next to the earlier one"},
 )
-_GATHERED = _KEPT._replace(
-    name="logits of all ranks", text="(N + 1) w B S V", source="accelerate 1.15 utils/operations.py _gpu_gather"
-)
+_GATHERED = Formula("logits of all ranks", "(N + 1) w B S V", "accelerate 1.15 utils/operations.py _gpu_gather")
+_CACHE_SOURCE = "transformers 5.23 cache_utils.py DynamicLayer, DynamicSlidingWindowLayer"
 _CACHE = Formula(
     "keys and values",
     "w B x",
-    "transformers 5.23 cache_utils.py DynamicLayer, DynamicSlidingWindowLayer",
+    _CACHE_SOURCE,
     {**MEMORY_SYMBOLS, "x": "elements of keys and values of one sample in all layers"},
 )
-_APPENDED = _CACHE._replace(
-    name="keys and values of a layer", symbols={**MEMORY_SYMBOLS, "x": "elements of one sample in the widest layer"}
+_APPENDED = Formula(
+    "keys and values of a layer",
+    "w B x",
+    _CACHE_SOURCE,
+    {**MEMORY_SYMBOLS, "x": "elements of one sample in the widest layer"},
 )
 
 
-class EvaluationTerms(NamedTuple):
-    """Terms of an evaluation by its moments."""
+def evaluation_terms(model: ModelShape, workload: Workload, cluster: Cluster, passing: Terms, behind: Terms) -> Terms:
+    """The largest moment of an evaluation with `workload.eval_batch` samples on each GPU. `workload` is that of a rank.
 
-    layer: Terms
-    """A layer's forward pass."""
-    loss: Terms
-    gathered: Terms
-    """Behind the forward pass, when logits are gathered and put together; () without metrics on logits."""
-    generation: Terms
-    """() without generation."""
-
-
-def evaluation_terms(
-    model: ModelShape, workload: Workload, *, world_size: int, compute_capability: float | None
-) -> EvaluationTerms:
-    """The moments of an evaluation with `workload.eval_batch` samples on each GPU. `workload` is that of a rank."""
+    passing, behind: gradients and gathered weights in the forward passes, and behind them.
+    """
     samples = OBJECTIVES[workload.objective].sequences * (workload.eval_batch or 0)
     width, tokens, batches = workload.weight_bytes, samples * workload.seq_len, workload.eval_logits or 0
-    batch = width * tokens * model.vocab_size
-    inputs = {"N": world_size, "w": width, "B": samples, "S": workload.seq_len, "V": model.vocab_size}
+    ranks, batch = cluster.world_size, width * tokens * model.vocab_size
+    inputs = {"N": ranks, "w": width, "B": samples, "S": workload.seq_len, "V": model.vocab_size}
     # The loop's name for the last batch holds it until the next one's comes.
     held = batches if batches > 2 else batches - 1
-    kept = _KEPT.term(held * world_size * batch, k=held, **inputs) if batches > 1 else ()
+    kept = _KEPT.term(held * ranks * batch, k=held, **inputs) if batches > 1 else ()
     if batches == 1:
-        gathered = _GATHERED.term((world_size + 1) * batch, **inputs)
+        gathered = _GATHERED.term((ranks + 1) * batch, **inputs)
     else:
-        gathered = _JOINED.term(2 * batches * world_size * batch, k=batches, **inputs)
-    shared, layer = forward_only_terms(model, workload, samples, compute_capability=compute_capability)
-    cache = () if workload.software.transformers >= (5, 0) else cache_terms(model, workload, samples, workload.seq_len)
+        gathered = _JOINED.term(2 * batches * ranks * batch, k=batches, **inputs)
+    capability = cluster.gpu.compute_capability
+    shared, layer = forward_only_terms(model, workload, samples, compute_capability=capability)
+    if workload.software.transformers < (5, 0):
+        kept += cache_terms(model, workload, samples, workload.seq_len)
     loss = evaluated_loss_terms(model, workload, samples, keeps_logits=batches > 0)
-    return EvaluationTerms(
-        layer=kept + cache + shared + layer,
-        loss=kept + cache + shared + loss,
-        gathered=gathered,
-        generation=generation_cache_terms(model, workload, samples, workload.seq_len + workload.eval_new_tokens)
-        + shared
-        + layer
-        if workload.eval_new_tokens
-        else (),
-    )
+    moments = [passing + kept + shared + layer, behind + kept + shared + loss, behind + gathered]
+    if workload.eval_new_tokens:
+        cache = generation_cache_terms(model, workload, samples, workload.seq_len + workload.eval_new_tokens)
+        moments.append(passing + cache + shared + layer)
+    return max(moments, key=total_bytes)
 
 
 def generation_cache_terms(model: ModelShape, workload: Workload, samples: int, tokens: int) -> Terms:

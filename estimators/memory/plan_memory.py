@@ -70,7 +70,7 @@ from .host_memory import (
     process_terms,
     with_ranks_on_cpu,
 )
-from .rollout_memory import HeldByTraining, held_in_every_phase, rollout_phases
+from .rollout_memory import held_in_every_phase, rollout_phases
 from .torch_memory import Fsdp2Step, TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set
 
@@ -100,17 +100,23 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         if workload.rollouts is not None:
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)
-            phases = rollout_phases(HeldByTraining(sharded, resident, 0, (), cluster), workload, plan)
-            plain = replace(
-                plain, phases=_with_terms(plain.phases + phases, held_in_every_phase(workload, cluster, plan))
-            )
+            phases = plain.phases + rollout_phases(sharded, cluster, workload, plan, resident)
+            plain = replace(plain, phases=_with_terms(phases, held_in_every_phase(workload, cluster, plan)))
         return with_ranks_on_cpu(plain, cluster, logits)
     workload = workload.under_engine(plan.zero_stage).of_rank(plan.sequence_parallel_size)
     memory = _batch_independent(model, workload, cluster, plan)
     sharded = memory.sharded
     phases = memory.initialize + _step(memory, workload, plan)
     if workload.rollouts is not None:
-        phases += rollout_phases(memory.held_by_training, workload, plan)
+        phases += rollout_phases(
+            sharded,
+            cluster,
+            workload,
+            plan,
+            memory.resident,
+            persistent=memory.gathered.persistent,
+            in_scoring=memory.gathered_in_scoring,
+        )
     held = held_in_every_phase(workload, cluster, memory.plan)
     phases = _with_terms(phases, held)
     peak = max(phase.allocated_bytes for phase in phases)
@@ -139,7 +145,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
         host_loading_bytes_per_node=total_bytes(process_terms(cluster))
-        + _loading_bytes(loaded, memory.plan, cluster.gpus_per_node)
+        + loading_bytes(loaded, memory.plan, cluster.gpus_per_node)
         + spread_bytes,
         nvme_terms=node.nvme,
     )
@@ -199,9 +205,6 @@ def _without_batch(plan: Plan, cluster: Cluster, most_micro_batches: int = 2) ->
         # On one node DeepSpeed reduces them as they are.
         zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
     )
-
-
-_loading_bytes = lru_cache(maxsize=256)(loading_bytes)
 
 
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
@@ -268,21 +271,10 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - (not tensors.tied) * tensors.head))
     before = memory.resident + output_terms(model, workload, micro_batch_size)
     found = tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in phases.items())
-    return found if workload.eval_batch is None else (*found, _evaluation(memory, workload))
-
-
-def _evaluation(memory: BatchIndependentMemory, workload: Workload) -> Phase:
-    """The largest moment of an evaluation."""
-    gpu = memory.cluster.gpu
-    terms = evaluation_terms(
-        memory.sharded.tensors.model,
-        workload,
-        world_size=memory.cluster.world_size,
-        compute_capability=gpu.compute_capability,
-    )
-    passing, behind = memory.in_evaluation
-    moments = (passing + terms.layer, behind + terms.loss, behind + terms.gathered, passing + terms.generation)
-    return Phase(name="evaluation", terms=memory.resident + max(moments, key=total_bytes))
+    if workload.eval_batch is not None:
+        evaluation = evaluation_terms(model, workload, memory.cluster, *memory.in_evaluation)
+        found += (Phase(name="evaluation", terms=memory.resident + evaluation),)
+    return found
 
 
 def _module_phases(memory: BatchIndependentMemory, workload: Workload, plan: Plan, saved: Terms) -> dict[str, Terms]:

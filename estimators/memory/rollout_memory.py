@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
 from ..hardware import Cluster
@@ -82,18 +81,6 @@ _SCORED = Formula(
 _REWARD = "trl 1.16 trainer/grpo_trainer.py _calculate_rewards, models/utils.py prepare_deepspeed"
 
 
-class HeldByTraining(NamedTuple):
-    """What the training holds while completions are generated or scored."""
-
-    sharded: ShardedTensors
-    resident: Terms
-    persistent: int
-    """Elements that stage 3 keeps whole."""
-    in_scoring: Terms
-    """Weights gathered in a forward pass."""
-    cluster: Cluster
-
-
 def held_in_every_phase(workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
     """What is held in every phase: a reward model, and a vLLM engine on the same GPU."""
     rollouts = workload.rollouts
@@ -123,16 +110,27 @@ def _reward_model(workload: Workload, plan: Plan, ranks: int) -> Terms:
     return tuple(part._replace(declared=part.declared._replace(name="reward_model", source=_REWARD)) for part in terms)
 
 
-def rollout_phases(held: HeldByTraining, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
-    """The phases before the training, without what is `held_in_every_phase`; none for an objective without
-    completions."""
+def rollout_phases(
+    sharded: ShardedTensors,
+    cluster: Cluster,
+    workload: Workload,
+    plan: Plan,
+    resident: Terms,
+    *,
+    persistent: int = 0,
+    in_scoring: Terms = (),
+) -> tuple[Phase, ...]:
+    """The phases before the training, without what is `held_in_every_phase`; none for an objective without completions.
+
+    resident: held at every moment of the training. persistent: elements that stage 3 keeps whole. in_scoring: weights
+    that it gathers in a forward pass.
+    """
     rollouts = workload.rollouts
     if rollouts is None:
         return ()
-    model, cluster, width = held.sharded.tensors.model, held.cluster, workload.weight_bytes
+    model, width = sharded.tensors.model, workload.weight_bytes
     completions = plan.micro_batch_size * rollouts.micro_batches(plan.gradient_accumulation_steps)
     prompt = max(1, workload.seq_len - rollouts.max_completion_length)
-    resident = held.resident
 
     def unsaved(shape: ModelShape, work: Workload, sequences: int) -> Terms:
         capability = cluster.gpu.compute_capability
@@ -140,7 +138,8 @@ def rollout_phases(held: HeldByTraining, workload: Workload, plan: Plan) -> tupl
 
     phases: list[Phase] = []
     if rollouts.rollout == "generate":
-        whole = resident + _whole(held, plan, gathers=rollouts.ds3_gather_for_generation)
+        whole = _whole(sharded, plan, persistent) if rollouts.ds3_gather_for_generation else in_scoring
+        whole = resident + whole
         first = unsaved(model, workload.of_length(prompt), completions)
         logits = _NEXT_LOGITS.term(
             LOGIT_BYTES * completions * model.vocab_size, k=LOGIT_BYTES, b=completions, V=model.vocab_size
@@ -151,7 +150,7 @@ def rollout_phases(held: HeldByTraining, workload: Workload, plan: Plan) -> tupl
             Phase(name="rollout", terms=whole + cache + logits),
         ]
     else:
-        handed = _handed_over(held, plan)
+        handed = _handed_over(sharded, plan, persistent)
         colocated = rollouts.rollout == "vllm-colocate"
         awake = _vllm(rollouts, cluster) if colocated and rollouts.vllm_enable_sleep_mode else ()
         name = "rollout" if colocated else "weight_synchronization"
@@ -160,7 +159,7 @@ def rollout_phases(held: HeldByTraining, workload: Workload, plan: Plan) -> tupl
         tokens = min(HEAD_TOKENS, plan.micro_batch_size * workload.scored_len)
         chunk = _SCORED.term(width * tokens * HEAD_COLUMNS, w=width, c=tokens, v=HEAD_COLUMNS)
         forward = max(unsaved(model, workload, plan.micro_batch_size), chunk, key=total_bytes)
-        phases.append(Phase(name="scoring", terms=resident + held.in_scoring + forward))
+        phases.append(Phase(name="scoring", terms=resident + in_scoring + forward))
     if rollouts.reward_model is not None:
         reward = rollouts.reward_model
         at_once = unsaved(reward, reward_workload(workload), completions)
@@ -168,28 +167,23 @@ def rollout_phases(held: HeldByTraining, workload: Workload, plan: Plan) -> tupl
     return tuple(phases)
 
 
-def _whole(held: HeldByTraining, plan: Plan, *, gathers: bool) -> Terms:
-    """The model as `generate` needs it at stage 3: whole, from shards that an offloading engine brings first, or a
-    layer at a time."""
-    tensors, width = held.sharded.tensors, held.sharded.tensors.workload.weight_bytes
-    if plan.zero_stage < 3 or (held.sharded.world_size == 1 and plan.offload_param == "none"):
+def _whole(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
+    """The model as `generate` needs it at stage 3: whole, from shards that an offloading engine brings first."""
+    if plan.zero_stage < 3 or (sharded.world_size == 1 and plan.offload_param == "none"):
         return ()
-    if not gathers:
-        return held.in_scoring
-    numel = tensors.numel - held.persistent
+    numel, width = sharded.tensors.numel - persistent, sharded.tensors.workload.weight_bytes
     if plan.offload_param != "none":
-        numel += numel // held.sharded.world_size
+        numel += numel // sharded.world_size
     return _GATHERED.term(width * numel, w=width, whole=numel)
 
 
-def _handed_over(held: HeldByTraining, plan: Plan) -> Terms:
+def _handed_over(sharded: ShardedTensors, plan: Plan, persistent: int) -> Terms:
     """Weights that stage 3 gathers for vLLM: tensor by tensor, with adapters all, which are merged."""
-    tensors, width = held.sharded.tensors, held.sharded.tensors.workload.weight_bytes
-    if plan.zero_stage < 3 or held.sharded.world_size == 1:
+    if plan.zero_stage < 3 or sharded.world_size == 1:
         return ()
-    if tensors.workload.method != "full":
-        return _whole(held, plan, gathers=True)
-    numel = tensors.largest_trainable
+    if sharded.tensors.workload.method != "full":
+        return _whole(sharded, plan, persistent)
+    numel, width = sharded.tensors.largest_trainable, sharded.tensors.workload.weight_bytes
     return _HANDED.term(width * numel, w=width, whole=numel)
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, Terms, total_bytes
+from ..estimate import MEMORY_SYMBOLS, ON_A_NODE, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.families import family_of
 from ..models.lora import adapters, quantized, quantized_bytes, trained_copies
@@ -45,7 +45,7 @@ from .device_overhead import (
     library_workspace,
     outside_allocator,
 )
-from .host_memory import loading_bytes, on_a_node, process_terms
+from .host_memory import loading_bytes, process_terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 
 _SOURCE = "estimators/memory/torch_memory.py"
@@ -63,11 +63,11 @@ _SYMBOLS = {
     "K": "key and value heads",
     "D": "head size",
 }
-_OFFLOADED = on_a_node(
+_OFFLOADED = Formula(
     "offloaded_states",
     "L (2 t + o) Pt / N + L frozen / N",
     "torch 2.4 distributed/fsdp: CPUOffload keeps shards, their gradients and the optimizer on the host",
-    {"t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
+    {**ON_A_NODE, "t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
 )
 
 

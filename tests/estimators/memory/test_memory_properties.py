@@ -11,7 +11,7 @@ from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
-from ds_advise.estimators.memory.host_memory import pinned_block
+from ds_advise.estimators.memory.offload_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
