@@ -14,7 +14,8 @@ from ...validate.lint.config_file import shown_name
 from ..answer.lint_file import lint_file
 from ..question.cluster import parse_size
 from ..question.job import parse_duration
-from ..search.candidate import LEAST, Candidate
+from ..question.question import Question
+from ..search.candidate import LEAST, Candidate, duration_of
 from ..text.job import hours, money
 from ..text.units import gib, rate, rough_rate
 from .comparison import ComparisonContext, side_of
@@ -95,7 +96,7 @@ def check_file(
     side = side_of(str(path), context)
     candidate = side.candidate
     assert candidate is not None, "the context is known"
-    fit, offered = candidate.fit, context.cluster.gpu.memory_bytes
+    fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
     figures = {"verdict": fit.reason, "needed": gib(candidate.device_bytes), "offered": gib(offered)}
     memory = phrase("{verdict}, {needed} of {offered} GiB per GPU", **figures)
     yield Requirement(
@@ -106,7 +107,7 @@ def check_file(
         value=fit.probability,
         limit=LEAST["safe"],
     )
-    for key, (value, text, write) in _figures(candidate, context).items():
+    for key, (value, text, write) in _figures(candidate, context.question).items():
         if key in limits:
             bound, met = phrase("at most {limit} allowed", limit=write(limits[key])), value <= limits[key]
             if key == "speed":
@@ -116,11 +117,11 @@ def check_file(
 
 
 def _figures(
-    candidate: Candidate, context: ComparisonContext
+    candidate: Candidate, question: Question
 ) -> dict[RequirementName, tuple[float, str, Callable[[Any], str]]]:
     """What limits are compared with: the figure, the figure as text, and what writes a limit."""
     needed, host, time = candidate.device_bytes, candidate.memory.host_bytes_per_node, candidate.time
-    ends, duration, price = time.tokens_per_s_range, context.duration(candidate), context.price
+    ends, duration, price = time.tokens_per_s_range, duration_of(question, candidate), question.price
     speed: str = phrase("{speed} tokens/s", speed=rate(time.tokens_per_s))
     if ends is not None:
         interval = phrase("{low} to {high}", low=rough_rate(ends[0]), high=rough_rate(ends[1]))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from ...ds_configs.read import unmodeled_features
 from ...estimators.phrase import Phrase, named, phrase
-from ..answer.comparison import Comparison, Difference, parts
+from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
-from ..search.candidate import Candidate, chance
+from ..question.question import Question
+from ..search.candidate import Candidate, chance, duration_of
 from ..text.job import hours, money
 from ..text.labels import cluster_title, component_title, method_title, phase_title
 from ..text.language import translate
@@ -19,10 +20,10 @@ from ..text.lines import blank, named_row, padded, row, sentence
 from ..text.printable import printable
 from ..text.units import gib, percent, rate, times
 
-_LABEL, _CELL = 34, 13
+_WIDTHS = 34, 13
 """Columns of a row's name, and of each of the three figures after it."""
 
-_KEY, _WIDE = 46, 15
+_KEY_WIDTHS = 46, 15
 """Columns of a key, and of each of its two values."""
 
 _SAME_SPEED = 0.03
@@ -46,10 +47,8 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
             sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
     if len(comparison.candidates) == 2:
-        first, second = comparison.candidates
         _figures(comparison, console)
-        _memory(first, second, console)
-        _time(first, second, console)
+        _parts(comparison.candidates, console)
     _differences(comparison.differences, console)
     blank(console)
     for line in _basis(comparison):
@@ -90,6 +89,17 @@ def _speed(first: Candidate, second: Candidate) -> Phrase:
     return phrase("Both fit; {faster} is {ratio} as fast.", faster=faster, ratio=times(by))
 
 
+def subject_of(question: Question) -> Phrase:
+    """The model, its training and the machines."""
+    return phrase(
+        "{model} · {method} · sequence {tokens} · {machines}",
+        model=question.model.name,
+        method=method_title(question.workload),
+        tokens=question.workload.seq_len,
+        machines=cluster_title(question.cluster),
+    )
+
+
 class FigureRow(NamedTuple):
     """A figure of both sides. is_size: in bytes; the difference is shown, and for other figures the ratio."""
 
@@ -101,7 +111,7 @@ class FigureRow(NamedTuple):
 
 def figure_rows(comparison: Comparison) -> list[FigureRow]:
     """Speed and memory of both plans, and duration and cost of the job if its amount is known."""
-    plans, known = comparison.candidates, comparison.context
+    plans, question = comparison.candidates, comparison.question
     rows = [
         FigureRow("tokens/s", tuple(plan.tokens_per_s for plan in plans), rate),
         FigureRow(phrase("GPU GiB"), tuple(plan.device_bytes for plan in plans), gib, is_size=True),
@@ -112,28 +122,21 @@ def figure_rows(comparison: Comparison) -> list[FigureRow]:
     if any(plan.memory.nvme_bytes_per_node for plan in plans):
         nvme = tuple(plan.memory.nvme_bytes_per_node for plan in plans)
         rows.append(FigureRow(phrase("NVMe GiB per node"), nvme, gib, is_size=True))
-    jobs = [] if known is None else [job for job in map(known.duration, plans) if job is not None]
+    durations = [] if question is None else [duration_of(question, plan) for plan in plans]
+    jobs = [job for job in durations if job is not None]
     if jobs:
         rows.append(FigureRow(phrase("optimizer steps of the job"), tuple(job.steps for job in jobs), "{:,}".format))
         rows.append(FigureRow(phrase("hours of the job"), tuple(job.duration_s for job in jobs), hours))
-    if jobs and known is not None and (price := known.price) is not None:
+    if jobs and question is not None and (price := question.price) is not None:
         costs = tuple(job.cost(price) for job in jobs)
         rows.append(FigureRow(phrase("cost of the job"), costs, lambda cost: money(cost, price.currency)))
     return rows
 
 
 def _figures(comparison: Comparison, console: Console) -> None:
-    known, plans = comparison.context, comparison.candidates
-    assert known is not None, "plans have a context"
-    workload = known.workload
-    subject = phrase(
-        "{model} · {method} · sequence {tokens} · {machines}",
-        model=known.model.name,
-        method=method_title(workload),
-        tokens=workload.seq_len,
-        machines=cluster_title(known.cluster),
-    )
-    sentence(console, subject)
+    question, plans = comparison.question, comparison.candidates
+    assert question is not None, "plans have a question"
+    sentence(console, subject_of(question))
     blank(console)
     _row("", ("A", "B", "B - A"), console, bold=True)
     short = {"fits": phrase("yes"), "does not fit": phrase("no")}
@@ -144,46 +147,51 @@ def _figures(comparison: Comparison, console: Console) -> None:
     for figure in figure_rows(comparison):
         first, second = figure.values
         ratio = (figure.write(first), figure.write(second), times(second / first))
-        _row(figure.title, _gib_cells(int(first), int(second)) if figure.is_size else ratio, console)
+        _row(figure.title, _gib_cells(first, second) if figure.is_size else ratio, console)
     for name, side in zip("AB", comparison.sides, strict=True):
         if side.filled:
             sentence(console, f"{name}: {side.filled}.", style="dim")
-    for line in known.job_basis:
+    for line in question.job_basis:
         sentence(console, line)
 
 
-def _memory(first: Candidate, second: Candidate, console: Console) -> None:
-    memories = first.memory, second.memory
-    peaks = [phase_title(memory.peak.name) for memory in memories]
-    title = phrase("Where a GPU's memory goes, GiB (peak: {moment})", moment=peaks[0])
-    if peaks[0] != peaks[1]:
+def _parts(plans: Sequence[Candidate], console: Console) -> None:
+    """Both plans' memory, and the time of a step where both have the same tokens, otherwise of the same number of
+    tokens."""
+    first, second = (phase_title(plan.memory.peak.name) for plan in plans)
+    title = phrase("Where a GPU's memory goes, GiB (peak: {moment})", moment=first)
+    if first != second:
         title = phrase(
-            "Where a GPU's memory goes, GiB (peak of A: {first}; of B: {second})", first=peaks[0], second=peaks[1]
+            "Where a GPU's memory goes, GiB (peak of A: {first}; of B: {second})", first=first, second=second
         )
+    _table(title, [plan.memory.components for plan in plans], _gib_cells, console)
+    tokens = [plan.time.tokens_per_step for plan in plans]
+    title = phrase("Where the time goes, ms of 1,000 tokens")
+    if tokens[0] == tokens[1]:
+        title = phrase("Where the time goes, ms of a step of {tokens} tokens", tokens=f"{tokens[0]:,}")
+        tokens = [1000, 1000]
+    columns = [
+        {name: 1e6 * seconds / count for name, seconds in plan.time.components.items()}
+        for plan, count in zip(plans, tokens, strict=True)
+    ]
+    _table(title, columns, _ms_cells, console)
+
+
+def _table(
+    title: str, columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], Sequence[str]], console: Console
+) -> None:
+    """The components of both sides, the largest first; those that are small on both sides together as `other`."""
+    first, second = columns
+    rows = {name: (first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])}
+    least = [_SMALL_SHARE * sum(column.values()) for column in columns]
+    large = {name: pair for name, pair in rows.items() if pair[0] >= least[0] or pair[1] >= least[1]}
+    small = [pair for name, pair in rows.items() if name not in large]
+    rest = sum(pair[0] for pair in small), sum(pair[1] for pair in small)
     blank(console)
     sentence(console, title, style="bold")
-    for part in parts(memories[0].components, memories[1].components, _SMALL_SHARE):
-        _row(component_title(part.name), _gib_cells(int(part.first), int(part.second)), console)
-
-
-def _time(first: Candidate, second: Candidate, console: Console) -> None:
-    """The time of a step where both have the same tokens, otherwise of the same number of tokens."""
-    ours, theirs = first.time, second.time
-    same = ours.tokens_per_step == theirs.tokens_per_step
-    step = phrase("Where the time goes, ms of a step of {tokens} tokens", tokens=f"{ours.tokens_per_step:,}")
-    blank(console)
-    sentence(console, step if same else phrase("Where the time goes, ms of 1,000 tokens"), style="bold")
-    columns = [
-        {
-            name: 1e3 * seconds if same else 1e6 * seconds / time.tokens_per_step
-            for name, seconds in time.components.items()
-        }
-        for time in (ours, theirs)
-    ]
-    for part in parts(columns[0], columns[1], _SMALL_SHARE):
-        change = part.second - part.first
-        difference = _signed(_ms(abs(change)), change) if abs(change) > _SAME * max(part.first, part.second) else "="
-        _row(component_title(part.name), (_ms(part.first), _ms(part.second), difference), console)
+    for name, pair in (*sorted(large.items(), key=lambda item: -max(item[1])), ("other", rest)):
+        if any(pair):
+            _row(component_title(name), cells(*pair), console)
 
 
 def _differences(differences: Sequence[Difference], console: Console) -> None:
@@ -191,16 +199,19 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
     acting = [found for found in differences if found.acts]
     if acting:
         blank(console)
-        _row(phrase("What differs"), ("A", "B"), console, widths=(_KEY, _WIDE), bold=True)
+        _row(phrase("What differs"), ("A", "B"), console, widths=_KEY_WIDTHS, bold=True)
     block = ""
     for found in acting:
         here, dot, name = found.key.partition(".")
         if dot and here != block:
             row(console, f" {here}")
         block = here
-        label, values = f"{'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
-        if all(len(value) < _WIDE for value in values):
-            _row(label, values, console, widths=(_KEY, _WIDE))
+        label, values = (
+            f"{'  ' * bool(dot)}{printable(name or here)}",
+            (value_label(found.first), value_label(found.second)),
+        )
+        if all(len(value) < _KEY_WIDTHS[1] for value in values):
+            _row(label, values, console, widths=_KEY_WIDTHS)
         else:
             sentence(console, f"{label}: A {values[0]}; B {values[1]}", hang=4)
         if found.meaning:
@@ -212,22 +223,20 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
         sentence(console, phrase("Without effect at these ZeRO stages: {names}.", names=names), style="dim")
 
 
-def _value(setting: Setting) -> str:
+def value_label(setting: Setting) -> str:
+    """A value as configurations write it, with `*` for a default; `-` for none."""
+    value = setting.value
     if setting.origin == "unset":
         return "-"
-    if isinstance(setting.value, bool):
-        text = "true" if setting.value else "false"
-    elif isinstance(setting.value, int | float):
-        text = _number(setting.value)
+    if value is None or isinstance(value, bool):
+        text = "null" if value is None else str(value).lower()
+    elif isinstance(value, int | float):
+        text = _number(value)
     else:
-        text = setting.value if isinstance(setting.value, str) else _compact(setting.value)
+        text = "{...}" if isinstance(value, dict) else str(value)
     text = printable(text)
     text = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
     return f"{text} *" if setting.origin == "default" else text
-
-
-def _compact(value: Any) -> str:
-    return "{...}" if isinstance(value, dict) else repr(value) if isinstance(value, list) else "null"
 
 
 def _number(value: int | float) -> str:
@@ -242,22 +251,24 @@ def _basis(comparison: Comparison) -> Iterator[Phrase]:
     acting = (found for found in comparison.differences if found.acts)
     if any("default" in (found.first.origin, found.second.origin) for found in acting):
         yield phrase("* the default of DeepSpeed {version}; - no value.", version=comparison.deepspeed)
-    if comparison.context is None:
+    if comparison.question is None:
         yield phrase("Keys with their default on both sides are no difference.")
     else:
         yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(_SAME_SPEED))
 
 
 def _gib_cells(first: int, second: int) -> tuple[str, str, str]:
-    return (
-        gib(first) if first else "-",
-        gib(second) if second else "-",
-        _signed(gib(abs(second - first)), second - first),
-    )
+    written = [gib(size) if size else "-" for size in (first, second)]
+    return written[0], written[1], _signed(gib(abs(second - first)), second - first)
 
 
-def _ms(duration: float) -> str:
-    return "-" if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
+def _ms_cells(first: float, second: float) -> tuple[str, str, str]:
+    def write(duration: float) -> str:
+        return "-" if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
+
+    change = second - first
+    is_same = abs(change) <= _SAME * max(first, second)
+    return write(first), write(second), "=" if is_same else _signed(write(abs(change)), change)
 
 
 def _signed(text: str, difference: float) -> str:
@@ -267,12 +278,7 @@ def _signed(text: str, difference: float) -> str:
 
 
 def _row(
-    name: str,
-    values: Sequence[str],
-    console: Console,
-    *,
-    widths: tuple[int, int] = (_LABEL, _CELL),
-    bold: bool = False,
+    name: str, values: Sequence[str], console: Console, *, widths: tuple[int, int] = _WIDTHS, bold: bool = False
 ) -> None:
     """A name and its figures."""
     label, cell = widths

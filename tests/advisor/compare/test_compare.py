@@ -15,7 +15,6 @@ import pytest
 from ds_advise.advisor.answer.comparison import Comparison, compare, differences, read_context
 from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.cli.main import run as run_here
-from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.render.comparison import render_comparison
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
@@ -180,25 +179,23 @@ def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
 def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
     """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
     known = read_context("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
-    ladder, _ = predict_all(
-        Question(model=known.model, workload=known.workload, cluster=known.cluster, micro_batch_size=2)
-    )
+    model, workload, cluster = known.question.model, known.question.workload, known.question.cluster
+    ladder, _ = predict_all(known.question)
     assert [step.rung for step in ladder] == list(RUNGS)
     for step in ladder:
         assert step.candidate is not None
         file = tmp_path / f"{step.rung}.json"
-        plan = step.candidate.estimate.plan
-        file.write_text(json.dumps(ds_config(plan, known.model, known.workload, known.cluster, flavor="hf")))
+        file.write_text(json.dumps(ds_config(step.candidate.plan, model, workload, cluster, flavor="hf")))
         comparison = compare(str(file), step.rung, known)
         assert comparison.differences == (), step.rung
-        assert comparison.first.candidate == comparison.second.candidate
+        assert comparison.sides[0].candidate == comparison.sides[1].candidate
 
 
 def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> None:
     """`auto` has its numbers, both sides have figures, and they are the closed form's for the plans that the files
     describe."""
     comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
-    first, second = comparison.first.candidate, comparison.second.candidate
+    first, second = comparison.sides[0].candidate, comparison.sides[1].candidate
     assert first is not None and second is not None
     assert (first.rung, second.rung) == ("zero2-offload", "zero3")
     advised = first.plan.micro_batch_size
@@ -206,7 +203,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     found = {difference.key: difference for difference in comparison.differences}
     assert found["zero_optimization.reduce_bucket_size"].second.value == 3584**2
     assert found["train_micro_batch_size_per_gpu"].first.value == advised
-    assert comparison.first.filled.startswith(f"micro batch {advised},") and not comparison.second.filled
+    assert comparison.sides[0].filled.startswith(f"micro batch {advised},") and not comparison.sides[1].filled
     assert "train_batch_size" not in found  # it is derived, and no file has it
     assert "bf16.enabled" not in found
     filled = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
@@ -233,7 +230,7 @@ def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None
     """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
     comparison = compare(files["offload"], files["zero3"], read_context("Qwen2.5-7B", **WHERE))
     text = text_of(comparison)
-    sides = [side.candidate for side in (comparison.first, comparison.second)]
+    sides = [side.candidate for side in comparison.sides]
     assert sides[0] is not None and sides[1] is not None
     blocks = {block.splitlines()[0].strip().split(",")[0]: block.splitlines()[1:] for block in text.split("\n\n")}
     for title, wanted in (
