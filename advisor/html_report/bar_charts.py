@@ -6,23 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from .canvas import (
-    GIB,
-    WIDE,
-    Markup,
-    Scale,
-    Unit,
-    element,
-    fill,
-    frame,
-    horizontal_axis,
-    is_narrow,
-    label,
-    legend,
-    round_steps,
-    text_width,
-    vertical_limit,
-)
+from . import canvas as svg
+from .canvas import GIB, WIDE, Markup, Scale, Unit
 
 _SHADES = (1.0, 0.78, 0.6)
 """Opacities of neighbours in one colour."""
@@ -84,54 +69,56 @@ class StackedBars:
 
 def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
     """The chart as SVG; where it is narrow, each row's label stands above its bar."""
-    narrow, scale, limit = is_narrow(width), chart.scale, chart.shown_limit
-    left = 0.0 if narrow else min(190.0, 26 + max((text_width(bar.label) for bar in chart.bars), default=0))
-    right = 10 if narrow else 12 + max((text_width(bar.note) for bar in chart.bars), default=0)
+    narrow, scale, limit = svg.is_narrow(width), chart.scale, chart.shown_limit
+    left = 0.0 if narrow else min(190.0, 26 + max((svg.text_width(bar.label) for bar in chart.bars), default=0))
+    right = 10 if narrow else 12 + max((svg.text_width(bar.note) for bar in chart.bars), default=0)
     row = 40 if narrow else 28
     inks = [part.ink for bar in chart.bars for part in bar.parts if part.value > 0]
-    keys, used = legend([ink for ink in dict.fromkeys((*chart.inks, *inks)) if ink in inks], width)
+    keys, used = svg.legend([ink for ink in dict.fromkeys((*chart.inks, *inks)) if ink in inks], width)
     top = used + (4 if limit is None else 20)
     tops = [top + row * index for index in range(len(chart.bars))]
     bottom = top + row * len(chart.bars)
     x_of = Scale(0, scale, left, width - right)
-    steps = round_steps(scale, 4 if narrow else 7, chart.unit.size)
+    values = svg.ticks(svg.round_steps(scale, 4 if narrow else 7, chart.unit.size), chart.unit.write, chart.unit.title)
     # In a narrow chart, figures stand above the bars: the line does not cross them.
     stretches = [(y + 18, y + 36) for y in tops] if narrow else [(top - 4, bottom)]
-    return frame(
+    return svg.frame(
         chart.title,
         width,
         bottom + 24,
         keys,
-        horizontal_axis(steps, x_of, top, bottom, chart.unit.write, chart.unit.title),
+        svg.horizontal_axis(values, x_of, top, bottom),
         *(_row(bar, chart, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
-        None if limit is None else vertical_limit(x_of(limit), chart.limit_words, top - 8, stretches, width),
+        None if limit is None else svg.vertical_limit(x_of(limit), chart.limit_words, top - 8, stretches, width),
     )
 
 
 def _row(bar: Bar, chart: StackedBars, x_of: Scale, y: float, width: int) -> Markup:
     """One bar with its label and its figure; a keyboard stops at it."""
-    narrow, scale = is_narrow(width), chart.scale
+    narrow, scale = svg.is_narrow(width), chart.scale
     thick, above, height = (14, 20, 38) if narrow else (16, 6, 28)
     end = x_of(min(bar.value, scale))
     ink = ("text" if bar.chosen else "soft") if bar.faded else "good" if bar.chosen else "text"
     opacity = 0.42 if bar.faded and not bar.chosen else None
-    marks = [element("rect", x=0, y=y + 1, width=width, height=height - 2, **fill("band"))] if bar.chosen else []
-    marks.append(element("g", *_parts(bar, chart, x_of, y + above, thick), opacity=opacity))
+    marks = (
+        [svg.element("rect", x=0, y=y + 1, width=width, height=height - 2, **svg.fill("band"))] if bar.chosen else []
+    )
+    marks.append(svg.element("g", *_parts(bar, chart, x_of, y + above, thick), opacity=opacity))
     if bar.value > scale:  # two slanted lines: the bar goes on beyond the chart
         tear = f"M{end - 9:.1f} {y + above + thick + 2:.1f}l5 {-thick - 4}h4l-5 {thick + 4}z"
-        marks.append(element("path", d=tear, **fill("paper")))
+        marks.append(svg.element("path", d=tear, **svg.fill("paper")))
     if bar.chosen:
-        marks.append(element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **fill(ink)))
+        marks.append(svg.element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **svg.fill(ink)))
     if narrow:
-        marks.append(label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
-        marks.append(label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))
+        marks.append(svg.label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
+        marks.append(svg.label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))
     else:
         at, limit = end + 8, chart.shown_limit
-        if limit is not None and at - 2 < x_of(limit) < at + text_width(bar.note) + 4:
+        if limit is not None and at - 2 < x_of(limit) < at + svg.text_width(bar.note) + 4:
             at = x_of(limit) + 8  # the limit's line does not cross the figure
-        marks.append(label(16, y + 19, bar.label, ink=ink, bold=bar.chosen))
-        marks.append(label(at, y + 19, bar.note, ink=ink, bold=bar.chosen))
-    return element(
+        marks.append(svg.label(16, y + 19, bar.label, ink=ink, bold=bar.chosen))
+        marks.append(svg.label(at, y + 19, bar.note, ink=ink, bold=bar.chosen))
+    return svg.element(
         "g", *marks, tabindex="0", role="img", aria_label=bar.words or f"{bar.label}: {bar.note}", class_="row"
     )
 
@@ -147,15 +134,15 @@ def _parts(bar: Bar, chart: StackedBars, x_of: Scale, y: float, thick: float) ->
         shade = _SHADES[seen[part.ink] % len(_SHADES)]
         seen[part.ink] += 1
         drawn.append(
-            element(
+            svg.element(
                 "rect",
-                element("title", part.hint) if part.hint else None,
+                svg.element("title", part.hint) if part.hint else None,
                 x=begins,
                 y=y,
                 width=ends - begins - (0.8 if ends - begins > 3 else 0),
                 height=thick,
                 fill_opacity=None if shade == 1 else shade,
-                **fill(part.ink),
+                **svg.fill(part.ink),
             )
         )
     return drawn

@@ -237,43 +237,37 @@ def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
     return [index * step * unit for index in range(int(highest / step + 1e-9) + 1)]
 
 
-def horizontal_axis(
-    values: Sequence[float], x_of: Scale, top: float, bottom: float, write: Callable[[float], str], unit: str = ""
-) -> Markup:
-    """Grid lines with their values under them; the last value carries the unit."""
-    words = _with_unit(values, write, unit)
+Ticks = Sequence[tuple[float, str]]
+"""Values of an axis, each as it is written."""
+
+
+def ticks(values: Sequence[float], write: Callable[[float], str], unit: str = "") -> Ticks:
+    """The last value carries the unit."""
+    *others, last = ((value, write(value)) for value in values)
+    return [*others, (last[0], f"{last[1]} {unit}".rstrip())]
+
+
+def horizontal_axis(values: Ticks, x_of: Scale, top: float, bottom: float) -> Markup:
+    """Grid lines with their values under them."""
     return joined(
-        *(line(x_of(value), top, x_of(value), bottom) for value in values),
+        *(line(x_of(value), top, x_of(value), bottom) for value, _ in values),
         *(
             small(x_of(value), bottom + 15, text, anchor="start" if x_of(value) < 4 else "middle")
-            for value, text in zip(values, words, strict=True)
+            for value, text in values
         ),
     )
 
 
 def vertical_axis(
-    values: Sequence[float],
-    highest: float,
-    top: float,
-    bottom: float,
-    right: float,
-    write: Callable[[float], str],
-    unit: str = "",
+    values: Ticks, ends: tuple[float, float], top: float, bottom: float, right: float
 ) -> tuple[Markup, float, Scale]:
-    """(grid lines with their values at the left, where they begin, the scale from 0 to `highest`)."""
-    words = _with_unit(values, write, unit)
-    left = 12 + max(text_width(text, SMALL) for text in words)
-    y_of = Scale(0, highest, bottom, top)
+    """(grid lines with their values at the left, where they begin, the scale between its ends)."""
+    left, y_of = 12 + max(text_width(text, SMALL) for _, text in values), Scale(*ends, bottom, top)
     rows = joined(
-        *(line(left, y_of(value), right, y_of(value)) for value in values),
-        *(small(left - 6, y_of(value) + 4, text, anchor="end") for value, text in zip(values, words, strict=True)),
+        *(line(left, y_of(value), right, y_of(value)) for value, _ in values),
+        *(small(left - 6, y_of(value) + 4, text, anchor="end") for value, text in values),
     )
     return rows, left, y_of
-
-
-def _with_unit(values: Sequence[float], write: Callable[[float], str], unit: str) -> list[str]:
-    words = [write(value) for value in values]
-    return [*words[:-1], f"{words[-1]} {unit}".rstrip()]
 
 
 def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[float, float]], width: int) -> Markup:

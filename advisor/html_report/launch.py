@@ -13,7 +13,6 @@ from ..launch.request import LaunchOutcome, LaunchStatus
 from ..launch.session import Session
 from ..render.history import history_of, machine_title, render_history
 from ..render.launch import (
-    LaunchReport,
     MeasuredAndPredicted,
     end_sentence,
     figures_of,
@@ -32,10 +31,10 @@ _TONES: Mapping[LaunchStatus, doc.Tone] = {"finished": "good", "stopped": "warn"
 
 def launch_report_of(session: Session) -> doc.Report:
     """The report of the last attempt."""
-    form, attempts = launch_report(session), session.attempts
+    form, following = launch_report(session), session.following
     text = doc.as_printed(lambda console: render_session(session, console))
     evidence = doc.Section("evidence", "How it is known", text)
-    if not attempts:
+    if not session.attempts:
         objections = doc.bullets([f"{each.what}: {each.fix}" for each in session.objections])
         return doc.Report(
             subject="Launch",
@@ -45,18 +44,30 @@ def launch_report_of(session: Session) -> doc.Report:
             sections=(doc.Section("why", "Why", objections), evidence),
             data=form,
         )
-    request, outcome = attempts[-1].request, attempts[-1].outcome
-    return doc.Report(
-        subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
-        verdict=end_sentence(outcome),
-        tone=_TONES[outcome.status],
-        lead=_lead(outcome),
-        tiles=_tiles(outcome),
-        sections=(
-            _figures(measured_and_predicted(attempts[-1])),
+    request, outcome = session.attempts[-1].request, session.attempts[-1].outcome
+    attempts: list[list[doc.Cell]] = [
+        [
+            str(attempt.config),
+            attempt.launcher,
+            attempt.status,
+            doc.Figure(str(attempt.last_step), attempt.last_step),
+            attempt.failure.message if attempt.failure else "",
+            str(attempt.folder),
+        ]
+        for attempt in form.attempts
+    ]
+    titles = ["configuration", "launcher", "how it ended", "last step", "", "output"]
+    further = Markup()
+    if following is not None:
+        further = joined(element("p", following.description, class_="lead"), doc.copyable(following.command or ""))
+    return _report(
+        f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
+        outcome,
+        measured_and_predicted(session.attempts[-1]),
+        (
             doc.Section("loss", "Loss", _loss(outcome)),
-            doc.Section("attempts", "Attempts", _attempts(form)),
-            doc.Section("next", "To go on", _next(form)),
+            doc.Section("attempts", "Attempts", doc.table(titles, attempts)),
+            doc.Section("next", "To go on", further),
             doc.configuration(request.run.config, request.config_path.name),
             evidence,
         ),
@@ -75,67 +86,64 @@ def record_report(record: Record) -> doc.Report:
             why="a report can be made of a training",
             fix="name one; ds-advise history lists them",
         )
-    outcome = _outcome(record.result)
-    libraries = versions_label(record.versions)
-    made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {libraries}"
+    names = ("status", "failure", "peaks", "seconds", "step_s", "tokens_per_step", "tokens_per_s")
+    kept = {name: record.result[name] for name in names if name in record.result}
+    outcome = from_json(LaunchOutcome, {**kept, "last_step": record.result["steps"], "folder": Path()})
+    predicted = record.result.get("predicted") or {}
+    names = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
+    tokens_per_s, step_s, *memory = (predicted.get(name) for name in names)
+    if tokens_per_s and step_s and outcome.tokens_per_step:  # the record's predicted step has full samples
+        step_s = outcome.tokens_per_step / tokens_per_s
+    made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {versions_label(record.versions)}"
     text = doc.as_printed(
         lambda console: render_history([record], console, path=Path("results.sqlite"), more=False),
         "The record as it is printed",
     )
-    return doc.Report(
-        subject=f"Training of {record.model_name} · record {record.id}",
-        verdict=end_sentence(outcome),
-        tone=_TONES[outcome.status],
-        lead=[*_lead(outcome), f"{made}, on {machine_title(record.machine)}."],
-        tiles=_tiles(outcome),
-        sections=(
-            _figures(_kept_figures(outcome, record.result.get("predicted") or {})),
+    return _report(
+        f"Training of {record.model_name} · record {record.id}",
+        outcome,
+        figures_of(outcome, (tokens_per_s, step_s, *memory)),
+        (
             doc.configuration(dict(record.plan), "ds_config.json"),
             doc.Section("evidence", "How it is known", text),
         ),
         data=history_of([record]),
+        origin=[f"{made}, on {machine_title(record.machine)}."],
     )
 
 
-def _outcome(result: Mapping[str, Any]) -> LaunchOutcome:
-    """The end of a training by its record."""
-    names = ("status", "failure", "peaks", "seconds", "step_s", "tokens_per_step", "tokens_per_s")
-    known = {name: result[name] for name in names if name in result}
-    return from_json(LaunchOutcome, {**known, "last_step": result["steps"], "folder": Path()})
-
-
-def _kept_figures(outcome: LaunchOutcome, predicted: Mapping[str, Any]) -> list[MeasuredAndPredicted]:
-    """`measured_and_predicted` of a record, in which a predicted step has full samples."""
-    names = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
-    tokens_per_s, step_s, *memory = (predicted.get(name) for name in names)
-    if tokens_per_s and step_s and outcome.tokens_per_step:
-        step_s = outcome.tokens_per_step / tokens_per_s
-    return figures_of(outcome, (tokens_per_s, step_s, *memory))
-
-
-def _lead(outcome: LaunchOutcome) -> list[str]:
+def _report(
+    subject: str,
+    outcome: LaunchOutcome,
+    figures: Sequence[MeasuredAndPredicted],
+    sections: Sequence[doc.Section],
+    *,
+    data: Any,
+    origin: Sequence[str] = (),
+) -> doc.Report:
     failure = [] if outcome.failure is None else [outcome.failure.message, *outcome.failure.evidence]
-    return [*failure, *(f"Warned: {warning}." for warning in outcome.warnings)]
-
-
-def _tiles(outcome: LaunchOutcome) -> list[tuple[str, str, str]]:
-    shown = [("it took", seconds(outcome.seconds), f"{outcome.last_step:,} steps")]
+    tiles = [("it took", seconds(outcome.seconds), f"{outcome.last_step:,} steps")]
     if outcome.tokens_per_s is not None:
-        shown.append(("tokens/s", rate(outcome.tokens_per_s), "measured, padding too"))
+        tiles.append(("tokens/s", rate(outcome.tokens_per_s), "measured, padding too"))
     if outcome.step_s is not None:
-        shown.append(("one step", seconds(outcome.step_s), "median"))
+        tiles.append(("one step", seconds(outcome.step_s), "median"))
     if outcome.peaks.device_bytes is not None:
-        shown.append(("GiB of a GPU", gib(outcome.peaks.device_bytes), "at most"))
-    return shown
-
-
-def _figures(figures: Sequence[MeasuredAndPredicted]) -> doc.Section:
+        tiles.append(("GiB of a GPU", gib(outcome.peaks.device_bytes), "at most"))
     rows: list[list[doc.Cell]] = [
         [name, doc.figure_of(measured, unit), doc.figure_of(predicted, unit)]
         for name, measured, predicted, unit in figures
         if measured is not None
     ]
-    return doc.Section("figures", "Measured and predicted", doc.table(["", "measured", "predicted"], rows))
+    table = doc.table(["", "measured", "predicted"], rows)
+    return doc.Report(
+        subject=subject,
+        verdict=end_sentence(outcome),
+        tone=_TONES[outcome.status],
+        lead=[*failure, *(f"Warned: {warning}." for warning in outcome.warnings), *origin],
+        tiles=tiles,
+        sections=(doc.Section("figures", "Measured and predicted", table), *sections),
+        data=data,
+    )
 
 
 def _loss(outcome: LaunchOutcome) -> Markup:
@@ -146,24 +154,3 @@ def _loss(outcome: LaunchOutcome) -> Markup:
         [f"{step}", doc.figure_of(loss, "{:.4g}".format)] for step, loss in outcome.losses[-20:]
     ]
     return doc.figure(points, draw_losses, doc.folded("The last steps as a table", doc.table(["step", "loss"], rows)))
-
-
-def _attempts(form: LaunchReport) -> Markup:
-    rows: list[list[doc.Cell]] = [
-        [
-            str(attempt.config),
-            attempt.launcher,
-            attempt.status,
-            doc.Figure(str(attempt.last_step), attempt.last_step),
-            attempt.failure.message if attempt.failure else "",
-            str(attempt.folder),
-        ]
-        for attempt in form.attempts
-    ]
-    return doc.table(["configuration", "launcher", "how it ended", "last step", "", "output"], rows)
-
-
-def _next(form: LaunchReport) -> Markup:
-    if form.next is None:
-        return Markup()
-    return joined(element("p", form.next.what, class_="lead"), doc.copyable(form.next.command or ""))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from math import log10
 
 from ..rent.rent import RentAdvice
@@ -10,8 +10,8 @@ from ..rent.report import all_notes, named, render, strategy, verdict
 from ..text.job import hours, money
 from ..text.units import rate
 from . import document as doc
-from .canvas import SMALL, WIDE, Markup, Scale, frame, is_narrow, joined, line, small, text_width, vertical_limit
-from .line_charts import Point, draw_names, draw_points, spots
+from .canvas import WIDE, Markup, is_narrow, joined
+from .line_charts import Axis, Point, draw_points
 
 _MOST_COST = 10.0
 """Machines that cost more than this multiple of the cheapest are left out of the picture."""
@@ -77,45 +77,28 @@ def draw_offers(advice: RentAdvice, width: int = WIDE) -> Markup:
         for offer in shown
     ]
     best = [point for point, offer in zip(points, shown, strict=True) if offer.figures.on_pareto_front]
-    costs, times = [point.y for point in points], [point.x for point in points]
-    cost_steps, time_steps = list(_steps(min(costs), max(costs))), list(_steps(min(times), max(times)))
-    height, top, right = 270.0 if narrow else 340.0, 34.0, width - 12.0
-    bottom = height - 40
-    left = 12 + max(text_width(words, SMALL) for _, words in cost_steps)
-    x_of = Scale(min(times) - 0.1, max(times) + 0.1, left, right)
-    y_of = Scale(min(costs) - 0.1, max(costs) + 0.1, bottom, top)
-    taken = spots(points, x_of, y_of)
     deadline, budget = advice.deadline_s, advice.budget
-    limits = []
-    if deadline is not None and x_of.first < log10(deadline / 3600) < x_of.last:
-        x = x_of(log10(deadline / 3600))
-        taken.append((x - 3, top, x + 3, bottom))
-        limits.append(vertical_limit(x, hours(deadline), top - 8, [(top - 4, bottom)], width))
-    if budget is not None and y_of.first < log10(budget) < y_of.last:
-        y = y_of(log10(budget))
-        limits += [
-            line(left, y, right, y, "limit"),
-            small(right, y - 5, money(budget, sign), anchor="end", ink="limit"),
-        ]
-    return frame(
+    return draw_points(
         "Cost of the job against its hours, for every choice of machines",
+        points,
+        _axis("hours", [each.x for each in points], deadline and (deadline / 3600, hours(deadline))),
+        _axis(f"cost, {advice.table.currency}", [each.y for each in points], budget and (budget, money(budget, sign))),
         width,
-        height,
-        small(0, 12, f"cost, {advice.table.currency}"),
-        small(right, height - 6, "hours", anchor="end"),
-        *(line(left, y_of(value), right, y_of(value)) for value, _ in cost_steps),
-        *(small(left - 6, y_of(value) + 4, words, anchor="end") for value, words in cost_steps),
-        *(line(x_of(value), top, x_of(value), bottom) for value, _ in time_steps),
-        *(small(x_of(value), bottom + 15, words, anchor="middle") for value, words in time_steps),
-        *limits,
-        *draw_points(points, best, x_of, y_of),
-        *draw_names(best, x_of, y_of, SMALL if narrow else 12, taken),
+        height=270.0 if narrow else 340.0,
+        best=best,
+        named=best,
     )
 
 
-def _steps(lowest: float, highest: float) -> Iterator[tuple[float, str]]:
-    """(logarithm, figure) of 1, 2 and 5 times the powers of ten between two logarithms."""
-    for power in range(int(lowest) - 1, int(highest) + 2):
-        for value in (10.0**power * factor for factor in (1, 2, 5)):
-            if lowest - 0.1 <= log10(value) <= highest + 0.1:
-                yield log10(value), f"{value:,.4g}"
+def _axis(title: str, logarithms: Sequence[float], limit: tuple[float, str] | float | None) -> Axis:
+    """A logarithmic scale, with 1, 2 and 5 times the powers of ten. limit: drawn where it lies within the scale."""
+    first, last = min(logarithms) - 0.1, max(logarithms) + 0.1
+    values = (10.0**power * factor for power in range(int(first) - 2, int(last) + 2) for factor in (1, 2, 5))
+    drawn = (log10(limit[0]), limit[1]) if isinstance(limit, tuple) else None
+    return Axis(
+        title=title,
+        ticks=[(log10(value), f"{value:,.4g}") for value in values if first <= log10(value) <= last],
+        first=first,
+        last=last,
+        limit=drawn if drawn and first < drawn[0] < last else None,
+    )

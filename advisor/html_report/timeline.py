@@ -8,24 +8,8 @@ from itertools import accumulate, groupby, pairwise
 from ...probes.recording.result import TimelinePoint
 from ..text.labels import MEMORY_FAMILIES, memory_by_family
 from ..text.units import gib
-from .canvas import (
-    GIB,
-    SMALL,
-    WIDE,
-    Markup,
-    Scale,
-    element,
-    fill,
-    frame,
-    is_narrow,
-    joined,
-    legend,
-    line,
-    round_steps,
-    small,
-    text_width,
-    vertical_axis,
-)
+from . import canvas as svg
+from .canvas import GIB, SMALL, WIDE, Markup, Scale
 
 _FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
 """Families that stay at the bottom, those that come and go above them."""
@@ -36,22 +20,23 @@ def draw_timeline(points: Sequence[TimelinePoint], limit_bytes: int, width: int 
     rows = [memory_by_family(point.by_category) for point in points]
     present = {family for row in rows for family in row}
     families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
-    keys, taken = legend(families, width)
-    top, bottom, right = taken + 24.0, taken + (210.0 if is_narrow(width) else 270.0), width - 4.0
+    keys, taken = svg.legend(families, width)
+    top, bottom, right = taken + 24.0, taken + (210.0 if svg.is_narrow(width) else 270.0), width - 4.0
     highest = max(point.gpu_bytes for point in points)
     is_near = limit_bytes < 1.6 * highest
     most = 1.08 * max(highest, limit_bytes * is_near) or 1.0
-    axis, left, y_of = vertical_axis(round_steps(most, 5, GIB.size), most, top, bottom, right, GIB.write, GIB.title)
+    values = svg.ticks(svg.round_steps(most, 5, GIB.size), GIB.write, GIB.title)
+    axis, left, y_of = svg.vertical_axis(values, (0, most), top, bottom, right)
     x_of = Scale(points[0].event, max(points[-1].event, points[0].event + 1), left, right)
     spans, names = zip(*_phases(points, x_of, top, bottom), strict=True)
     y = y_of(limit_bytes)
-    return frame(
+    return svg.frame(
         "GPU memory over the run, by what it is",
         width,
         bottom + 26,
         keys,
         axis,
-        element(
+        svg.element(
             "svg",
             *_areas([point.event for point in points], rows, families, x_of, y_of),
             *spans,
@@ -64,9 +49,9 @@ def draw_timeline(points: Sequence[TimelinePoint], limit_bytes: int, width: int 
             preserveAspectRatio="none",
         ),
         *names,
-        line(left, y, right, y, "limit") if is_near else None,
-        small(right - 4, y - 5, f"{gib(limit_bytes)} GiB per GPU", anchor="end", ink="limit") if is_near else None,
-        small(right, bottom + 18, "allocations and frees, in their order", anchor="end"),
+        svg.line(left, y, right, y, "limit") if is_near else None,
+        svg.small(right - 4, y - 5, f"{gib(limit_bytes)} GiB per GPU", anchor="end", ink="limit") if is_near else None,
+        svg.small(right, bottom + 18, "allocations and frees, in their order", anchor="end"),
     )
 
 
@@ -79,7 +64,7 @@ def _areas(
     outlines = [_steps(xs, [y_of(row[level]) for row in sums]) for level in range(len(families) + 1)]
     for family, (below, above) in zip(families, pairwise(outlines), strict=True):
         path = f"M{' '.join(above)}L{' '.join(reversed(below))}Z"
-        yield element("path", d=path, fill_opacity=0.88, **fill(family))
+        yield svg.element("path", d=path, fill_opacity=0.88, **svg.fill(family))
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
@@ -105,18 +90,18 @@ def _phases(points: Sequence[TimelinePoint], x_of: Scale, top: float, bottom: fl
         parts = sorted(peak.by_category.items(), key=lambda pair: -pair[1])
         words = [f"{part} {gib(size)} GiB" for part, size in parts if size >= 2**20]
         hint = "\n".join([f"{name}: at most {gib(peak.gpu_bytes)} GiB", *words])
-        area = element(
+        area = svg.element(
             "rect",
-            element("title", hint),
+            svg.element("title", hint),
             x=begins,
             y=top - 18,
             width=max(0.5, ends_at - begins),
             height=bottom - top + 18,
             fill_opacity=0,
-            **fill("paper"),
+            **svg.fill("paper"),
         )
-        fits = begins + 3 >= free and begins + 3 + text_width(name, SMALL) <= ends_at
-        free = begins + 7 + text_width(name, SMALL) if fits else free
-        label = element("g", small(begins + 3, top - 7, name), opacity=None if fits else 0, class_="phase")
-        edge = line(begins, top - 4, begins, bottom)
-        yield element("g", joined(edge, area), tabindex="0", role="img", aria_label=hint), label
+        fits = begins + 3 >= free and begins + 3 + svg.text_width(name, SMALL) <= ends_at
+        free = begins + 7 + svg.text_width(name, SMALL) if fits else free
+        label = svg.element("g", svg.small(begins + 3, top - 7, name), opacity=None if fits else 0, class_="phase")
+        edge = svg.line(begins, top - 4, begins, bottom)
+        yield svg.element("g", svg.joined(edge, area), tabindex="0", role="img", aria_label=hint), label

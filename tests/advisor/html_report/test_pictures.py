@@ -15,15 +15,13 @@ from ds_advise.advisor.html_report.canvas import (
     INKS,
     NARROW,
     WIDE,
-    Scale,
     Unit,
     element,
-    frame,
     round_steps,
     standing_alone,
     text_width,
 )
-from ds_advise.advisor.html_report.line_charts import Point, draw_names, draw_points, front
+from ds_advise.advisor.html_report.line_charts import Axis, Point, draw_points, front
 from ds_advise.advisor.html_report.plans import best_plans, host_bars, memory_bars, time_bars
 from ds_advise.advisor.html_report.scaling import draw_series
 from ds_advise.advisor.html_report.timeline import draw_timeline
@@ -96,10 +94,10 @@ def test_text_of_users_stays_text() -> None:
     """In elements and in attributes; what XML forbids is replaced."""
     evil = "</title><script>alert(1)</script>\" onload='x' \x00\x1b"
     bars = (Bar(label=evil, parts=(Part(name=evil, value=1, ink="weights", hint=evil),), note=evil),)
-    point, scale = Point(label=evil, x=1, y=1, hint=evil), Scale(0, 2, 0, 9000)
+    point, axis = Point(label=evil, x=1, y=1, hint=evil), Axis(title=evil, ticks=[(1, evil)], last=2)
     for picture in (
         draw_stacked_bars(_bars(title=evil, bars=bars)),
-        frame(evil, 9, 9, *draw_points([point], [], scale, scale), *draw_names([point], scale, scale, 9, ())),
+        draw_points(evil, [point], axis, axis, 9000, height=300, best=[], named=[point]),
         draw_timeline([_moment(0, phase=evil, **{evil: 2**30}), _moment(1)], 2**40),
         standing_alone(draw_stacked_bars(_bars()), evil),
     ):
