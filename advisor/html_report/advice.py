@@ -37,7 +37,7 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     return doc.Report(
         subject=" · ".join(view.subject),
         verdict=view.verdict.headline,
-        tone="warn" if view.verdict.tone == "unsure" else view.verdict.tone,
+        tone=view.verdict.tone,
         lead=view.verdict.sentences,
         tiles=[(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures],
         sections=(

@@ -38,7 +38,7 @@ def comparison_report(comparison: Comparison) -> doc.Report:
     return doc.Report(
         subject=subject,
         verdict=first,
-        tone="warn" if first.startswith(("Only", "Neither")) else "good",
+        tone="unsure" if first.startswith(("Only", "Neither")) else "good",
         lead=more,
         sections=(*charts, doc.Section("differences", "What differs", _differences(comparison))),
         data=comparison.figures(),

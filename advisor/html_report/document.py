@@ -16,7 +16,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
@@ -28,6 +28,7 @@ from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.json_form import to_json
 from ...estimators.phrase import phrase
 from ..answer.explanation import in_words, with_numbers
+from ..answer.verdict import Tone
 from ..search.candidate import Candidate
 from ..text.labels import component_title
 from ..text.lines import glued
@@ -109,8 +110,6 @@ def write_picture(picture: Markup, heading: str, path: Path) -> None:
         content = bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=_ZOOM))
     write_file(content, path, "--plot")
 
-
-Tone = Literal["good", "warn", "bad"]
 
 Chart = TypeVar("Chart")
 

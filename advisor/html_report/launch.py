@@ -9,6 +9,7 @@ from typing import Any
 from ...estimators.errors import WorkloadError
 from ...estimators.json_form import from_json
 from ...probes.store import Record
+from ..answer.verdict import Tone
 from ..launch.request import LaunchOutcome, LaunchStatus
 from ..launch.session import Session
 from ..render.history import history_of, machine_title, render_history
@@ -26,7 +27,7 @@ from . import document as doc
 from .canvas import Markup, element, joined
 from .line_charts import draw_losses
 
-_TONES: Mapping[LaunchStatus, doc.Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
+_TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "unsure", "failed": "bad"}
 
 
 def launch_report_of(session: Session) -> doc.Report:

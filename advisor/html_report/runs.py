@@ -3,70 +3,80 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from ..answer.dry_run_answer import DryRunAnswer
-from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe
+from ..answer.verdict import tone_of
+from ..render.runs import FAILURE_SENTENCES, UNITS, dry_run_summary, dry_run_verdict, probe_place, render_probe, signed
 from ..text.labels import MEMORY_FAMILIES, cluster_title, time_family, versions_label
-from ..text.units import gib, percent, rate, seconds
+from ..text.units import gib, rate, seconds
 from ..verification.probe import ProbeAnswer
 from . import document as doc
 from .bar_charts import Bar, Part, StackedBars, draw_stacked_bars
-from .canvas import WIDE, Markup, joined, time_unit
+from .canvas import Markup, joined, time_unit
 from .plans import memory_parts
 from .timeline import draw_timeline
 
 _PHASES = ("forward", "backward", "step")
 _MODULES, _TENSORS = 12, 20
+_CONFIGURATION = "The configuration, as DeepSpeed got it"
+
+_PHASE_COLUMNS = {
+    "GPU peak": "gpu_peak_bytes",
+    "GPU after": "gpu_live_bytes",
+    "host peak": "host_peak_bytes",
+    "pinned": "host_pinned_live_bytes",
+    "NVMe read": "nvme_read_bytes",
+    "written": "nvme_written_bytes",
+}
 
 
 def dry_run_report(answer: DryRunAnswer, config_path: Path) -> doc.Report:
     """The report, and the chart of memory over the run."""
-    result, run, timeline = answer.result, answer.run, Markup()
+    result, peak, step, cluster = answer.result, answer.result.peak, answer.step, answer.run.cluster
+    offer, timeline, chart = cluster.gpu.memory_bytes, Markup(), partial(draw_stacked_bars, _by_phase(answer))
     if result.timeline:
-        words = (
+        note = doc.note(
             "Live tensors of one rank. The order is true, durations are not: a step's time is further down. "
             "A click on a phase shows it alone, a drag any stretch; another click shows everything."
         )
-        timeline = joined(doc.note(words), doc.figure(answer, _over_time))
-    versions = versions_label(result.versions)
-    evidence = (
-        f"Dry run of the real engine ({versions}) as rank {result.rank} of {result.world_size}, in "
-        f"{seconds(result.seconds)}: every tensor is fake, the code is real."
-    )
-    return doc.Report(
-        subject=f"Dry run of {run.model_name or 'a module'} · {cluster_title(run.cluster)}",
-        verdict=str(dry_run_verdict(answer.fit)),
-        tone="good" if answer.fit.fits else "bad" if answer.fit.verdict == "does not fit" else "warn",
-        lead=dry_run_summary(answer, shares=False),
-        tiles=_tiles(answer),
-        sections=(
-            doc.Section("memory", "Memory over the run", timeline),
-            doc.Section("peak", "What memory consists of", _peak(answer)),
-            doc.Section("time", "Time of a step", _time(answer)),
-            doc.Section("phases", "Phase by phase", _phases(answer)),
-            doc.configuration(result.config, config_path.name, "The configuration, as DeepSpeed got it"),
-            doc.Section("evidence", "How it is known", doc.note(evidence)),
-        ),
-        data=answer.to_json(),
-        chart=lambda: _over_time(answer) if result.timeline else draw_stacked_bars(_by_phase(answer)),
-    )
-
-
-def _tiles(answer: DryRunAnswer) -> list[tuple[str, str, str]]:
-    peak, step, offer = answer.result.peak, answer.step, answer.run.cluster.gpu.memory_bytes
-    shown = [
+        timeline = joined(note, doc.figure(result.timeline, partial(draw_timeline, limit_bytes=offer)))
+        chart = partial(draw_timeline, result.timeline, limit_bytes=offer)
+    tiles = [
         ("GiB per GPU needed", gib(answer.required_device_bytes_per_gpu), f"of {gib(offer)}"),
         ("GiB allocated at the peak", gib(peak.allocated_bytes_per_gpu), f"in {peak.phase} {peak.iteration}"),
         ("GiB of host RAM", gib(answer.required_host_bytes_per_node), "per node"),
     ]
     if step is not None:
-        shown.append(("one step", seconds(step.time.step_s), f"{rate(step.time.tokens_per_s)} tokens/s"))
-    return shown
-
-
-def _over_time(answer: DryRunAnswer, width: int = WIDE) -> Markup:
-    return draw_timeline(answer.result.timeline, answer.run.cluster.gpu.memory_bytes, width)
+        tiles.append(("one step", seconds(step.time.step_s), f"{rate(step.time.tokens_per_s)} tokens/s"))
+    columns = _PHASE_COLUMNS.values()
+    phases: list[list[doc.Cell]] = [
+        [f"{phase.phase} {phase.iteration or ''}".rstrip(), *(doc.size(getattr(phase, name)) for name in columns)]
+        for phase in result.phases
+    ]
+    evidence = (
+        f"Dry run of the real engine ({versions_label(result.versions)}) as rank {result.rank} of {result.world_size}, "
+        f"in {seconds(result.seconds)}: every tensor is fake, the code is real."
+    )
+    return doc.Report(
+        subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
+        verdict=str(dry_run_verdict(answer.fit)),
+        tone=tone_of(answer.fit),
+        lead=dry_run_summary(answer, shares=False),
+        tiles=tiles,
+        sections=(
+            doc.Section("memory", "Memory over the run", timeline),
+            doc.Section("peak", "What memory consists of", _peak(answer)),
+            doc.Section("time", "Time of a step", _time(answer)),
+            doc.Section("phases", "Phase by phase", doc.table(["GiB", *_PHASE_COLUMNS], phases)),
+            doc.configuration(result.config, config_path.name, _CONFIGURATION),
+            doc.Section("evidence", "How it is known", doc.note(evidence)),
+        ),
+        data=answer.to_json(),
+        chart=chart,
+    )
 
 
 def _by_phase(answer: DryRunAnswer) -> StackedBars:
@@ -130,45 +140,16 @@ def _time(answer: DryRunAnswer) -> Markup:
         )
         for phase in sorted(by_phase, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
     )
-    chart = StackedBars(
-        title="What one optimizer step waits for, by phase",
-        bars=bars,
-        unit=time_unit(max(bar.value for bar in bars)),
-    )
+    title, unit = "What one optimizer step waits for, by phase", time_unit(max(bar.value for bar in bars))
     parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
     rows: list[list[doc.Cell]] = [[name, doc.duration(taken)] for name, taken in parts]
-    return doc.figure(chart, draw_stacked_bars, doc.figures_table(["what", "time"], rows))
-
-
-_PHASE_COLUMNS = {
-    "GPU peak": "gpu_peak_bytes",
-    "GPU after": "gpu_live_bytes",
-    "host peak": "host_peak_bytes",
-    "pinned": "host_pinned_live_bytes",
-    "NVMe read": "nvme_read_bytes",
-    "written": "nvme_written_bytes",
-}
-
-
-def _phases(answer: DryRunAnswer) -> Markup:
-    rows: list[list[doc.Cell]] = [
-        [
-            f"{phase.phase} {phase.iteration}" if phase.iteration else phase.phase,
-            *(doc.size(getattr(phase, name)) for name in _PHASE_COLUMNS.values()),
-        ]
-        for phase in answer.result.phases
-    ]
-    return doc.table(["GiB", *_PHASE_COLUMNS], rows)
-
-
-_SOURCES = {"measured": "measured", "closed form": "analytic", "dry run": "dry_run"}
-"""Attributes of a `ProbeFigure` by their title."""
+    table = doc.figures_table(["what", "time"], rows)
+    return doc.figure(StackedBars(title=title, bars=bars, unit=unit), draw_stacked_bars, table)
 
 
 def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
     """The report."""
     result, failure = answer.result, answer.result.failure
-    versions = versions_label(result.versions)
     lead, tiles, figures = f"{probe_place(answer)}; random weights and tokens unless a checkpoint was given.", [], []
     if failure is not None:
         lead = f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}"
@@ -178,15 +159,20 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
             ("one step", seconds(result.step_s), f"{result.tokens_per_step:,} tokens"),
             ("steps", str(len(result.ranks[0].losses)), f"{len(result.ranks)} ranks"),
         ]
+        names = ("forward_s", "backward_s", "optimizer_s", "total_s")
+        ranks: list[list[doc.Cell]] = [
+            [f"rank {report.rank}", *(doc.duration(sum(map(attrgetter(name), steps)) / len(steps)) for name in names)]
+            for report in result.ranks
+            if (steps := report.steps)
+        ]
         figures = [
             doc.Section("figures", "Measured and predicted", _figures(answer)),
-            doc.Section("ranks", "Rank by rank", _ranks(answer)),
+            doc.Section("ranks", "Rank by rank", doc.table(["", "forward", "backward", "optimizer", "a step"], ranks)),
         ]
     evidence = joined(
-        doc.note(f"A real run ({versions}) in {seconds(result.seconds)}."),
+        doc.note(f"A real run ({versions_label(result.versions)}) in {seconds(result.seconds)}."),
         doc.as_printed(lambda console: render_probe(answer, console)),
     )
-    title = "The configuration, as DeepSpeed got it"
     return doc.Report(
         subject=f"Probe of {answer.run.model_name or 'a module'}",
         verdict="It runs." if failure is None else FAILURE_SENTENCES[failure.kind],
@@ -195,7 +181,7 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
         tiles=tiles,
         sections=(
             *figures,
-            doc.configuration(result.config, config_path.name, title),
+            doc.configuration(result.config, config_path.name, _CONFIGURATION),
             doc.Section("evidence", "How it is known", evidence),
         ),
         data=answer.to_json(),
@@ -203,41 +189,21 @@ def probe_report(answer: ProbeAnswer, config_path: Path) -> doc.Report:
 
 
 def _figures(answer: ProbeAnswer) -> Markup:
-    bars = []
+    bars, rows = [], list[list[doc.Cell]]()
     for found in answer.figures:
-        if found.unit != "bytes" or not found.measured:
-            continue
-        for title, attribute in _SOURCES.items():
-            value = getattr(found, attribute)
-            if value is None:
-                continue
-            ink, hint = "weights" if title == "measured" else "other", f"{found.name}, {title}: {gib(int(value))} GiB"
-            error = getattr(found, f"{attribute}_error", None)
-            off = "" if error is None else f" ({'+' if error >= 0 else '-'}{percent(abs(error))})"
-            bars.append(
-                Bar(
-                    label=f"{found.name}, {title}",
-                    parts=(Part(name=title, value=value, ink=ink, hint=hint),),
-                    note=f"{gib(int(value))}{off}",
-                    chosen=title == "measured",
-                )
-            )
+        unit = UNITS[found.unit]
+        known = {
+            "measured": (found.measured, None),
+            "closed form": (found.analytic, found.analytic_error),
+            "dry run": (found.dry_run, found.dry_run_error),
+        }
+        rows.append([found.name, *(doc.figure_of(value, unit) for value, _ in known.values())])
+        for title, (value, error) in known.items():
+            if found.unit == "bytes" and found.measured and value is not None:
+                label, ink = f"{found.name}, {title}", "weights" if title == "measured" else "other"
+                part = Part(name=title, value=value, ink=ink, hint=f"{label}: {unit(value)}")
+                note = gib(int(value)) + (f" ({signed(error)})" if error is not None else "")
+                bars.append(Bar(label=label, parts=(part,), note=note, chosen=title == "measured"))
     chart = StackedBars(title="Memory, measured and predicted, in GiB", bars=tuple(bars))
-    rows: list[list[doc.Cell]] = [
-        [found.name, *(doc.figure_of(getattr(found, attribute), UNITS[found.unit]) for attribute in _SOURCES.values())]
-        for found in answer.figures
-    ]
-    return joined(doc.figure(chart, draw_stacked_bars) if bars else None, doc.table(["", *_SOURCES], rows))
-
-
-def _ranks(answer: ProbeAnswer) -> Markup:
-    names = ("forward_s", "backward_s", "optimizer_s", "total_s")
-    rows: list[list[doc.Cell]] = [
-        [
-            f"rank {report.rank}",
-            *(doc.duration(sum(getattr(step, name) for step in report.steps) / len(report.steps)) for name in names),
-        ]
-        for report in answer.result.ranks
-        if report.steps
-    ]
-    return doc.table(["", "forward", "backward", "optimizer", "a step"], rows)
+    table = doc.table(["", "measured", "closed form", "dry run"], rows)
+    return joined(doc.figure(chart, draw_stacked_bars) if bars else None, table)

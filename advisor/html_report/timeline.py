@@ -15,7 +15,7 @@ _FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations
 """Families that stay at the bottom, those that come and go above them."""
 
 
-def draw_timeline(points: Sequence[TimelinePoint], limit_bytes: int, width: int = WIDE) -> Markup:
+def draw_timeline(points: Sequence[TimelinePoint], width: int = WIDE, *, limit_bytes: int) -> Markup:
     """The chart as SVG. Its horizontal axis counts allocations and frees; a script can show a stretch of it alone."""
     rows = [memory_by_family(point.by_category) for point in points]
     present = {family for row in rows for family in row}

@@ -19,7 +19,7 @@ from ..text.language import can_encode, translate
 from ..text.lines import NARROWEST, bar, blank, cells, row, sentence
 from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_percents
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, spark, sparkline
-from ..verification.probe import ProbeAnswer, ProbeFigure
+from ..verification.probe import ProbeAnswer
 
 SMALLEST_SHARE = 0.03
 """Smaller parts of a step are left out of the sentence about it."""
@@ -226,9 +226,10 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     blank(console)
     cells(console, "                       measured   analytic           dry run", style="bold")
     for figure in answer.figures:
-        predicted = _predicted(figure, figure.analytic, figure.analytic_error)
-        predicted += _predicted(figure, figure.dry_run, figure.dry_run_error)
-        cells(console, f"  {figure.name:<18}{_value(figure, figure.measured):>13}{predicted}")
+        known = figure.measured, figure.analytic, figure.dry_run
+        measured, analytic, dry = ("-" if value is None else UNITS[figure.unit](value) for value in known)
+        predicted = f"{analytic:>11} {signed(figure.analytic_error):>7}{dry:>11} {signed(figure.dry_run_error):>7}"
+        cells(console, f"  {figure.name:<18}{measured:>13}{predicted}")
     blank(console)
     sentence(console, _step_parts(result))
     blank(console)
@@ -263,13 +264,9 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
 """Format of a figure, by its unit."""
 
 
-def _value(figure: ProbeFigure, value: float | None) -> str:
-    return "-" if value is None else UNITS[figure.unit](value)
-
-
-def _predicted(figure: ProbeFigure, value: float | None, error: float | None) -> str:
-    signed = "" if error is None else ("+" if error >= 0 else "-") + percent(abs(error))
-    return f"{_value(figure, value):>11} {signed:>7}"
+def signed(error: float | None) -> str:
+    """A relative error: `+3 %`; "" for none."""
+    return "" if error is None else f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
 
 
 def _step_parts(result: ProbeResult) -> str:

@@ -98,7 +98,7 @@ def test_text_of_users_stays_text() -> None:
     for picture in (
         draw_stacked_bars(_bars(title=evil, bars=bars)),
         draw_points(evil, [point], axis, axis, 9000, height=300, best=[], named=[point]),
-        draw_timeline([_moment(0, phase=evil, **{evil: 2**30}), _moment(1)], 2**40),
+        draw_timeline([_moment(0, phase=evil, **{evil: 2**30}), _moment(1)], limit_bytes=2**40),
         standing_alone(draw_stacked_bars(_bars()), evil),
     ):
         root = ET.fromstring(picture)
@@ -145,7 +145,7 @@ def test_every_component_has_an_ink() -> None:
 def test_areas_add_up_to_the_memory_of_each_moment() -> None:
     """The highest edge is at the total, the limit is drawn where it is near, and each phase has a stretch."""
     points = [_moment(0, parameters=2 * 2**30), _moment(1, phase="step", parameters=2 * 2**30, gradients=6 * 2**30)]
-    picture = ET.fromstring(draw_timeline(points, 9 * 2**30))
+    picture = ET.fromstring(draw_timeline(points, limit_bytes=9 * 2**30))
     paths = [node.get("d", "") for node in picture.iter(f"{SVG}path")]
     low, limit = (float(picture.findall(f"{SVG}line")[at].get("y1", 0)) for at in (0, -1))
     top = min(float(y) for path in paths for _, y in re.findall(r"([\d.]+),([\d.]+)", path))
