@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...estimators.phrase import Phrase, listed, phrase
@@ -16,14 +15,8 @@ if TYPE_CHECKING:
     from .recommendation import ProbedPlan, Verification
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeRow:
-    """A probe of a plan, and its outcome."""
-
-    rung: str
-    batch: str
-    checkpointing: str
-    outcome: str
+ProbeRow = tuple[str, str, str, str]
+"""Rung, batch, checkpointing and outcome of a probe."""
 
 
 def dry_run_sentence(run: Verification) -> Phrase:
@@ -60,39 +53,34 @@ _PROBES_END = {
 }
 
 
-def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbedPlan, ...], str]:
+def probes_of(answer: Recommendation) -> tuple[str, tuple[ProbeRow, ...], str]:
     """The title of the probes, the probes, and why they ended."""
-    series = answer.probe_series
-    if series is not None:
-        title = phrase(
-            "Probes on this machine: {runs} of {plans} plans were run (at most {bound})",
-            runs=series.runs,
-            plans=series.candidates,
-            bound=series.bound,
-        )
-        return title, series.probes, _PROBES_END[series.ended]
-    return phrase("Earlier probes on this machine") if answer.past_probes else "", answer.past_probes, ""
+    series, unit = answer.probe_series, answer.question.model.unit
+    if series is None:
+        title = phrase("Earlier probes on this machine") if answer.past_probes else ""
+        return title, tuple(_probe_row(probe, unit) for probe in answer.past_probes), ""
+    title = phrase(
+        "Probes on this machine: {runs} of {plans} plans were run (at most {bound})",
+        runs=series.runs,
+        plans=series.candidates,
+        bound=series.bound,
+    )
+    return title, tuple(_probe_row(probe, unit) for probe in series.probes), _PROBES_END[series.ended]
 
 
-def probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
+def _probe_row(probe: ProbedPlan, unit: str) -> ProbeRow:
     """A probe, its outcome and its reason or age."""
-    plan, failure, speed = probe.candidate.plan, probe.result.failure, ""
-    if failure is None:
-        speed = rate(probe.result.tokens_per_s)
+    plan, failure = probe.candidate.plan, probe.result.failure
     if failure is not None:
         outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
     elif probe.age_s is None:
-        predicted = rate(probe.candidate.tokens_per_s)
+        speed, predicted = rate(probe.result.tokens_per_s), rate(probe.candidate.tokens_per_s)
         outcome = phrase("{speed} {unit}/s (predicted {predicted})", speed=speed, predicted=predicted, unit=unit)
     else:
-        outcome = phrase("{figure} {unit}/s", figure=speed, unit=unit)
+        outcome = phrase("{figure} {unit}/s", figure=rate(probe.result.tokens_per_s), unit=unit)
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
-    return ProbeRow(
-        rung=plan.rung,
-        batch=batch_label(plan),
-        checkpointing=checkpointing_label(plan),
-        outcome=phrase("{outcome}; {reason}", outcome=outcome, reason=reason),
-    )
+    text = phrase("{outcome}; {reason}", outcome=outcome, reason=reason)
+    return plan.rung, batch_label(plan), checkpointing_label(plan), text
 
 
 def evidence_of(answer: Recommendation) -> Iterator[str]:

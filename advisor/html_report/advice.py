@@ -9,7 +9,7 @@ from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation, closest
 from ..answer.scaling import Series, scaling_of
-from ..answer.view import AnswerView, LadderRow, host_parts, view_of
+from ..answer.view import AnswerView, LadderRow, host_parts
 from ..render.answer import print_answer
 from ..render.explanation import section_title
 from ..text.labels import device_label
@@ -27,10 +27,10 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     config_path: the path of the configuration in the commands.
     picture:     the name of the chart's file without its suffix: `scaling`, or else every plan's memory.
     """
-    view = view_of(answer, config_path=config_path, details=True)
+    view = AnswerView(answer, config_path, details=True)
     chosen = answer.recommended
     series = () if chosen is None else scaling_of(answer.question, chosen)
-    rows = [[change.flags, change.outcome] for change in view.change_rows]
+    rows = [[change.flags, change.outcome] for change in answer.changes]
     changes = doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], rows))
     steps = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
     fits = answer.recommended is not None
@@ -79,7 +79,7 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.
         return []
     device = device_label(cluster)
     memory_table, time_table = doc.plan_tables(plans)
-    every = view_of(answer, all_candidates=True)
+    every = AnswerView(answer, all_candidates=True)
 
     def chapter(name: str, title: str, words: str, *figures: Markup) -> doc.Section:
         return doc.Section(name, title, joined(doc.note(words), *figures) if figures else Markup())
@@ -134,7 +134,7 @@ def _ladder(view: AnswerView) -> Markup:
         doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
         _plans_table(view),
         *(doc.note(line) for line in (*view.ladder_notes, view.pytorch_baseline)),
-        doc.bullets(view.reasons),
+        doc.bullets(view.answer.reasons),
     )
 
 
@@ -181,7 +181,7 @@ def _terms(answer: Recommendation) -> Markup:
 def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
     return joined(
         *(doc.note(line) for line in view.evidence),
-        joined(element("h3", "Assumed"), doc.bullets(view.assumptions)) if view.assumptions else None,
+        joined(element("h3", "Assumed"), doc.bullets(answer.assumptions)) if answer.assumptions else None,
         doc.note(view.deepspeed_estimate),
         doc.as_printed(lambda console: print_answer(answer, console, details=True)),
     )

@@ -91,8 +91,8 @@ def record_report(record: Record) -> doc.Report:
     kept = {name: record.result[name] for name in names if name in record.result}
     outcome = from_json(LaunchOutcome, {**kept, "last_step": record.result["steps"], "folder": Path()})
     predicted = record.result.get("predicted") or {}
-    names = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
-    tokens_per_s, step_s, *memory = (predicted.get(name) for name in names)
+    figures = ("tokens_per_s", "step_s", "device_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
+    tokens_per_s, step_s, *memory = (predicted.get(name) for name in figures)
     if tokens_per_s and step_s and outcome.tokens_per_step:  # the record's predicted step has full samples
         step_s = outcome.tokens_per_step / tokens_per_s
     made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {versions_label(record.versions)}"

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ...estimators.phrase import Phrase, phrase
 from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, subject_of, tone_of
+from ..render.answer import TONES
 from ..render.lint import render_diff, render_findings
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import plan_title
@@ -21,8 +22,6 @@ from .figures import ImportFigures
 
 _MOST_KEYS = 12
 """Keys of a kind that are listed; JSON has all."""
-
-_STYLES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
 
 def render_import(answer: ImportAnswer, console: Console) -> None:
@@ -93,7 +92,7 @@ def _gain(figures: ImportFigures, better: Candidate, console: Console) -> None:
 def _plan(title: Phrase, candidate: Candidate, figures: ImportFigures, console: Console) -> None:
     verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
     text = phrase("{title}: {verdict}", title=title, verdict=verdict)
-    sentence(console, text, style=_STYLES[tone_of(candidate.fit)])
+    sentence(console, text, style=TONES[tone_of(candidate.fit)])
     for figure in (batch_sentence, need_sentence, speed_sentence):
         sentence(console, f"  {translate(figure(figures.question, candidate))}", hang=4)
 

@@ -25,7 +25,7 @@ from ..answer.jobs import jobs_of
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import scaling_of
 from ..answer.start import plan_config, start_commands, start_settings
-from ..answer.view import view_of
+from ..answer.view import AnswerView
 from ..html_report.bar_charts import draw_stacked_bars
 from ..html_report.canvas import NARROW, WIDE, dark_rules
 from ..html_report.line_charts import draw_speed_against_memory
@@ -103,11 +103,11 @@ def answer(request: str) -> Iterator[str]:
 
 
 def _shown(answer: Recommendation) -> dict[str, Any]:
-    view, chosen = view_of(answer, config_path=CONFIG_FILE, details=True), answer.recommended
+    view, chosen = AnswerView(answer, CONFIG_FILE, details=True), answer.recommended
     used = {"seq-len": str(answer.question.workload.seq_len)}  # options that may be left to the advice
     if chosen is not None:
         used["micro-batch"] = str(chosen.plan.micro_batch_size)
-    assumed = [f"Assumed: {'; '.join(view.assumptions)}."] if view.assumptions else []
+    assumed = [f"Assumed: {'; '.join(answer.assumptions)}."] if answer.assumptions else []
     return {
         "used": used,
         "verdict": asdict(view.verdict),
@@ -121,7 +121,7 @@ def _shown(answer: Recommendation) -> dict[str, Any]:
             }
             for row in view.ladder
         ],
-        "why": [text for text in (view.time, *view.phases, *view.reasons, *assumed) if text],
+        "why": [text for text in (view.time, *view.phases, *answer.reasons, *assumed) if text],
         "start": _start(answer),
     }
 

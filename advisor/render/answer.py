@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import islice
 
 from rich.cells import cell_len
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from ...estimators.phrase import listed, phrase
 from ..answer.recommendation import Recommendation
-from ..answer.view import AnswerView, LadderRow, view_of
+from ..answer.view import AnswerView, LadderRow
 from ..text.language import translate
 from ..text.lines import WIDTH, bar, blank, commands, padded, row, sentence
 
@@ -32,7 +31,10 @@ _FEW_CHANGES = 4
 _MOST_LINES = 45
 """Lines of an answer without `details`, on a terminal of 80 columns."""
 
-_TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
+_GIVE_WAY = ("time", "memory", "phases", "ladder")
+"""What is left out, one after the other, where the script needs many lines; of the ladder the plans that do not fit."""
+
+TONES = {"good": "bold green", "unsure": "bold yellow", "bad": "bold red"}
 
 
 def print_answer(
@@ -47,47 +49,35 @@ def print_answer(
 
     details: with the reasons, DeepSpeed's own estimate, what is assumed, and all lines of the script.
     """
-    view = view_of(answer, config_path=config_path, all_candidates=all_candidates, details=details)
-    for shown in _shorter(view):
+    view = AnswerView(answer, config_path, all_candidates=all_candidates, details=details)
+    for count in range(len(_GIVE_WAY) + 1):
         with console.capture() as printed:
-            _print_view(shown, console, details=details)
+            _print_view(view, console, left_out=_GIVE_WAY[:count])
         if details or console.width < WIDTH or printed.get().count("\n") <= _MOST_LINES:
             break
     console.file.write(printed.get())
 
 
-def _shorter(view: AnswerView) -> Iterator[AnswerView]:
-    """The answer, and then what is left of it where the script needs many lines: the lines that say why give way, those
-    on the step's time first, and at last the plans that do not fit the GPU."""
-    yield view
-    for why in ({"time": ""}, {"memory": ""}, {"phases": ()}):
-        view = replace(view, **why)
-        yield view
-    note = phrase("--details shows the plans that need more memory")
-    fitting = tuple(step for step in view.ladder if step.tokens_per_s)
-    yield replace(view, ladder=fitting, ladder_notes=(*view.ladder_notes, note))
-
-
-def _print_view(view: AnswerView, console: Console, *, details: bool) -> None:
-    verdict = view.verdict
-    sentence(console, verdict.headline, style=_TONES[verdict.tone])
+def _print_view(view: AnswerView, console: Console, *, left_out: Sequence[str]) -> None:
+    verdict, answer, details = view.verdict, view.answer, view.details
+    sentence(console, verdict.headline, style=TONES[verdict.tone])
     for line in verdict.sentences:
         sentence(console, line, style="bold yellow" if line == verdict.try_first else "")
     changes_first = not view.figures
     if changes_first:
-        _print_changes(view, console, details=details)
+        _print_changes(view, console)
     _print_steps(view, console)
     paragraph(console, *view.subject)
-    _print_ladder(view, console)
-    if view.memory:
+    _print_ladder(view, console, only_fitting="ladder" in left_out)
+    if view.memory and "memory" not in left_out:
         paragraph(console, view.memory)
         bar(view.memory_parts, console)
-    for line in view.phases:
+    for line in view.phases if "phases" not in left_out else ():
         sentence(console, line)
-    reasons = view.reasons if details or not view.figures else ()
-    if view.time:
+    if view.time and "time" not in left_out:
         sentence(console, view.time)
     job = view.job if details else ()
+    reasons = answer.reasons if details or not view.figures else ()
     utilization = view.utilization if details and not job else ""
     title = phrase("The whole job") if job else ""
     paragraph(console, *job, utilization, *reasons, view.pytorch_baseline, title=title)
@@ -97,18 +87,19 @@ def _print_view(view: AnswerView, console: Console, *, details: bool) -> None:
     if details:
         paragraph(console, view.deepspeed_estimate)
     if not changes_first:
-        _print_changes(view, console, details=details)
-    assumed = (
-        [phrase("Assumed: {figures}.", figures=listed(view.assumptions, "; "))] if details and view.assumptions else []
-    )
-    paragraph(console, *view.evidence, *assumed, style="dim")
+        _print_changes(view, console)
+    assumed = ""
+    if details and answer.assumptions:
+        assumed = phrase("Assumed: {figures}.", figures=listed(answer.assumptions, "; "))
+    paragraph(console, *view.evidence, assumed, style="dim")
 
 
 def _print_steps(view: AnswerView, console: Console) -> None:
     """What was written, and what to do next."""
     if view.steps:
         blank(console)
-    written = [phrase("Wrote {paths}.", paths=", ".join(view.files))] if view.files else []
+    files = view.answer.files
+    written = [phrase("Wrote {paths}.", paths=", ".join(files))] if files else []
     for block in view.steps:
         sentence(console, " ".join([*map(translate, written), translate(block.text)]))
         written.clear()
@@ -124,17 +115,18 @@ def paragraph(console: Console, *lines: str, title: str = "", style: str = "") -
                 sentence(console, line, style=own)
 
 
-def _print_ladder(view: AnswerView, console: Console) -> None:
+def _print_ladder(view: AnswerView, console: Console, *, only_fitting: bool) -> None:
     """A row for each strategy; where the terminal is too narrow, a sentence. Empty columns are left out."""
+    ladder = [step for step in view.ladder if step.tokens_per_s or not only_fitting]
     titles = {name: translate(title) for name, title in view.columns.items()}
-    widths = {name: width for name, width in _WIDTHS.items() if any(getattr(step, name) for step in view.ladder)}
-    lines = ["" if step.candidate is None else _ladder_line(step, widths) for step in view.ladder]
+    widths = {name: width for name, width in _WIDTHS.items() if any(getattr(step, name) for step in ladder)}
+    lines = ["" if step.candidate is None else _ladder_line(step, widths) for step in ladder]
     as_rows = max(map(cell_len, lines), default=0) <= console.width
     if as_rows:
         header = " ".join(padded(titles[name], width) for name, width in widths.items())
         row(console, f"  {header}", style="bold")
     previous = ""
-    for step, line in zip(view.ladder, lines, strict=True):
+    for step, line in zip(ladder, lines, strict=True):
         chosen = "bold green" if view.figures else "bold"
         style = chosen if step.is_chosen else "" if step.fits else "dim"
         if step.candidate is None:
@@ -148,7 +140,8 @@ def _print_ladder(view: AnswerView, console: Console) -> None:
             text = f"{_mark(step)} {', '.join([step.rung, *parts])}: {translate(step.verdict)}"
             sentence(console, text, style=style, hang=4)
         previous = "" if step.candidate else step.verdict
-    for note in view.ladder_notes:
+    left_out = [phrase("--details shows the plans that need more memory")] if only_fitting else []
+    for note in (*view.ladder_notes, *left_out):
         sentence(console, f" {translate(note)}", style="dim")
 
 
@@ -169,18 +162,19 @@ def _ladder_line(step: LadderRow, widths: dict[str, int]) -> str:
 
 
 def _print_probes(view: AnswerView, console: Console) -> None:
-    paragraph(console, view.probes, style="bold")
-    for probe in view.probe_rows:
-        checkpointing = padded(translate(probe.checkpointing), 4)
-        line = f"  {probe.rung:<19} {probe.batch:>5} {checkpointing}  {translate(probe.outcome)}"
+    title, rows, end = view.probes
+    paragraph(console, title, style="bold")
+    for rung, batch, checkpointing, outcome in rows:
+        line = f"  {rung:<19} {batch:>5} {padded(translate(checkpointing), 4)}  {translate(outcome)}"
         sentence(console, line, hang=34)
-    if view.probes_end:
-        sentence(console, view.probes_end)
+    if end:
+        sentence(console, end)
 
 
-def _print_changes(view: AnswerView, console: Console, *, details: bool) -> None:
-    shown, title = tuple(islice(view.change_rows, None if details else _FEW_CHANGES)), view.changes
-    if shown and not view.change_rows.are_all_tried:
+def _print_changes(view: AnswerView, console: Console) -> None:
+    changes, title = view.answer.changes, view.changes
+    shown = tuple(islice(changes, None if view.details else _FEW_CHANGES))
+    if shown and not changes.are_all_tried:
         title = phrase("{title} (--details tries more)", title=title)
     paragraph(console, title)
     is_wide = console.width >= WIDTH

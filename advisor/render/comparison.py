@@ -257,9 +257,9 @@ def _basis(comparison: Comparison) -> Iterator[Phrase]:
         yield phrase("Evidence: analytic. Speeds within {share} are called equal.", share=percent(_SAME_SPEED))
 
 
-def _gib_cells(first: int, second: int) -> tuple[str, str, str]:
-    written = [gib(size) if size else "-" for size in (first, second)]
-    return written[0], written[1], _signed(gib(abs(second - first)), second - first)
+def _gib_cells(first: float, second: float) -> tuple[str, str, str]:
+    written = [gib(int(size)) if size else "-" for size in (first, second)]
+    return written[0], written[1], _signed(gib(int(abs(second - first))), second - first)
 
 
 def _ms_cells(first: float, second: float) -> tuple[str, str, str]:

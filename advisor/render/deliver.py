@@ -100,19 +100,19 @@ def _written(
 
 def advice_markdown(answer: Recommendation, config_path: str) -> str:
     """Verdict, ladder, what would change it, and, folded, configuration and commands."""
-    from ..answer.view import view_of  # imported here: JSON needs no sentences
+    from ..answer.view import AnswerView  # imported here: JSON needs no sentences
 
-    view = view_of(answer, config_path=config_path, details=True)
+    view = AnswerView(answer, config_path, details=True)
     steps = (line for block in view.steps for line in (block.text, *(f"   {code}" for code in block.code)))
     parts = [
         f"**{_plain(view.verdict.headline)}** {_plain(' '.join(view.verdict.sentences))}",
         _plain(" · ".join(view.subject)),
         _ladder(view),
-        f"{view.changes}:" if view.change_rows else "",
-        "\n".join(f"- `{change.flags}`: {_plain(change.outcome)}" for change in view.change_rows),
+        f"{view.changes}:" if answer.changes else "",
+        "\n".join(f"- `{change.flags}`: {_plain(change.outcome)}" for change in answer.changes),
         _folded("Configuration", "json", "" if view.config is None else config_text(view.config).rstrip()),
         _folded("Script and commands", "text", "\n".join(steps)),
-        _folded("Assumed", "", "\n".join(f"- {_plain(text)}" for text in view.assumptions)),
+        _folded("Assumed", "", "\n".join(f"- {_plain(text)}" for text in answer.assumptions)),
         _plain(view.evidence[0]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

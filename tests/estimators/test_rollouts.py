@@ -7,7 +7,7 @@ import pytest
 from ds_advise.advisor.advise import answer, ask
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.phases import phases_of
-from ds_advise.advisor.answer.view import view_of
+from ds_advise.advisor.answer.view import AnswerView
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.advisor.search.search import fastest
 from ds_advise.ds_configs.training_script import script_lines, server_commands, training_arguments
@@ -154,7 +154,7 @@ def test_other_gpus_are_no_change_where_a_server_has_some() -> None:
 
 def test_without_vllm_or_a_reference_nothing_is_scored() -> None:
     question = ask(MODEL, gpus="8xH100", objective="grpo", rollout="generate")
-    view = view_of(answer(question))
+    view = AnswerView(answer(question))
     assert [line.split(":")[0] for line in view.phases] == ["rollout", "training"]
 
 
