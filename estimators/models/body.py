@@ -201,8 +201,6 @@ class Names(NamedTuple):
     final_norm: str = "norm"
 
 
-LLAMA_NAMES = Names()
-
 Switch = bool | tuple[str, bool]
 """A fixed value, or a flag of the config with the class's default."""
 
@@ -215,7 +213,7 @@ LLAMA_BIASES: tuple[Switch, Switch, Switch] = (ATTENTION_BIAS, ATTENTION_BIAS, (
 class Style(NamedTuple):
     """How a family differs from Llama."""
 
-    names: Names = LLAMA_NAMES
+    names: Names = Names()
     head: str = "lm_head"
     head_bias: bool = False
     suffix: str = "ForCausalLM"

@@ -21,7 +21,7 @@ from functools import lru_cache
 from ..phrase import phrase
 from ..plan import Plan
 from .families import family_of, supports
-from .model_shape import Block, ModelShape, Tensor
+from .model_shape import ModelShape, Tensor
 
 _BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_ROWS = ("o_proj", "down_proj")
@@ -89,19 +89,17 @@ def unsplittable(model: ModelShape, ranks: int) -> str | None:
 def spread_experts(model: ModelShape, ranks: int) -> ModelShape:
     if ranks == 1:
         return model
-    return replace(
-        model,
-        name=f"{model.name}, experts / {ranks}",
-        blocks=tuple(_spread_block(block, ranks) if block.feed_forward.experts else block for block in model.blocks),
+    blocks = tuple(
+        replace(
+            block,
+            feed_forward=block.feed_forward._replace(autoep_size=ranks),
+            tensors=tuple(part for tensor in block.tensors for part in _spread_tensor(tensor, ranks)),
+        )
+        if block.feed_forward.experts
+        else block
+        for block in model.blocks
     )
-
-
-def _spread_block(block: Block, ranks: int) -> Block:
-    return replace(
-        block,
-        feed_forward=block.feed_forward._replace(autoep_size=ranks),
-        tensors=tuple(part for tensor in block.tensors for part in _spread_tensor(tensor, ranks)),
-    )
+    return replace(model, name=f"{model.name}, experts / {ranks}", blocks=blocks)
 
 
 def _spread_tensor(tensor: Tensor, ranks: int) -> tuple[Tensor, ...]:

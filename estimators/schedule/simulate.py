@@ -19,13 +19,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..estimate import TimeEstimate
+from ..estimate import TimeEstimate, TimeTerm
 from ..hardware import Cluster, network_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.host_costs import HostCosts, host_costs
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
-from ..time.step import time_term
 from ..workload import PRECISION_OF
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
 from .streams import HOST, Lane, Span, Streams
@@ -182,13 +181,14 @@ class _Simulation:
             schedule=self.schedule,
             time=TimeEstimate(
                 terms=tuple(
-                    time_term(
+                    TimeTerm(
                         name=name,
                         seconds=critical[name],
                         resource=self.resources.get(name.partition(": ")[2], "launch"),
                         formula="its part of the critical path",
                         source="estimators/schedule/simulate.py",
                         hidden_s=max(0.0, busy[name] - critical[name]),
+                        symbols={},
                     )
                     for name in {**critical, **busy}
                 ),

@@ -8,7 +8,7 @@ FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` turns both int
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from ..estimate import TimeTerm
@@ -122,26 +122,21 @@ class _Passes:
 
     def add_product(self, product: Product, layers: int, *, again: bool) -> None:
         rows, inner, columns = product.rows, product.inner, product.columns
-        once = self._product_s(product, rows, inner, columns)
+        took = partial(
+            product_s,
+            copies=product.copies,
+            rate=self.rate,
+            bandwidth=self.bandwidth,
+            element=self.workload.weight_bytes,
+            is_cpu=self.gpu.is_cpu,
+        )
+        once = took(rows, inner, columns)
         # The gradient of the input sums over the output's width, that of the weight over the rows.
-        of_input = self._product_s(product, rows, columns, inner) if product.backward else 0.0
-        of_weight = self._product_s(product, inner, rows, columns) if product.backward == 2 else 0.0
+        of_input = took(rows, columns, inner) if product.backward else 0.0
+        of_weight = took(inner, rows, columns) if product.backward == 2 else 0.0
         self.forward.products_s += layers * once
         self.backward.products_s += layers * (of_input + of_weight)
         self.again.products_s += layers * once if again else 0.0
-
-    def _product_s(self, product: Product, rows: int, inner: int, columns: int) -> float:
-        copies, element = product.copies, self.workload.weight_bytes
-        return product_s(
-            rows,
-            inner,
-            columns,
-            copies=copies,
-            rate=self.rate,
-            bandwidth=self.bandwidth,
-            element=element,
-            is_cpu=self.gpu.is_cpu,
-        )
 
     def add_attention(self, block: Block, *, back: bool) -> None:
         """back: the layer has a backward pass."""

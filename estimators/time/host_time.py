@@ -71,33 +71,22 @@ def layer_operations(
 ) -> Operations:
     """fused: norms, rotary embedding and gated activation are one kernel each."""
     if block.program is not None:
-        return _recorded_operations(model, block, block.program, workload, chosen)
-    experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
-    fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
-    matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
-    adapted = sum(chosen.layers_of(tensor) for tensor in block.tensors)
+        own, cast = _recorded_operations(block, block.program, workload), 0
+        adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
+    else:
+        own = _own_operations(model, block, workload, fused=fused)
+        cast = 2 if workload.software.fp32_adapters else 0
+        adapted = sum(chosen.layers_of(tensor) for tensor in block.tensors)
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
-    others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
-    cast = 2 if workload.software.fp32_adapters else 0
-    full = workload.method == "full"
-    trained = [tensor for tensor in block.tensors if full and not tensor.frozen]
-    biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
-    casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and back their gradients
-    calls = _calls(block, adapted, folds) + _expert_calls(experts)
-    dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
-    unpacked = unpacking(workload)
+    # Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
+    # module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds.
+    modules = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
+    calls = own.calls + modules + 4 * adapted + _FOLD_CALLS * folds
     return Operations(
-        operations=matrices + others + casts + (4 + cast) * adapted + unpacked.operations * dequantized,
-        views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted + _EXPERT_VIEWS * experts,
-        backward_operations=(
-            (2 if trained else 1) * matrices
-            + biases
-            + casts
-            + round(BACKWARD_OF_OTHERS * others)
-            + (5 + cast) * adapted
-            + unpacked.backward_operations * dequantized
-        ),
-        backward_views=6 * matrices + 29 + 9 * adapted,
+        operations=own.operations + (4 + cast) * adapted,
+        views=own.views + 6 * adapted,
+        backward_operations=own.backward_operations + (5 + cast) * adapted,
+        backward_views=own.backward_views + 9 * adapted,
         calls=calls,
         hooked=calls - _unhooked(model, block, workload, chosen, folds),
         adapted=adapted,
@@ -105,9 +94,28 @@ def layer_operations(
     )
 
 
-def _recorded_operations(
-    model: ModelShape, block: Block, program: Program, workload: Workload, chosen: Adapters
-) -> Operations:
+def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> Operations:
+    """Counts of a layer without adapters; calls are those of experts that are modules."""
+    experts = module_experts(model, workload.software) if block.feed_forward.experts else 0
+    fused_experts = sum(1 for tensor in block.tensors if experts and tensor.role == "expert")
+    matrices = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + 3 * experts - fused_experts
+    others = _others(model, block, workload, fused=fused) + _EXPERT_OPERATIONS * experts
+    trained = [tensor for tensor in block.tensors if workload.method == "full" and not tensor.frozen]
+    biases = sum(1 for tensor in trained if tensor.name.endswith(".bias"))
+    casts = 2 * matrices + biases if workload.autocasts else 0  # inputs and weights, and back their gradients
+    dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
+    unpacked, others_backward = unpacking(workload), round(BACKWARD_OF_OTHERS * others)
+    backward = (2 if trained else 1) * matrices + biases + casts + others_backward
+    return Operations(
+        operations=matrices + others + casts + unpacked.operations * dequantized,
+        views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + _EXPERT_VIEWS * experts,
+        backward_operations=backward + unpacked.backward_operations * dequantized,
+        backward_views=6 * matrices + 29,
+        calls=_expert_calls(experts),
+    )
+
+
+def _recorded_operations(block: Block, program: Program, workload: Workload) -> Operations:
     """Counts of a layer that was recorded: an operation whose result has memory of its own launches a kernel."""
     full, slots = workload.method == "full", program.slots
     operations = views = 0
@@ -125,19 +133,7 @@ def _recorded_operations(
             backward += 1
         elif instruction.derivatives:
             backward += instruction.derivatives[-1][1].operations * times
-    adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
-    folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
-    calls = _calls(block, adapted, folds)
-    return Operations(
-        operations=operations + 4 * adapted,
-        views=views + 6 * adapted,
-        backward_operations=backward + 5 * adapted,
-        backward_views=2 * views + 9 * adapted,
-        calls=calls,
-        hooked=calls - _unhooked(model, block, workload, chosen, folds),
-        adapted=adapted,
-        folds=folds,
-    )
+    return Operations(operations=operations, views=views, backward_operations=backward, backward_views=2 * views)
 
 
 _LINEAR_VIEWS = 3
@@ -162,13 +158,6 @@ def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool)
     count += 1 if feed_forward.gated and not fused else 0
     count += 18 if feed_forward.experts else 0
     return count + (2 if block.hidden_dropout else 0)
-
-
-def _calls(block: Block, adapted: int, folds: int) -> int:
-    """Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
-    module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds."""
-    own = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
-    return own + 4 * adapted + _FOLD_CALLS * folds
 
 
 def _unhooked(model: ModelShape, block: Block, workload: Workload, chosen: Adapters, folds: int) -> int:

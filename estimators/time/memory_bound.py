@@ -223,16 +223,12 @@ def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: in
     return together / gathered if gathered else 0.0
 
 
-def reduced_passes(tensors: TensorSet, plan: Plan, ranks: int) -> float:
+@lru_cache(maxsize=256)
+def reduced_passes(tensors: TensorSet, bucket_size: int, ranks: int) -> float:
     """Passes of a gradient's element through memory on its way into stage 3's reduction: divided by the ranks 2; into
     the bucket 2, unless it is larger; put together with others of the bucket, or padded, 2. Source: deepspeed 0.19.8
     stage3.py `reduce_independent_p_g_buckets_and_remove_grads`, `__add_grad_to_ipg_bucket`, coalesced_collectives.py
     `reduce_scatter_coalesced`."""
-    return _reduced_passes(tensors, plan.reduce_bucket_size, ranks)
-
-
-@lru_cache(maxsize=256)
-def _reduced_passes(tensors: TensorSet, bucket_size: int, ranks: int) -> float:
     buckets: list[list[int]] = [[]]
     moved = filled = 0
     for numel in reversed(tensors.trainable):

@@ -89,30 +89,6 @@ _NOT_COVERED = {
 }
 
 
-def time_term(
-    *,
-    name: str,
-    seconds: float,
-    resource: str,
-    formula: str,
-    source: str,
-    inputs: tuple[tuple[str, float], ...] = (),
-    hidden_s: float = 0.0,
-) -> TimeTerm:
-    """A term with its symbols."""
-    return TimeTerm(
-        name=name,
-        seconds=seconds,
-        resource=resource,
-        formula=formula,
-        inputs=inputs,
-        source=source,
-        hidden_s=hidden_s,
-        symbols={} if resource == "launch" else SYMBOLS,
-        not_covered=_NOT_COVERED.get(name, ""),
-    )
-
-
 _SOURCES = {
     "gpu memory": "estimators/time/memory_bound.py",
     "launch": "estimators/time/host_time.py",
@@ -210,16 +186,18 @@ class Step:
     def term(self, name: str, resource: str, seconds: float, formula: str, **values: float) -> TimeTerm:
         """values: of the symbols that only this term has."""
         known = self.values | values
-        return time_term(
+        return TimeTerm(
             name=name,
             seconds=seconds,
             resource=resource,
             formula=formula,
             inputs=tuple([(word, known[word]) for word in _words(formula) if word in known]),
             source=_SOURCES.get(name) or _SOURCES[resource],
+            symbols={} if resource == "launch" else SYMBOLS,
+            not_covered=_NOT_COVERED.get(name, ""),
         )
 
-    def gather_term(
+    def ring_term(
         self,
         name: str,
         times: float,
@@ -227,17 +205,19 @@ class Step:
         calls: int,
         formula: str,
         *,
+        all_reduces: bool = False,
         among: collective.Ring | None = None,
         **values: float,
     ) -> TimeTerm:
-        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes. among: a ring of fewer
-        ranks."""
-        ring, formula = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
-        of_ring = {"link": ring.bytes_per_s, "calls": times * calls}
-        if among is not None:
-            of_ring |= {"N": ring.ranks, "t": ring.call_s}
-        seconds, values = times * ring.gather_s(size_bytes, calls), of_ring | values
-        return self.term(name, ring.resource, seconds, formula, **values)
+        """`times` all-gathers or reduce-scatters of a size, or all-reduces; `formula` is that of the bytes. among: a
+        ring of fewer ranks."""
+        ring, around = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
+        seconds, link = times * ring.gather_s(size_bytes, calls), ring.bytes_per_s
+        if all_reduces:
+            seconds, link = times * ring.all_reduce_s(size_bytes, calls), ring.all_reduce_bytes_per_s
+            around, calls = f"2 {around}", 2 * calls
+        values = {"N": ring.ranks, "link": link, "calls": times * calls, "t": ring.call_s, **values}
+        return self.term(name, ring.resource, seconds, around, **values)
 
     def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
         """A copy between each GPU and host memory."""

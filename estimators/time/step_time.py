@@ -281,17 +281,17 @@ def _collectives(step: Step) -> list[TimeTerm]:
     if stage < 3 and not alone:
         shared = step.trained - step.spread
         size = step.element * shared
-        terms.append(step.gather_term("updated weights gathered", 1, size, 1, "w Pt", Pt=shared))
+        terms.append(step.ring_term("updated weights gathered", 1, size, 1, "w Pt", Pt=shared))
     if stage < 3 and step.spread and step.expert_ring.ranks > 1:
         size, among = step.element * step.spread, step.expert_ring
         terms.append(
-            step.gather_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.spread)
+            step.ring_term("updated experts gathered", 1, size, 1, "w experts", among=among, experts=step.spread)
         )
     if step.zero3 and not alone and step.host.kept:
         whole = step.tensors.numel * (1 - step.gathers[0] / step.micro_batches) - step.tensors.unread
         whole *= step.element
         calls = step.host.kept
-        terms.append(step.gather_term("updated weights gathered", 1, whole, calls, "whole", whole=whole))
+        terms.append(step.ring_term("updated weights gathered", 1, whole, calls, "whole", whole=whole))
     return terms
 
 

@@ -60,7 +60,7 @@ def gradient_copies(step: Step) -> float:
         return (QUANTIZED_GRADIENT_BYTES + step.recast) / step.element
     passes: float = COPIED_PASSES if step.engine else FSDP_COPIED_PASSES
     if step.zero3:
-        passes = reduced_passes(step.tensors, step.plan, step.replicas)
+        passes = reduced_passes(step.tensors, step.plan.reduce_bucket_size, step.replicas)
     if _reduced_element(step) > step.element:
         passes += RECAST_FP32_BYTES / step.element
     return passes
@@ -86,22 +86,15 @@ def reduced_last(step: Step) -> float:
 
 
 def gradient_reduction(step: Step) -> TimeTerm:
-    ring, times, calls = step.ring, step.reductions, step.reduce_calls.shared
+    times, calls = step.reductions, step.reduce_calls.shared
     if step.quantized is not None:
         return _quantized_reduction(step, step.quantized)
     shared, element = step.trained - step.spread, _reduced_element(step)
     size = shared * element
     if step.plan.zero_stage == 3:
-        return step.gather_term("gradient reduction", times, size, calls, "n w Pt", n=times, Pt=shared)
-    return step.term(
-        "gradient reduction",
-        ring.resource,
-        times * ring.all_reduce_s(size, calls),
-        "2 reductions w Pt (N - 1) / N / link + calls t",
-        w=element,
-        Pt=shared,
-        link=ring.all_reduce_bytes_per_s,
-        calls=2 * times * calls,
+        return step.ring_term("gradient reduction", times, size, calls, "n w Pt", n=times, Pt=shared)
+    return step.ring_term(
+        "gradient reduction", times, size, calls, "reductions w Pt", all_reduces=True, w=element, Pt=shared
     )
 
 
@@ -126,18 +119,8 @@ def expert_gradient_reduction(step: Step) -> TimeTerm:
     ring, times, size = step.expert_ring, step.reductions, step.spread * step.element
     name, calls, own = "gradient reduction of experts", step.reduce_calls.spread, {"experts": step.spread}
     if step.zero3:
-        return step.gather_term(name, times, size, calls, "n w experts", among=ring, n=times, **own)
-    return step.term(
-        name,
-        ring.resource,
-        times * ring.all_reduce_s(size, calls),
-        "2 reductions w experts (N - 1) / N / link + calls t",
-        N=ring.ranks,
-        link=ring.all_reduce_bytes_per_s,
-        calls=2 * times * calls,
-        t=ring.call_s,
-        **own,
-    )
+        return step.ring_term(name, times, size, calls, "n w experts", among=ring, n=times, **own)
+    return step.ring_term(name, times, size, calls, "reductions w experts", all_reduces=True, among=ring, **own)
 
 
 def gradients_to_host(step: Step) -> TimeTerm:
@@ -273,13 +256,15 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         return
     carried, own = list[TimeTerm](), {"passes": passes, "weights": size}
     if step.spread and step.expert_ring.ranks > 1:
-        carried.append(_experts(step, passes, apart, of_experts))
+        name, formula, values = "experts gathered", "passes w experts", {"passes": passes, "experts": step.spread}
+        ring = step.expert_ring
+        carried.append(step.ring_term(name, passes, apart, of_experts, formula, among=ring, **values))
     if step.ring.ranks > 1:
         sent -= apart
         far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
         if far:
             name, formula = "weight gathering", "passes weights"
-            carried.append(step.gather_term(name, far, sent, calls, formula, passes=far, weights=sent))
+            carried.append(step.ring_term(name, far, sent, calls, formula, passes=far, weights=sent))
         if passes - far:
             carried.append(_nearby(step, passes - far, sent, calls))
     if plan.offload_param != "none":
@@ -297,19 +282,6 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         seconds, formula = reads * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
         own = {"passes": reads, "weights": size}
         transfers.shown.append(step.term("weights from NVMe", "nvme", seconds, formula, **own))
-
-
-def _experts(step: Step, passes: float, size: float, calls: int) -> TimeTerm:
-    return step.gather_term(
-        "experts gathered",
-        passes,
-        size,
-        calls,
-        "passes w experts",
-        among=step.expert_ring,
-        passes=passes,
-        experts=step.spread,
-    )
 
 
 def _nearby(step: Step, passes: float, size: float, calls: int) -> TimeTerm:

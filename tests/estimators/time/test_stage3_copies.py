@@ -34,6 +34,6 @@ def test_gradients_are_put_together_unless_one_fills_a_bucket_alone() -> None:
     """Divided, copied into the bucket, put together: two passes each. Of a matrix larger than a bucket whose parts need
     no padding only the division is left."""
     tensors = gpt(8192)
-    assert reduced_passes(tensors, stage3(reduce_bucket_size=10**7), 384) > 2.9  # 384 ranks pad
-    assert reduced_passes(tensors, stage3(reduce_bucket_size=10**7), 64) == pytest.approx(2, abs=0.02)
-    assert reduced_passes(tensors, stage3(reduce_bucket_size=2 * 10**9), 64) == pytest.approx(6, abs=0.02)
+    assert reduced_passes(tensors, 10**7, 384) > 2.9  # 384 ranks pad
+    assert reduced_passes(tensors, 10**7, 64) == pytest.approx(2, abs=0.02)
+    assert reduced_passes(tensors, 2 * 10**9, 64) == pytest.approx(6, abs=0.02)
