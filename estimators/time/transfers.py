@@ -117,10 +117,12 @@ def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -
 def expert_gradient_reduction(step: Step) -> TimeTerm:
     """Over the ranks that keep the same experts."""
     ring, times, size = step.expert_ring, step.reductions, step.spread * step.element
-    name, calls, own = "gradient reduction of experts", step.reduce_calls.spread, {"experts": step.spread}
+    name, calls = "gradient reduction of experts", step.reduce_calls.spread
     if step.zero3:
-        return step.ring_term(name, times, size, calls, "n w experts", among=ring, n=times, **own)
-    return step.ring_term(name, times, size, calls, "reductions w experts", all_reduces=True, among=ring, **own)
+        return step.ring_term(name, times, size, calls, "n w experts", among=ring, n=times, experts=step.spread)
+    return step.ring_term(
+        name, times, size, calls, "reductions w experts", all_reduces=True, among=ring, experts=step.spread
+    )
 
 
 def gradients_to_host(step: Step) -> TimeTerm:
@@ -256,9 +258,9 @@ def _gather(step: Step, transfers: Transfers, passes: float, *, near: float, rea
         return
     carried, own = list[TimeTerm](), {"passes": passes, "weights": size}
     if step.spread and step.expert_ring.ranks > 1:
-        name, formula, values = "experts gathered", "passes w experts", {"passes": passes, "experts": step.spread}
-        ring = step.expert_ring
-        carried.append(step.ring_term(name, passes, apart, of_experts, formula, among=ring, **values))
+        name, formula, ring, spread = "experts gathered", "passes w experts", step.expert_ring, step.spread
+        experts = step.ring_term(name, passes, apart, of_experts, formula, among=ring, passes=passes, experts=spread)
+        carried.append(experts)
     if step.ring.ranks > 1:
         sent -= apart
         far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
