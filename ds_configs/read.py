@@ -108,12 +108,14 @@ def plan_from_ds_config(
 def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size: int) -> Any:
     """A key's value in the type of its default."""
     owner, _, key = known.path.rpartition(".")
-    short = key.removeprefix("stage3_")  # DeepSpeed accepts both names
-    key = key if key in block else short
+    key = key if key in block else key.removeprefix("stage3_")  # DeepSpeed accepts both names
     if isinstance(default, bool):
         return _flag(block, key, default=default)
+    value = default if block.get(key) in (None, "auto") else block[key]
     if isinstance(default, float):
-        return _share(block, key, default=default, where=f"{owner}.")
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        raise _refused(f"{owner}.{key}", value, "a number from 0 to 1")
     filled = known.filled_from_hidden_size
     auto = None if filled is None else filled(hidden_size)
     return _number(block, key, default=default, auto=auto, lowest=known.lowest, where=f"{owner}.")
@@ -381,13 +383,6 @@ def _number(
         bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
         raise _refused(where + key, value, bounds)
     return int(value)
-
-
-def _share(block: Mapping[str, Any], key: str, *, default: float, where: str) -> float:
-    value = default if block.get(key) in (None, "auto") else block[key]
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-        return float(value)
-    raise _refused(where + key, value, "a number from 0 to 1")
 
 
 def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:

@@ -116,9 +116,8 @@ def _machine(facts: MachineFacts) -> Iterator[str]:
     if facts.graphics:
         yield f"driver: {facts.graphics.driver or 'none'} (CUDA {facts.graphics.driver_cuda or '-'})"
         for gpu in facts.graphics.gpus:
-            nvlink = f", {gpu.nvlinks} NVLinks" if gpu.nvlinks else ""
             memory = f"{gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB free"
-            yield f"GPU {gpu.index}: {gpu.name}, {memory}{nvlink}"
+            yield f"GPU {gpu.index}: {gpu.name}, {memory}"
     if cpu := facts.processor:
         quota = f", quota {cpu.quota:g}" if cpu.quota is not None else ""
         yield f"CPU: {cpu.name}, {len(cpu.usable)} of {cpu.online} cores{quota}"

@@ -230,10 +230,9 @@ def cuda_toolkit(software: InstalledSoftware, toolchain: Toolchain) -> Findings:
             if toolchain.cuda_home
             else phrase("and no CUDA toolkit")
         )
-        why = phrase("fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it")
         yield problem(
             phrase("no nvcc {where}", where=where),
-            phrase("CPU Adam, {words}", words=why) if software.cpu_adam_needs_cuda else why,
+            "fused Adam (AdamW in a ds_config without offload) and NVMe offload are compiled with it",
             phrase(
                 "install the CUDA toolkit {of_torch} and `export CUDA_HOME=/usr/local/cuda-{of_torch}`; without it "
                 '"torch_adam": true in optimizer.params replaces fused Adam',

@@ -22,8 +22,6 @@ _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _DISPLAY_OR_ACCELERATOR = ("0x03", "0x12")
 """PCI classes of graphics controllers and of processing accelerators."""
 
-_MAX_NVLINKS = 18
-
 _IDLE_SHARE = 0.05
 """Share of a GPU's memory that the driver may keep: 0.5 to 1 GiB of 80."""
 
@@ -38,8 +36,6 @@ class GpuState:
     free_bytes: int
     processes: tuple[tuple[str, int], ...] = ()
     """(name, bytes) of the processes that compute on it."""
-    nvlinks: int = 0
-    """Number of active links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +104,16 @@ def _query(nvml: Any, function: Callable[..., _Answer], *arguments: Any) -> _Ans
 
 
 def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
-    def ask(name: str, *arguments: Any) -> Any:
-        return _query(nvml, getattr(nvml, name), handle, *arguments)
+    def ask(name: str) -> Any:
+        return _query(nvml, getattr(nvml, name), handle)
 
     memory = ask("nvmlDeviceGetMemoryInfo")
-    links = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MAX_NVLINKS)]
     return GpuState(
         index=index,
         name=str(ask("nvmlDeviceGetName") or "GPU"),
         memory_bytes=int(memory.total) if memory else 0,
         free_bytes=int(memory.free) if memory else 0,
         processes=_processes(ask, root),
-        nvlinks=links.count(1),
     )
 
 

@@ -7,11 +7,12 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 from ...estimators.phrase import phrase
+from ...probes.machine import installed_version
 from .. import parse_version
 from .findings import Findings, counted, note, ok, problem
 from .gpus import Graphics
@@ -50,62 +51,37 @@ class InstalledSoftware:
     """CUDA version of the torch build ("12.8"), "" for a build without CUDA; `torch_hip` likewise for ROCm."""
     torch_hip: str = ""
     compatible_toolkits: tuple[str, ...] = ()
-    """CUDA versions of one major number that the installed DeepSpeed accepts for each other."""
-    cpu_adam_needs_cuda: bool = False
-    """The installed DeepSpeed compiles its CPU Adam against the CUDA toolkit (older versions do)."""
+    """CUDA versions that the installed DeepSpeed accepts for torch's (ops/op_builder/builder.py)."""
 
 
 def read_software() -> InstalledSoftware:
     """Read package metadata and files of the installed packages."""
-    known = {name: found for name in PACKAGES if (found := _installed(name)) is not None}
-    torch_package = known.get("torch")
-    deepspeed_package = known.get("deepspeed")
-    built = _constants(torch_package, "torch/version.py")
+    built = _constants("torch", "torch/version.py")
     torch_cuda = built.get("cuda") or ""
+    toolkits = _constants("deepspeed", "deepspeed/ops/op_builder/builder.py").get("cuda_minor_mismatch_ok", {})
     return InstalledSoftware(
         python=platform.python_version(),
-        packages={name: found.version for name, found in known.items()},
+        packages={name: found for name in PACKAGES if (found := installed_version(name))},
         torch_cuda=torch_cuda,
         torch_hip=built.get("hip") or "",
-        compatible_toolkits=_compatible_toolkits(deepspeed_package, torch_cuda),
-        cpu_adam_needs_cuda="TorchCPUOpBuilder" in _text(deepspeed_package, "deepspeed/ops/op_builder/cpu_adam.py"),
+        compatible_toolkits=tuple(toolkits.get(int(torch_cuda.partition(".")[0]), ())) if torch_cuda else (),
     )
 
 
-def _installed(name: str) -> Distribution | None:
-    with suppress(PackageNotFoundError):
-        return distribution(name)
-    return None
-
-
-def _compatible_toolkits(deepspeed_package: Distribution | None, torch_cuda: str) -> tuple[str, ...]:
-    """DeepSpeed's list for the major CUDA version of torch (ops/op_builder/builder.py `cuda_minor_mismatch_ok`)."""
-    major = torch_cuda.partition(".")[0]
-    table = _constants(deepspeed_package, "deepspeed/ops/op_builder/builder.py").get("cuda_minor_mismatch_ok", {})
-    return tuple(table.get(int(major), ())) if major.isdigit() else ()
-
-
-def _constants(package: Distribution | None, file: str) -> dict[str, Any]:
+def _constants(package: str, file: str) -> dict[str, Any]:
     """The module-level names of a package's file that are set to literals; the file is parsed, not run."""
     values: dict[str, Any] = {}
-    with suppress(SyntaxError, ValueError):
-        for node in ast.parse(_text(package, file)).body:
-            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-                continue
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if isinstance(target, ast.Name):
-                with suppress(ValueError):
-                    values[target.id] = ast.literal_eval(node.value)
+    with suppress(PackageNotFoundError, OSError, SyntaxError, ValueError):
+        text = Path(str(distribution(package).locate_file(file))).read_text(encoding="utf-8", errors="replace")
+        for node in ast.parse(text).body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+                ):
+                    with suppress(ValueError):
+                        values[name] = ast.literal_eval(value)
     return values
-
-
-def _text(package: Distribution | None, file: str) -> str:
-    if package is None:
-        return ""
-    try:
-        return Path(str(package.locate_file(file))).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def driver(graphics: Graphics) -> Findings:

@@ -200,8 +200,6 @@ class _Reader:
             return self._object(at, depth + 1)
         if first == "[":
             return self._array(at, depth + 1)
-        if text.startswith("'''", at):
-            return self._block_string(at)
         if first in _STRING:
             value, end = self._string(at)
             return DocumentNode(value=value, start=at, end=end)
@@ -248,13 +246,6 @@ class _Reader:
             return json.loads(f'"{inner}"'), match.end()
         except ValueError:
             self._fail("a backslash before a character that cannot follow it", at)
-
-    def _block_string(self, at: int) -> DocumentNode:
-        end = self.text.find("'''", at + 3)
-        if end == -1:
-            self._fail("the string has no end", at)
-        self._note("text without quotes", at, end + 3)
-        return DocumentNode(value=self.text[at + 3 : end].strip(), start=at, end=end + 3)
 
     def _key(self, at: int) -> tuple[str, int]:
         if self.text[at : at + 1] in _STRING:

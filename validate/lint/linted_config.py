@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
-from ...ds_configs.read import plan_from_ds_config
+from ...ds_configs.read import is_true, plan_from_ds_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
@@ -229,9 +229,7 @@ class LintedConfig:
     def flag(self, path: str) -> bool:
         """Whether the value is one that DeepSpeed reads as true."""
         found = self.get(path)
-        if isinstance(found, str):
-            return TRUTHS.get(found.lower(), False)
-        return bool(found) if isinstance(found, bool | int | float) else False
+        return is_true(found) or (isinstance(found, int | float) and bool(found))
 
     def off(self, path: str) -> bool:
         """Whether the value is one that DeepSpeed reads as false."""

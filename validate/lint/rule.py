@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -138,9 +138,6 @@ class Rule:
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
 
-Registration = Callable[[RuleCheck], RuleCheck]
-
-
 class Rules:
     """The rules of one subject, in the order in which they are written.
 
@@ -151,19 +148,13 @@ class Rules:
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.rules: list[Rule] = []
-
-    def error(self, title: str, *checks: RuleCheck, **words: Any) -> Registration:
-        return self._register("error", title, checks, words)
-
-    def warning(self, title: str, *checks: RuleCheck, **words: Any) -> Registration:
-        return self._register("warning", title, checks, words)
-
-    def advice(self, title: str, *checks: RuleCheck, **words: Any) -> Registration:
-        return self._register("advice", title, checks, words)
+        self.error = partial(self._register, "error")
+        self.warning = partial(self._register, "warning")
+        self.advice = partial(self._register, "advice")
 
     def _register(
-        self, severity: Severity, title: str, checks: tuple[RuleCheck, ...], words: dict[str, Any]
-    ) -> Registration:
+        self, severity: Severity, title: str, *checks: RuleCheck, **words: Any
+    ) -> Callable[[RuleCheck], RuleCheck]:
         code, _, title = title.partition(" ")
 
         def registered(check: RuleCheck) -> RuleCheck:

@@ -217,8 +217,8 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Violation]:
     path = config.zero_path("gather_16bit_weights_on_model_save")
     need = 2 * config.model.parameters if config.model is not None else 0
     if config.stage == 3 and ram and need > ram and path and config.flag(path):
-        sizes = {"need": f"{need / 1e9:.0f}", "ram": f"{ram / 1e9:.0f}"}
-        yield violation(path, "the weights have {need} GB, the RAM has {ram} GB", **sizes)
+        need_gb, ram_gb = f"{need / 1e9:.0f}", f"{ram / 1e9:.0f}"
+        yield violation(path, "the weights have {need} GB, the RAM has {ram} GB", need=need_gb, ram=ram_gb)
 
 
 ZEROPP_RULES = Rules("ZeRO++")

@@ -29,7 +29,6 @@ GPUS = tuple(
         name="NVIDIA A100-SXM4-80GB",
         memory_bytes=80 * GIB,
         free_bytes=79 * GIB,
-        nvlinks=12,
     )
     for index in range(2)
 )
@@ -284,16 +283,6 @@ def test_variables_between_gpus_do_not_matter_to_one() -> None:
     graphics = replace(SOUND.graphics, gpus=GPUS[:1])  # type: ignore[type-var]
     alone = replace(environment(NCCL_P2P_DISABLE="1"), graphics=graphics, nodes=())
     assert all(finding.status == "ok" for finding in judge(alone).findings if finding.area == "environment")
-
-
-@pytest.mark.parametrize(("nvlinks", "status"), [((4, 4), "warning"), ((0, 0), "note"), ((), "note")])
-def test_peer_access_is_missed_with_nvlink_only(nvlinks: tuple[int, ...], status: str) -> None:
-    """Some cards without NVLink hang with peer access, and the variable cures them. A login node sees no GPU."""
-    gpus = tuple(replace(gpu, nvlinks=links) for gpu, links in zip(GPUS, nvlinks, strict=False))
-    graphics = replace(SOUND.graphics, gpus=gpus)  # type: ignore[type-var]
-    linked = replace(environment(NCCL_P2P_DISABLE="1"), graphics=graphics)
-    (found,) = [each for each in judge(linked).findings if each.what == "NCCL_P2P_DISABLE=1"]
-    assert found.status == status and ("unset" in found.fix) == (status == "warning")
 
 
 def test_the_verdict_comes_first() -> None:
