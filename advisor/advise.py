@@ -60,7 +60,14 @@ def ask(
     given = with_defaults(options)
     _check_max(given)
     if not isinstance(model, str | ModelShape) or (isinstance(model, str) and is_own_module(model)):
-        model = _own_module(model, given, example_inputs, loss_fn, say)
+        # Imported here: it records with torch.
+        from .question.model_source import module_of_file, module_of_object
+
+        if isinstance(model, str):
+            say(f"recording {model} ...")
+            model = module_of_file(model, given)
+        else:
+            model = module_of_object(model, example_inputs, loss_fn)
     if isinstance(model, ModelShape) and model.module:
         given = cast("QuestionOptions", {**given, **options_of_module(model, given)})
     cluster = cluster_of(given)
@@ -70,8 +77,9 @@ def ask(
     def about(shape: ModelShape) -> Question:
         shape = as_asked(shape, given)
         chosen: dict[str, Any] = {**given}
-        if given["seq_len"] == "max":
-            chosen["seq_len"] = _first_length(shape, given["document_len"])
+        if given["seq_len"] == "max":  # a length with which the search for the longest can begin
+            is_limited = shape.fixed_len or shape.has_learned_positions
+            chosen["seq_len"] = None if is_limited else STEP * (1 + (given["document_len"] or 0) // STEP)
         job: dict[str, Any] = {}
         is_free = given["global_batch"] is None and OBJECTIVES[given["objective"]].rollouts is None
         is_free &= has_job and given["micro_batch"] != "max"
@@ -121,18 +129,6 @@ def ask(
     return with_longest_sequence(question) if given["seq_len"] == "max" else question
 
 
-def _own_module(
-    model: Any, given: QuestionOptions, example_inputs: Any, loss_fn: Any, say: Callable[[str], None]
-) -> ModelShape:
-    # Imported here: it records with torch.
-    from .question.model_source import module_of_file, module_of_object
-
-    if not isinstance(model, str):
-        return module_of_object(model, example_inputs, loss_fn)
-    say(f"recording {model} ...")
-    return module_of_file(model, given)
-
-
 def _check_max(given: QuestionOptions) -> None:
     """Raises WorkloadError for several options that are "max", and for one that contradicts --data."""
     searched = [OPTIONS[name].flag for name in ("model_size", "micro_batch", "seq_len") if given[name] == "max"]
@@ -148,13 +144,6 @@ def _check_max(given: QuestionOptions) -> None:
             why="the data are counted for one model, and decide the sequence length",
             fix="give their number with --samples",
         )
-
-
-def _first_length(model: ModelShape, document_len: int | None) -> int | None:
-    """A length with which the search for the longest can begin."""
-    if model.fixed_len or model.has_learned_positions:
-        return None
-    return STEP * (1 + (document_len or 0) // STEP)
 
 
 def _documented(function: _Function) -> _Function:

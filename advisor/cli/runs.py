@@ -144,8 +144,8 @@ def dry_run(
 
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
-    config_file = run["config_file"]
-    subject = read_run(**run, cluster=cluster_of(machine))
+    config_file = run.pop("config_file")
+    subject = read_run(config_file, **run, cluster=cluster_of(machine))
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.shape is not None and subject.workload.optimizer in OPTIMIZERS:
         filled = filled_batch(
@@ -201,7 +201,9 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
     from ..render.runs import render_probe
     from ..verification.probe import compared_probe
 
-    subject = read_run(**run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None))
+    subject = read_run(
+        run.pop("config_file"), **run, cluster=cluster_here(machine, devices=1 if settings["solo"] else None)
+    )
     _warn_of_set_keys(subject)
     if run["micro_batch"] is None and subject.config.get("train_micro_batch_size_per_gpu") == "auto":
         output.say(phrase("micro batch 1, for `auto` in the file; --micro-batch sets another"))

@@ -24,6 +24,9 @@ from .source import Source, find_file, named_part
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
 
 _ACCUMULATION = "gradient_accumulation_steps"
+_FSDP = ("fsdp", "fsdp_config", "fsdp_version")
+_IN_DEEPSPEED = ("zero_hpz_partition_size", "deepspeed_autotp_size")
+"""Options of ms-swift that it puts into the DeepSpeed configuration."""
 _PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"))
 """Words of `fsdp`."""
 
@@ -115,8 +118,6 @@ class ToolFormat:
     micro_batch: tuple[str, ...] = ("per_device_train_batch_size",)
     """The first is written."""
     default_micro_batch: int
-    one_process: str = ""
-    """As of `ImportedRun`."""
     default_accumulation: int | None = 1
     disables_checkpointing: str = ""
     """The switch of a tool that checkpoints unless it is set."""
@@ -127,11 +128,8 @@ class ToolFormat:
     value. None: the tool has no such key."""
     fsdp: tuple[str, ...] = ("fsdp",)
     """Any of them turns FSDP on."""
-    fsdp_settings: tuple[str, ...] = ("fsdp_config",)
     fsdp_version: int = 2
     """Where none is given: the Trainer's (transformers 5.23 training_args.py `_process_fsdp_args`; 5.0 had 1)."""
-    superseded: tuple[str, ...] = ()
-    """Keys that a new DeepSpeed configuration replaces."""
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     """What the estimators lack: the keys that turn it on with a value other than false, 0 or 1."""
     approximated: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +170,6 @@ class ToolFormat:
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
             sharding="zero" if part is not None else fsdp_of(version) if has_fsdp else "none",
             deepspeed=part,
-            one_process=self.one_process,
             **self.defaults,
         )
         optimizer = arguments.text(self.optimizer)
@@ -258,9 +255,9 @@ class ToolFormat:
                 changed[name] = value if plan.cpu_checkpointing else None
             if str(given.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
-        replaced = [*self.fsdp, *self.fsdp_settings] if run.is_fsdp and part is not None else []
-        changed |= {name: None for name in (*replaced, *self.superseded) if name in given}
         if part is not None:
+            replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED)
+            changed |= {name: None for name in replaced if name in given}
             is_inside = source.line is None and isinstance(source.values.get("deepspeed"), Mapping)
             changed["deepspeed"] = part.config if is_inside else part.name
         if _TWO_PRECISIONS in run.faults:

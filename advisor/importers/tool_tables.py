@@ -93,13 +93,13 @@ LLAMA_FACTORY = ToolFormat(
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
     ),
     details=_llama_factory_details,
-    defaults={"launcher": "torchrun", "expandable_segments": True},  # launcher.py, OPTIM_TORCH
+    # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
+    defaults={"launcher": "torchrun", "expandable_segments": True, "one_process": "FORCE_TORCHRUN=1"},
     seq_len=("cutoff_len",),
     default_seq_len=2048,  # hparams/data_args.py
     attention=("flash_attn",),
     liger="enable_liger_kernel",
     default_micro_batch=8,
-    one_process="FORCE_TORCHRUN=1",  # hparams/parser.py stops without it
     disables_checkpointing="disable_gradient_checkpointing",
     not_modelled={
         "GaLore's projected states": "use_galore",
@@ -214,8 +214,8 @@ MS_SWIFT = ToolFormat(
     program="ms-swift",
     is_file=_is_ms_swift,
     details=_ms_swift_details,
-    # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given.
-    defaults={"launcher": "torchrun", "least_global_batch": 16},
+    # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
+    defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},
     default_accumulation=None,
     model=("model", "model_id_or_path"),
     seq_len=("max_length",),
@@ -224,10 +224,7 @@ MS_SWIFT = ToolFormat(
     software={"fp32-adapters": True},
     liger="use_liger_kernel",
     default_micro_batch=1,
-    one_process="NPROC_PER_NODE=1",  # swift/cli/main.py
     checkpoints=True,
-    fsdp_settings=(),
-    superseded=("zero_hpz_partition_size", "deepspeed_autotp_size"),
     deepspeed=_ms_swift_deepspeed,
     not_modelled={
         "GaLore's projected states": "use_galore",
@@ -360,7 +357,6 @@ AXOLOTL = ToolFormat(
     default_micro_batch=1,
     offload=("activation_offloading", True),
     fsdp=("fsdp", "fsdp_config"),
-    fsdp_settings=("fsdp_version",),
     fsdp_version=1,
     refuses_two_precisions=False,
     not_modelled={

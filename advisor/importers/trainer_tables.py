@@ -58,6 +58,8 @@ def _training_arguments_details(reading: Reading) -> None:
         )
 
 
+_ONE_PROCESS = {"one_process": "torchrun --nproc_per_node 1"}
+
 TRAINING_ARGUMENTS = ToolFormat(
     name="training-arguments",
     title=phrase("a file of TrainingArguments"),
@@ -71,7 +73,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     liger="use_liger_kernel use_liger",
     micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
     default_micro_batch=8,
-    one_process="torchrun --nproc_per_node 1",
+    defaults=_ONE_PROCESS,
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
     has_own_keys=True,
     not_modelled={
@@ -129,7 +131,7 @@ TRL = replace(
     program="trl",
     is_file=_is_trl,
     details=_trl_details,
-    defaults={"launcher": "accelerate"},
+    defaults={**_ONE_PROCESS, "launcher": "accelerate"},
     # TRL 1.16 trainer/base_config.py and sft_config.py
     default_precision="auto",
     checkpoints=True,

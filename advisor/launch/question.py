@@ -16,7 +16,7 @@ from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.phrase import phrase
 from ...estimators.workload import NEXT_TOKEN, Framework, Workload
 from ...probes.run import Run, check_device
-from ..question.run import configured_run, read_ds_config
+from ..question.run import read_ds_config, read_run
 from .check import prediction_of
 from .place import Place, launcher_for
 from .request import LaunchRequest
@@ -86,7 +86,7 @@ def launch_question(
     run = None
     if chosen["model"] is not None:
         try:
-            run = configured_run(config, **chosen)
+            run = read_run(config, **chosen)
             if run.shape is not None and "seq_len" not in {*given, *from_script, *found}:
                 assumptions.append(f"assumed samples of {run.workload.seq_len:,} tokens: pass --seq-len")
             remarks += [*assumptions, *method]

@@ -29,27 +29,14 @@ def read_ds_config(path: Path) -> dict[str, Any]:
 
 
 def read_run(
-    config_file: Path | str,
+    config: Path | str | Mapping[str, Any],
     model: str,
     cluster: Cluster,
     *,
     accumulation: int | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Run:
-    """The run of a configuration file; the arguments and errors are those of `configured_run`."""
-    config = read_ds_config(Path(config_file))
-    return configured_run(config, model, cluster, accumulation=accumulation, **options)
-
-
-def configured_run(
-    config: Mapping[str, Any],
-    model: str,
-    cluster: Cluster,
-    *,
-    accumulation: int | None = None,
-    **options: Unpack[QuestionOptions],
-) -> Run:
-    """The run of a configuration.
+    """The run of a configuration, or of the file that holds it.
 
     model: as for `advise`, or "FILE.py:FACTORY", a function of the user that returns a module.
     accumulation: replaces an `auto` or absent gradient_accumulation_steps; by default 1, or what train_batch_size
@@ -58,8 +45,10 @@ def configured_run(
         precision, optimizer; and the training that it does not describe, such as the method and the sequence length.
         Gradient checkpointing is on by default.
 
-    Raises DsAdviseError for a model or option that cannot be used.
+    Raises DsAdviseError for a configuration that cannot be read, and for a model or option that cannot be used.
     """
+    if not isinstance(config, Mapping):
+        config = read_ds_config(Path(config))
     given = with_defaults(options)
     description = model if is_own_module(model) else load_config(model, offline=given["offline"])
     shape = None

@@ -31,12 +31,6 @@ NOT_READ = {
         "pass ds.json",
     ),
     "DeepSpeed-Chat": ("a.sh", f"deepspeed main.py {TRAINER} --zero_stage 2 --deepspeed", "no option zero_stage"),
-    "accelerate's examples without the Trainer": (
-        "a.sh",
-        f"accelerate launch run_clm_no_trainer.py {TRAINER} --with_tracking",
-        "no option with_tracking",
-    ),
-    "a scheduler of its own": ("a.sh", f"accelerate launch f.py {TRAINER} --lr-schedule constant", "no option lr_sche"),
     "a batch of its own": (
         "a.sh",
         "torchrun ft.py --model gpt2 --output_dir o --learning_rate 1e-5 --batch_size 4",
@@ -47,7 +41,7 @@ NOT_READ = {
         f"accelerate launch --config_file ${{1-zero2.yaml}} t.py {TRAINER}",
         "zero2.yaml} is not here",
     ),
-    "a reward model": ("a.sh", f"torchrun src/rm_train.py {TRAINER}", "REWARD training"),
+    "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "LLaVA's projector alone": (
         "a.sh",
         f"deepspeed train_mem.py {TRAINER} --deepspeed z.json --tune_mm_mlp_adapter True",
@@ -74,7 +68,6 @@ NOT_READ = {
         "torchrun train.py olmo.yaml",
         "olmo.yaml: its keys (run_name, model) are those of no known tool",
     ),
-    "a script for rewards": ("a.sh", f"torchrun examples/reward_modeling/reward.py {TRAINER}", "REWARD training"),
     "ms-swift's rlhf": ("a.sh", "swift rlhf --rlhf_type gkd --model gpt2 --train_type lora", "GKD by ms-swift"),
     "LLaMA-Factory's reward model": (
         "a.yaml",

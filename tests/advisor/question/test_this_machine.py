@@ -21,7 +21,7 @@ from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate
 from ds_advise.probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
-from ds_advise.probes.machine import cpu_cores, host_memory_bytes, installed_version, mount_point, this_machine
+from ds_advise.probes.machine import cpu_cores, host_memory_bytes, mount_point, this_machine
 from ds_advise.probes.store import Record, Store
 
 GIB = 2**30
@@ -235,8 +235,3 @@ def test_a_cpu_has_neither_a_context_nor_nccl_nor_cublas() -> None:
     candidates = advise("gpt2", gpus=_cpu(), deepspeed_estimate=False).candidates
     names = {name for candidate in candidates for name in candidate.estimate.memory.components}
     assert "parameters" in names and not names & {"cuda_context", "nccl_buffers", "library_workspace"}
-
-
-def test_an_installed_packages_version_is_its_own() -> None:
-    assert installed_version("pytest") == pytest.__version__
-    assert installed_version("no-such-package") == ""

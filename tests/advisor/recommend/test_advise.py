@@ -9,6 +9,7 @@ from typing import Any
 import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
+from ds_advise.advisor.advise import ask as question_of
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.answer.recommendation import Recommendation, closest
 from ds_advise.advisor.answer.verdict import verdict_of
@@ -277,7 +278,7 @@ def test_the_closest_plan_misses_by_least_of_all() -> None:
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])
 def test_every_optimizer_can_be_asked_for(name: str) -> None:
     """It is found by its key, and with other dashes and capitals."""
-    assert ask("gpt2", "T4", optimizer=name).question.workload.optimizer in OPTIMIZERS
+    assert question_of("gpt2", gpus="T4", optimizer=name).workload.optimizer in OPTIMIZERS
 
 
 def test_defaults_follow_the_model_and_the_gpu() -> None:

@@ -11,24 +11,12 @@ from ds_advise.advisor.advise import ask, predicted
 from ds_advise.advisor.answer.advice import advice_of
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
-from ds_advise.advisor.search.max_fit import largest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import family
 
 from tests.helpers import printed
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 8, 100])
-def test_bisection_finds_the_largest_number_that_holds(most: int) -> None:
-    for end in range(most + 1):
-        assert largest(lambda number, end=end: number <= end, most) == (end, end + 1)
-
-
-def test_bisection_stops_at_a_part_of_the_number() -> None:
-    low, high = largest(lambda number: number <= 1000, 2**20, parts=64)
-    assert low <= 1000 < high <= low * (1 + 1 / 64)
 
 
 def found(model: str, gpus: str | Cluster, **options: Any) -> Largest:
@@ -120,11 +108,8 @@ def test_packed_documents_may_be_longer_than_the_first_length_tried() -> None:
     ("name", "smallest", "biggest", "count"),
     [
         ("Qwen2.5", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-72B", 7),
-        ("qwen2.5-coder", "Qwen/Qwen2.5-Coder-0.5B", "Qwen/Qwen2.5-Coder-32B", 6),
-        ("llama3.1", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-405B", 3),
         ("meta-llama/llama-2", "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-70b-hf", 3),
         ("gpt2", "openai-community/gpt2", "openai-community/gpt2-xl", 4),
-        ("t5", "google-t5/t5-small", "google-t5/t5-11b", 5),
         ("Qwen3", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-235B-A22B", 8),
     ],
 )

@@ -456,15 +456,6 @@ def test_rows_are_taken_in_batches_without_losing_any(
         assert tokenizer.decode(tokens.ids[tokens.starts[number] : tokens.starts[number + 1]]) == f"{number}.<|im_end|>"
 
 
-def test_an_evaluation_file_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
-    train, evaluation = (
-        prepare(write(tmp_path / f"{name}.jsonl", [INSTRUCTION] * count), tokenizer, tmp_path / name)
-        for name, count in (("train", 5), ("evaluation", 2))
-    )
-    samples = cut(train, tmp_path, seq_len=64, packing=False, evaluation_share=0.5, seed=0, evaluation=evaluation)
-    assert (samples.train_samples, samples.evaluation_samples) == (5, 2)
-
-
 def test_no_sample_left(tmp_path: Path, tokenizer: Any) -> None:
     data = prepare(write(tmp_path / "data.jsonl", [INSTRUCTION]), tokenizer, tmp_path / "tokens")
     with pytest.raises(DataError, match="no sample keeps an answer within 4 tokens"):
@@ -472,8 +463,6 @@ def test_no_sample_left(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def _rows(values: Iterable[dict[str, Any]]) -> list[Any]:
-    from ds_advise.advisor.data.rows import Row
-
     return [Row(f"row {number}", value) for number, value in enumerate(values, 1)]
 
 
