@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import WorkloadError
@@ -22,7 +22,7 @@ from .answer.recommendation import Recommendation, closest
 from .answer.what_if import changes
 from .question.cluster import cluster_here, cluster_of, memory_limit_bytes
 from .question.model_source import is_own_module, load_model, options_of_module
-from .question.options import OPTIONS, JobOptions, QuestionOptions, names_in, with_defaults
+from .question.options import OPTIONS, JobOptions, QuestionOptions, names_in, plan_options, with_defaults
 from .question.question import Question
 from .question.rollouts import free_settings, rollout_assumptions
 from .question.workload import as_asked, settings_of, workload_of
@@ -36,9 +36,6 @@ _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_s
 """Fields of a plan that follow from the rung and the question."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_SHARED = {field.name for field in fields(Question)} & OPTIONS.keys() - {"price"}
-"""Options that are fields of a question."""
 
 
 def ask(
@@ -109,7 +106,8 @@ def ask(
             free_precision=given["precision"] == "auto",
             free_batch=is_free,
             free_rollouts=free_settings(given),
-            **{name: chosen[name] for name in _SHARED},
+            options=plan_options(chosen),
+            risk=given["risk"],
             **job,
         )
 
@@ -122,7 +120,7 @@ def ask(
             f"the weights of {shape.name} are quantized ({shape.quantized}), which transformers trains with adapters "
             f"at most: they are counted as if they were not; --method qlora counts 4-bit and 8-bit ones"
         )
-    if question.zeropp and question.obstacle_to_zeropp is not None:
+    if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
     if given["micro_batch"] == "max":
         return with_largest_micro_batch(question)
@@ -198,8 +196,8 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
         )
     question, _ = with_fastest_rollout(question)
     chosen = settings_of(Plan, settings or {}, option="--set", without=_FIXED)
-    if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
-        question = replace(question, sequence_parallel_size=question.sequence_parallel_size or 1)
+    if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
+        question = question.with_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         chosen = {"zero_hpz_partition_size": 1} | chosen
     candidates, obstacle = candidates_of(rung, question, settings=chosen)
     best = best_of_rung(candidates, LEAST[question.risk])

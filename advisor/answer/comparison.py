@@ -240,7 +240,7 @@ def _rung_side(rung: Rung | PlainPyTorch, context: ComparisonContext, facts: Dee
     """The best plan of the rung, as the configuration that would be written for it; plain PyTorch has none."""
     # A batch is compared at its size, whatever the job.
     off = context.gradient_checkpointing is False
-    question = replace(context.question, job=None, gradient_checkpointing="off" if off else "on")
+    question = replace(context.question, job=None).with_options(gradient_checkpointing="off" if off else "on")
     model, workload, cluster = question.model, question.workload, question.cluster
     if (steps := context.gradient_accumulation_steps) is not None:
         micro = question.micro_batch_size or 1

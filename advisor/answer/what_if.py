@@ -86,8 +86,8 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
-    without_autoep = replace(question, experts="zero")  # which methods, losses and states do not go with
-    back = "" if question.experts == "zero" else " --experts zero"
+    without_autoep = question.with_options(experts="zero")  # which methods, losses and states do not go with
+    back = "" if question.options["experts"] == "zero" else " --experts zero"
     for kind in (_methods, _losses, _references, _states):
         yield ((flags + back, altered) for flags, altered in kind(without_autoep))
     yield _fused_experts(question)
@@ -158,8 +158,8 @@ def _references(question: Question) -> Iterator[Asked]:
 def _states(question: Question) -> Iterator[Asked]:
     workload = question.workload
     possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
-    if possible and question.optimizer_dtype == "fp32":
-        yield "--optimizer-dtype bf16", replace(question, optimizer_dtype="bf16")
+    if possible and question.options["optimizer_dtype"] == "fp32":
+        yield "--optimizer-dtype bf16", question.with_options(optimizer_dtype="bf16")
 
 
 def _fused_experts(question: Question) -> Iterator[Asked]:
@@ -173,9 +173,9 @@ def _fused_experts(question: Question) -> Iterator[Asked]:
 
 
 def _experts(question: Question) -> Iterator[Asked]:
-    if question.experts == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
+    if question.options["experts"] == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
         with suppress(WorkloadError):
-            yield "--experts autoep", replace(question, experts="autoep")
+            yield "--experts autoep", question.with_options(experts="autoep")
 
 
 def _collectives(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
@@ -183,8 +183,8 @@ def _collectives(question: Question, chosen: Candidate | None) -> Iterator[Asked
     cluster = question.cluster
     if chosen is None or chosen.plan.zero_stage < 3 or min(cluster.nodes, cluster.gpus_per_node) == 1:
         return
-    if not question.zeropp and ring(cluster).resource == "network":
-        yield "--zeropp", replace(question, zeropp=True)
+    if not question.options["zeropp"] and ring(cluster).resource == "network":
+        yield "--zeropp", question.with_options(zeropp=True)
 
 
 def _tiles(question: Question) -> Iterator[Asked]:

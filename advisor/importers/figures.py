@@ -116,17 +116,15 @@ def figures_of(
     splits_layers = plan.autotp_size > 1  # the script's data loader knows the groups
     samples = None if splits_layers else plan.samples_per_step(cluster.world_size)
     workload = replace(workload, global_batch_size=samples)
-    question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **script_constraints(plan))
+    question = Question(model=model, workload=workload, cluster=cluster, risk=risk, options=script_constraints(plan))
     recommended, lacking, command = None, None, ""
     if splits_layers:
         remarks.append(phrase("other plans are not searched for a run with AutoTP"))
     else:
         if run.leaves_batch_to_script:
             kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
-            as_in_script = replace(
-                question,
-                micro_batch_size=plan.micro_batch_size,
-                gradient_checkpointing="offload" if plan.cpu_checkpointing else kept,
+            as_in_script = replace(question, micro_batch_size=plan.micro_batch_size).with_options(
+                gradient_checkpointing="offload" if plan.cpu_checkpointing else kept
             )
             recommended, _ = _recommended(as_in_script, run, offloads_checkpoints=True)
         if recommended is None:
@@ -163,7 +161,7 @@ def _recommended(
     searched = predicted(question)
     best = searched.recommended
     if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
-        searched = predicted(replace(question, gradient_checkpointing="on"))
+        searched = predicted(question.with_options(gradient_checkpointing="on"))
         best = searched.recommended
     if run.sharding == "zero":
         return best, searched

@@ -67,7 +67,7 @@ def plans_that_fit(run: Run) -> list[Candidate]:
             model=run.shape,
             workload=replace(run.workload, global_batch_size=run.samples_per_step),
             cluster=run.cluster,
-            **script_constraints(plan),
+            options=script_constraints(plan),
         )
         candidates = answer(question).candidates
     except DsAdviseError:

@@ -2,13 +2,15 @@
 
 Everything else is derived from the declarations: the options of every command (`advisor.cli.options`), the signature
 and documentation of `advise()` and `estimate()`, the form of the page (`advisor.page`), and the table in
-docs/asking.md (`benchmarks/shown_output.py`). A new option needs its declaration here, and the code in which it acts.
+docs/asking.md (`benchmarks/shown_output.py`). A new option needs its declaration here, and the code in which it acts:
+an option of plans is in `Question.options`, one of the workload is a field of the same name there.
 """
 
 # Without `from __future__ import annotations`: the annotations are read when this module is imported.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from ...estimators.rollouts import Rollout
@@ -178,8 +180,8 @@ class ModuleOptions(TypedDict, total=False):
     ]
 
 
-class TrainingOptions(TypedDict, total=False):
-    """Batch, precision, parallelism and kernels."""
+class BatchOptions(TypedDict, total=False):
+    """Samples, precision and optimizer."""
 
     seq_len: Annotated[
         int | Literal["max"] | None,
@@ -242,6 +244,11 @@ class TrainingOptions(TypedDict, total=False):
     optimizer: Annotated[
         str, Option("Optimizer: adamw, adamw_8bit, adafactor, lion, muon, sgd, ...", "adamw", metavar="NAME")
     ]
+
+
+class PlanOptions(TypedDict, total=False):
+    """Features of the plans that are tried. A `Question` has them as they are, in `options`."""
+
     optimizer_dtype: Annotated[
         OptimizerDtype,
         Option("Type of master weights and optimizer states; bf16 halves them and loses small updates.", "fp32"),
@@ -261,6 +268,11 @@ class TrainingOptions(TypedDict, total=False):
     zeropp: Annotated[
         bool, Option("Also try ZeRO-3 with 8-bit weights and, between nodes, 4-bit gradients (ZeRO++).", False)
     ]
+
+
+class KernelOptions(TypedDict, total=False):
+    """Kernels of the model."""
+
     attention: Annotated[
         AttentionKernel, Option("Attention kernel; triton: FlashAttention of 2023 in the model's own code.", "sdpa")
     ]
@@ -275,6 +287,10 @@ class TrainingOptions(TypedDict, total=False):
         ),
     ]
     mlp: Annotated[Mlp, Option("Feed-forward on all tokens at once, or in tiles (DeepSpeed's TiledMLP).", "whole")]
+
+
+class TrainingOptions(BatchOptions, PlanOptions, KernelOptions, total=False):
+    """Batch, precision, parallelism and kernels."""
 
 
 class SoftwareOptions(TypedDict, total=False):
@@ -389,3 +405,8 @@ def with_defaults(options: Mapping[str, Any]) -> QuestionOptions:
             OPTIONS[name].check(value)
         filled[name] = value
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
+
+
+def plan_options(options: Mapping[str, Any] = MappingProxyType({})) -> PlanOptions:
+    """The features of plans among the options of a question, with their defaults."""
+    return {name: options.get(name, OPTIONS[name].default) for name in names_in(PlanOptions)}  # type: ignore[return-value]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
@@ -23,7 +23,7 @@ from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import context_parallel_words, undividable, unsupported
 from ...estimators.workload import NEXT_TOKEN, Workload
 from .option import LARGEST_COUNT
-from .options import CheckpointingChoice, Experts, OptimizerDtype, Risk
+from .options import PlanOptions, Risk, plan_options
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """The largest batch that the search tries, in tokens per optimizer step: about that of the largest published
@@ -48,10 +48,11 @@ class Largest:
     """The smallest value found too large; None if there is no larger one."""
 
 
-def script_constraints(plan: Plan) -> dict[str, Any]:
-    """Fields of a `Question` that another plan for the same training must keep: the sequence-parallel groups, which the
-    script's data loader knows, and the numerics."""
+def script_constraints(plan: Plan) -> PlanOptions:
+    """What another plan for the same training must keep: the sequence-parallel groups, which the script's data loader
+    knows, and the numerics."""
     return {
+        **plan_options(),
         "sequence_parallel_size": plan.sequence_parallel_size,
         "experts": "autoep" if plan.autoep_size > 1 else "zero",
         "optimizer_dtype": "bf16" if plan.bf16_optimizer_states else "fp32",
@@ -61,29 +62,21 @@ def script_constraints(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """All inputs of an answer. `advisor.question.options` declares the options that its fields come from."""
+    """All inputs of an answer. `advisor.question.options` declares the options."""
 
     model: ModelShape
     workload: Workload
     cluster: Cluster
     micro_batch_size: int | None = None
     """Samples per GPU and forward pass; None leaves it to the search."""
-    gradient_checkpointing: CheckpointingChoice = "auto"
-    """"auto" tries off and on, and offload if neither fits."""
-    sequence_parallel_size: int | None = None
-    """None leaves it to the search."""
-    experts: Experts = "zero"
-    """"autoep" also tries expert parallelism (DeepSpeed's AutoEP)."""
-    optimizer_dtype: OptimizerDtype = "fp32"
-    """bf16 needs training in bf16 with AdamW or Adam."""
+    options: PlanOptions = field(default_factory=plan_options)
+    """Features of the plans to try."""
     free_loss: bool = False
     """Whether the search may turn on the loss that one argument of the training backend turns on."""
     free_precision: bool = False
     """Whether the precision is the best of the GPUs (`about_cluster`)."""
     free_batch: bool = False
     """Whether the global batch is the job's default for the GPUs (`about_cluster`)."""
-    zeropp: bool = False
-    """Whether ZeRO-3 with quantized collectives is tried too."""
     free_rollouts: tuple[str, ...] = ()
     """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
     risk: Risk = "safe"
@@ -99,9 +92,9 @@ class Question:
 
     def __post_init__(self) -> None:
         workload, model = self.workload, self.model
-        if self.sequence_parallel_size is not None:
-            self._check_sequence_parallel_size(self.sequence_parallel_size)
-        in_bf16 = self.optimizer_dtype == "bf16"
+        if self.options["sequence_parallel_size"] is not None:
+            self._check_sequence_parallel_size(self.options["sequence_parallel_size"])
+        in_bf16 = self.options["optimizer_dtype"] == "bf16"
         if in_bf16 and (workload.precision != "bf16" or not optimizer(workload.optimizer).is_adam):
             raise WorkloadError(
                 f"optimizer states in bf16 are not possible with "
@@ -139,7 +132,7 @@ class Question:
             bf16_master_weights_and_grads=in_bf16,
             bf16_optimizer_states=in_bf16,
         )
-        no_autoep = unsupported(model, workload, spread) if self.experts == "autoep" else None
+        no_autoep = unsupported(model, workload, spread) if self.options["experts"] == "autoep" else None
         no_loss = phrase("the {loss} loss is not possible here", loss=workload.loss)
         no_liger = phrase("Liger has no kernels for {model}", model=model.name)
         for what, why, option in (
@@ -150,6 +143,10 @@ class Question:
         ):
             if why is not None:
                 raise WorkloadError(what, why=why, fix=phrase("leave {option} out", option=option))
+
+    def with_options(self, **options: Unpack[PlanOptions]) -> Question:
+        """The question with other features of plans. Raises WorkloadError for impossible ones."""
+        return replace(self, options={**self.options, **options})
 
     def about_cluster(self, cluster: Cluster) -> Question:
         """The question about other machines, as it would be asked: what was left to the GPUs follows them. Raises
@@ -177,7 +174,7 @@ class Question:
             )
 
     def _indivisible(self, global_batch: int) -> WorkloadError:
-        ranks = self.cluster.world_size // (self.sequence_parallel_size or 1)
+        ranks = self.cluster.world_size // (self.options["sequence_parallel_size"] or 1)
         if global_batch % ranks:
             lower = global_batch // ranks * ranks
             fix = phrase("pass --global-batch {size}", size=lower + ranks)
@@ -234,7 +231,7 @@ class Question:
     @cached_property
     def with_offered_loss(self) -> Question | None:
         """The question with the loss that one argument turns on; None where the loss is fixed or there is no other."""
-        may_change = self.free_loss and self.experts == "zero" and not self.cluster.gpu.is_cpu
+        may_change = self.free_loss and self.options["experts"] == "zero" and not self.cluster.gpu.is_cpu
         loss = offered_loss(self.model, self.workload) if may_change else None
         return None if loss is None else replace(self, workload=replace(self.workload, loss=loss))
 
@@ -254,8 +251,8 @@ class Question:
     def sequence_parallel_sizes(self) -> tuple[int, ...]:
         """Possible sequence-parallel sizes in ascending order: model, sequence and batch are divisible by them."""
         global_batch, ranks = self.workload.global_batch_size, self.cluster.world_size
-        if self.sequence_parallel_size is not None:
-            sizes: Iterable[int] = (self.sequence_parallel_size,)
+        if self.options["sequence_parallel_size"] is not None:
+            sizes: Iterable[int] = (self.options["sequence_parallel_size"],)
         elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
             return ()  # a typing error is likelier than a request for sequence parallelism
         else:

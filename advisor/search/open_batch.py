@@ -13,6 +13,7 @@ from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.linted_config import FilledBatch
+from ..question.options import plan_options
 from ..question.question import Question
 from ..text.labels import checkpointing_label
 from .candidate import LEAST
@@ -52,12 +53,9 @@ def filled_batch(
         workload = replace(workload, global_batch_size=total)
     open_file = {key: value for key, value in config.items() if key != "train_batch_size"}
     plan = plan_from_ds_config(open_file, model, cluster, micro_batch_size=1, gradient_accumulation_steps=1)
-    question = Question(
-        model=model,
-        workload=workload,
-        cluster=cluster,
-        gradient_checkpointing={None: "auto", True: "on", False: "off"}[gradient_checkpointing],  # type: ignore[arg-type]
-    )
+    choice = {None: "auto", True: "on", False: "off"}[gradient_checkpointing]
+    options = plan_options({"gradient_checkpointing": choice})
+    question = Question(model=model, workload=workload, cluster=cluster, options=options)
     settings = {each.name: getattr(plan, each.name) for each in fields(Plan) if each.name not in _OF_THE_SHAPE}
     candidates, _ = candidates_of(plan.rung, question, settings=settings)
     best = best_of_rung(candidates, LEAST["safe"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ...ds_configs.presets import plan_for
 from ...estimators.models.rank_part import unspreadable
@@ -37,7 +37,7 @@ class Stage(NamedTuple):
 
     def sweeps(self) -> list[BatchSweep]:
         """The product of the dimensions."""
-        in_bf16 = self.question.optimizer_dtype == "bf16"
+        in_bf16 = self.question.options["optimizer_dtype"] == "bf16"
         states = {"bf16_master_weights_and_grads": in_bf16, "bf16_optimizer_states": in_bf16}
         product: list[PlanFields] = [states]
         for dimension in DIMENSIONS:
@@ -63,7 +63,8 @@ def _sample_sharing(stage: Stage, _: PlanFields) -> Iterator[PlanFields]:
         return
     yield {"sequence_parallel_size": ranks, "autotp_size": 1}
     batch = question.workload.global_batch_size
-    is_small = batch is not None and batch < question.cluster.world_size and question.sequence_parallel_size is None
+    is_small = batch is not None and batch < question.cluster.world_size
+    is_small = is_small and question.options["sequence_parallel_size"] is None
     if is_small and ranks > 1 and not stage.settings and stage.rung in RUNGS:
         plan = Plan(zero_stage=1, micro_batch_size=1, autotp_size=ranks)
         if unsupported(question.model, question.workload, plan, question.cluster) is None:
@@ -74,7 +75,7 @@ def _expert_groups(stage: Stage, chosen: PlanFields) -> Iterator[PlanFields]:
     """AutoEP: groups that divide experts and GPUs, and divide a node or consist of whole ones."""
     question = stage.question
     yield {"autoep_size": 1}
-    if question.experts == "zero" or stage.settings or stage.rung not in ("zero1", "zero2", "zero3"):
+    if question.options["experts"] == "zero" or stage.settings or stage.rung not in ("zero1", "zero2", "zero3"):
         return
     if _ranks_together(chosen) > 1:
         return
@@ -99,7 +100,7 @@ def _quantized_collectives(stage: Stage, chosen: PlanFields) -> Iterator[PlanFie
     """ZeRO++: weights of ZeRO-3 sent in 8 bits and, between nodes, gradients in 4, if the user allows it."""
     question = stage.question
     yield {}
-    if not question.zeropp or stage.rung not in ("zero3", "zero3-offload-param", "zero3-offload"):
+    if not question.options["zeropp"] or stage.rung not in ("zero3", "zero3-offload-param", "zero3-offload"):
         return
     if _ranks_together(chosen) * chosen["autoep_size"] == 1 and question.obstacle_to_zeropp is None:
         yield {"zero_quantized_weights": True, "zero_quantized_gradients": question.cluster.nodes > 1}
@@ -127,7 +128,8 @@ def stages_of(rung: Rung | PlainPyTorch, question: Question, settings: PlanField
         gradient_accumulation_steps=1,
         gradient_checkpointing=False,
     )
-    asked, sizes = question.gradient_checkpointing, question.sequence_parallel_sizes()
+    asked = cast(CheckpointingChoice, question.options["gradient_checkpointing"])
+    sizes = question.sequence_parallel_sizes()
     if "sequence_parallel_size" in settings or settings.get("autotp_size", 1) > 1:
         sizes = (settings.get("sequence_parallel_size", 1),)
     on_gpu: tuple[CheckpointingChoice, ...] = ("off", "on") if asked == "auto" else (asked,)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -199,7 +198,7 @@ def compare(name: str, module: Module, sources: Path, rungs: list[str]) -> list[
         workspace = total_bytes(library_workspace(question.cluster.gpu))
         errors: list[float] = []
         for choice in ("off", "on") if offered else ("off",):
-            asked = replace(question, gradient_checkpointing=choice)
+            asked = question.with_options(gradient_checkpointing=choice)  # type: ignore[typeddict-item]
             plans = [plan_of(asked, rung) for rung in rungs]
             runs = [request_for(run_of(asked, each.plan), rank=None) for each in plans]
             shown = []

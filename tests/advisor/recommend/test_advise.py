@@ -82,7 +82,7 @@ def test_every_candidate_is_consistent(answer: Recommendation) -> None:
         assert all(size_bytes >= 0 for size_bytes in memory.components.values())
         assert question.workload.global_batch_size in (None, plan.samples_per_step(question.cluster.world_size))
         assert question.micro_batch_size in (None, plan.micro_batch_size)
-        assert question.gradient_checkpointing in ("auto", "on" if plan.gradient_checkpointing else "off")
+        assert question.options["gradient_checkpointing"] in ("auto", "on" if plan.gradient_checkpointing else "off")
 
 
 def test_json_holds_the_same_answer(answer: Recommendation) -> None:
