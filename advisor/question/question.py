@@ -69,7 +69,7 @@ class Question:
     cluster: Cluster
     micro_batch_size: int | None = None
     """Samples per GPU and forward pass; None leaves it to the search."""
-    options: PlanOptions = field(default_factory=plan_options)
+    options: PlanOptions = field(default_factory=plan_options, hash=False)
     """Features of the plans to try."""
     free_loss: bool = False
     """Whether the search may turn on the loss that one argument of the training backend turns on."""
