@@ -148,17 +148,6 @@ NAMES: Mapping[str, Mapping[str, str]] = {
             "num_labels",
         )
     },
-    "chatglm": {
-        "hidden_size": "hidden_size",
-        "ffn_hidden_size": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
-        "multi_query_group_num": "num_key_value_heads",
-        "kv_channels": "head_dim",
-        "padded_vocab_size": "vocab_size",
-        "seq_length": "max_position_embeddings",
-        "add_qkv_bias": "qkv_bias",
-    },
     "internlm2": LLAMA | {"bias": "attention_bias"},
     "gpt_neox": LLAMA,
     "starcoder2": LLAMA | {"use_bias": "use_bias"},
@@ -186,7 +175,6 @@ EXPERTS = {
 
 # Fields that the facts lack, as the published config.json files state them; the exact count confirms them.
 CONSTANT: Mapping[str, Facts] = {
-    "chatglm": {"multi_query_attention": True, "add_bias_linear": False},
     "deberta-v2": {
         "relative_attention": True,
         "position_biased_input": False,
@@ -216,7 +204,7 @@ def config_of(facts: Facts) -> dict[str, Any]:
     # Models of remote code were counted with a transformers class of equal tensors and keep their own class here.
     counted = facts["param_count_meta_class"]
     own = facts["architectures"]
-    remote = model_type in ("baichuan", "chatglm", "internlm2", "minicpm")
+    remote = model_type in ("baichuan", "internlm2", "minicpm")
     config: dict[str, Any] = {"model_type": model_type, "architectures": own if remote else [counted]}
     if model_type == "gemma3":
         text = pick(facts, LLAMA) | {"model_type": "gemma3_text", "sliding_window": facts["sliding_window"]}

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..estimators.hardware import Cluster
 from ..estimators.memory.activations.loss import tiles_of
-from ..estimators.models.frozen_parts import frozen_prefixes
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.models.vision_parts import frozen_prefixes
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan

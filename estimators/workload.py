@@ -117,7 +117,7 @@ class Workload:
     modules_to_save: tuple[str, ...] = ()
     """Ends of names of embeddings and output heads that LoRA trains as copies (`lora.trained_copies`)."""
     freeze: tuple[str, ...] = ()
-    """Parts of a vision-language model that do not train (`frozen_parts.PATTERNS`)."""
+    """Parts of a vision-language model that do not train (`vision_parts.PATTERNS`)."""
     lora_dropout: float = 0.0
     """Dropout before each adapter. Memory and time depend on whether it is 0."""
     seq_len: int = 2048
@@ -139,7 +139,7 @@ class Workload:
     attention: AttentionKernel = "sdpa"
     """"triton" is FlashAttention's Triton kernel of 2023, from the model's own code (llm-foundry)."""
     loss: LossKernel = "standard"
-    """A key of `losses.LOSSES`. `losses.default_loss` is what the framework does by itself."""
+    """A key of `objectives.LOSSES`. `objectives.default_loss` is what the framework does by itself."""
     mlp: Mlp = "whole"
     """"tiled": by parts of the tokens, again in the backward pass (DeepSpeed's TiledMLP)."""
     kernels: LayerKernels = "torch"

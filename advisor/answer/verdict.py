@@ -7,9 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ...ds_configs.training_script import evaluation_arguments
-from ...estimators.losses import LOSSES
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.objectives import OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
+from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..question.question import Largest, Question

@@ -9,12 +9,11 @@ from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster, find_gpu
-from ...estimators.losses import LOSSES, offered_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
-from ...estimators.objectives import reference_passes
+from ...estimators.objectives import LOSSES, offered_loss, reference_passes
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import ring

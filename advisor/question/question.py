@@ -9,12 +9,11 @@ from typing import Literal, Unpack
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Cluster
-from ...estimators.losses import default_loss, offered_loss, unusable_loss
 from ...estimators.memory.activations.loss import untileable
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.objectives import OBJECTIVES
+from ...estimators.objectives import OBJECTIVES, default_loss, offered_loss, unusable_loss
 from ...estimators.optimizers import optimizer
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan

@@ -12,9 +12,8 @@ from ...ds_configs.read import optimizer_in, optimizer_step_in, precision_in
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
-from ...estimators.models.frozen_parts import parts_of, with_frozen
-from ...estimators.models.images import check_image_tokens, with_images
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.models.vision_parts import check_image_tokens, parts_of, with_frozen, with_images
 from ...estimators.objectives import OBJECTIVES, loss_of, trained_model
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.phrase import phrase

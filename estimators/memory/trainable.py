@@ -16,7 +16,6 @@ from itertools import accumulate, chain, compress, repeat
 from operator import not_
 
 from ..models.families import module_experts
-from ..models.frozen_parts import derives
 from ..models.lora import (
     Adapters,
     adapters,
@@ -28,6 +27,7 @@ from ..models.lora import (
     trains_head,
 )
 from ..models.model_shape import ModelShape, Tensor
+from ..models.vision_parts import derives
 from ..plan import Plan
 from ..workload import Workload
 from .partition import BucketFills, FlatGroup, RankLoad, bucket_fills, flat_groups, rank_loads, shard_numel, sub_groups

@@ -121,15 +121,6 @@ def phi(c: Fields) -> Body:
     return build(c, dims, PHI, attention=(attention, tensors))
 
 
-def internlm3(c: Fields) -> Body:
-    """transformers builds it from Llama's classes, and accepts the remote code's names of the flags."""
-    bias = c.flag("attention_bias", "qkv_bias", default=False)
-    if bias != c.flag("mlp_bias", "bias", default=False):
-        raise c.error("attention_bias (qkv_bias) and mlp_bias (bias) differ", why="transformers refuses that")
-    dims = Dims.read(c, num_key_value_heads=2, head_dim=128)
-    return build(c, dims, Style(biases=(bias, bias, bias)))
-
-
 def qwen(c: Fields) -> Body:
     """The first Qwen models' remote code: one fused projection, and an `intermediate_size` that counts the gate too."""
     style = Style(
@@ -161,7 +152,6 @@ def dims(
     feed_forward: str = "",
     factor: int | None = 4,
     kv_heads: int | None = None,
-    vocab: str = "vocab_size",
 ) -> Dims:
     """Dimensions under the names of one family; without a field the feed-forward is `factor` times as wide."""
     width, count = c.size(*hidden), c.size(*heads, limit=MAX_HEADS)
@@ -174,7 +164,7 @@ def dims(
         head_dim=c.divide(hidden[0], width, heads[0], count),
         feed_forward=c.size(feed_forward, default=factor and factor * width),
         layers=c.size(*layers, limit=MAX_LAYERS),
-        vocab=c.size(vocab, limit=MAX_VOCABULARY),
+        vocab=c.size("vocab_size", limit=MAX_VOCABULARY),
     )
 
 
@@ -317,28 +307,3 @@ def opt(c: Fields) -> Body:
         outside += linear("decoder.project_in", width, sizes.hidden, "embedding")
         outside += linear("decoder.project_out", sizes.hidden, width, "other")
     return build(c, sizes, style, outside=outside, embed_width=width)
-
-
-def chatglm(c: Fields) -> Body:
-    """ChatGLM's remote code (ChatGLM2, ChatGLM3, GLM-4): fused projections, rotary positions, RMSNorm."""
-    sizes = dims(
-        c,
-        layers=("num_layers",),
-        feed_forward="ffn_hidden_size",
-        factor=None,
-        vocab="padded_vocab_size",
-        kv_heads=c.size("multi_query_group_num") if c.flag("multi_query_attention", default=False) else None,
-    )
-    bias = c.flag("add_bias_linear", default=False)
-    style = Style(
-        names=Names("transformer", "encoder.layers", "embedding.word_embeddings", "encoder.final_layernorm"),
-        head="transformer.output_layer",
-        suffix="ForConditionalGeneration",
-        attention=BLOOM.attention,
-        feed_forward=WIDENED,
-        biases=(bias or c.flag("add_qkv_bias", default=False), bias, bias),
-        hidden_dropout=("hidden_dropout", 0.0),
-    )
-    body = build(c, sizes, style)
-    # Published files name the class ChatGLMModel, and mean the one with a head.
-    return body._replace(heads=dict.fromkeys(("ForConditionalGeneration", "Model"), next(iter(body.heads.values()))))

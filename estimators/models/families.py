@@ -20,8 +20,8 @@ from . import expert_decoders as experts
 from .body import BIASED, LLAMA_BIASES, Body, Names, Style, decoder
 from .config_fields import Fields
 from .dense_decoders import FUSED_GATE, GELU, GEMMA_2, OLMO_2, all_but_each, every_layer, in_layers
-from .layer_variant import LayerVariant
 from .model_shape import Block, ModelShape
+from .program import LayerVariant
 
 # Hundreds of times the largest published model (1 T): beyond it the dimensions of the file are not a model's.
 MAX_PARAMETERS = 10**15
@@ -115,7 +115,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
         dense.bloom,
         LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=frozenset(), holds_scores=True),
     ),
-    "chatglm": FamilySpec("ChatGLM", dense.chatglm),
     "deberta-v2": FamilySpec("DebertaV2", encoders.deberta_v2, LayerVariant(norm="layer", gathers_positions=True)),
     "deepseek_v2": FamilySpec(
         "DeepseekV2",
@@ -211,7 +210,6 @@ FAMILIES: Mapping[str, FamilySpec] = {
             )
         ),
     ),
-    "internlm3": FamilySpec("Llama", dense.internlm3, supports=("ulysses",)),
     "llama": FamilySpec(
         "Llama",
         decoder(Style(biases=LLAMA_BIASES)),

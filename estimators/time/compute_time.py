@@ -15,8 +15,8 @@ from ..estimate import TimeTerm
 from ..hardware import Gpu
 from ..memory.activations.activation_memory import recorded
 from ..memory.activations.recording import LayerRecorder, Recording
-from ..models.frozen_parts import derives
 from ..models.model_shape import Block, ModelShape
+from ..models.vision_parts import derives
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
 from .host_time import FSDP_SERIAL, ZERO3_SERIAL

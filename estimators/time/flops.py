@@ -29,7 +29,7 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
     pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
     so when checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
- 7. Tiled compute (`Workload.mlp`) and a loss that repeats the head (`losses.LOSSES`) run forward once more in their
+ 7. Tiled compute (`Workload.mlp`) and a loss that repeats the head (`objectives.LOSSES`) run forward once more in their
     backward pass, and keep their input alone: checkpointing then repeats all of a tiled feed-forward.
  8. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
@@ -49,13 +49,13 @@ from typing import NamedTuple
 
 from ..estimate import TimeEstimate
 from ..hardware import Cluster, Gpu
-from ..losses import LOSSES
 from ..memory.activations.kernels import kernel_and_mask
-from ..models.frozen_parts import derives
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor, attention_of
 from ..models.program import Program
 from ..models.rank_part import of_rank
+from ..models.vision_parts import derives
+from ..objectives import LOSSES
 from ..plan import Plan
 from ..workload import AttentionKernel, MatmulPrecision, Workload
 

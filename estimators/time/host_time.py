@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from ..memory.trainable import larger_than, tensor_set
 from ..models.families import layer_variant, leaf_experts, module_experts
-from ..models.frozen_parts import derives
 from ..models.lora import Adapters, adapters, quantized
 from ..models.model_shape import Block, ModelShape
 from ..models.program import Program, value_at
+from ..models.vision_parts import derives
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..losses import LOSSES
 from ..memory.activations.loss import mlp_tiles
 from ..memory.trainable import TensorSet
 from ..models.lora import quantized
 from ..models.model_shape import Attention, Block, ModelShape
+from ..objectives import LOSSES
 from ..plan import Plan
 from ..workload import Workload
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from ...estimators.memory.activations.loss import loss_tiles, mlp_tiles
 from ...estimators.models.families import shape_from_config
-from ...estimators.models.frozen_parts import frozen_pattern
+from ...estimators.models.vision_parts import frozen_pattern
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.phrase import phrase
 from ...estimators.workload import Workload

@@ -26,8 +26,8 @@ from ...estimators.json_form import from_json
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
-from ...estimators.models.frozen_parts import with_frozen
 from ...estimators.models.rank_part import split_layers, spread_experts
+from ...estimators.models.vision_parts import with_frozen
 from ...estimators.phrase import phrase
 from ...estimators.schedule.simulate import SimulatedStep, simulate
 from ..recording.result import DryRunResult, Peak, Reserved

@@ -10,7 +10,7 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.frozen_parts import with_frozen
+from ds_advise.estimators.models.vision_parts import with_frozen
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.step_time import estimate_plan
 from ds_advise.estimators.workload import Method, Workload

@@ -7,12 +7,11 @@ import re
 from collections.abc import Sequence
 
 from ...estimate import MEMORY_SYMBOLS
-from ...losses import LOSSES
-from ...models.frozen_parts import is_tower, trains_projector
-from ...models.layer_variant import LayerVariant
 from ...models.lora import trains_head
 from ...models.model_shape import Block
-from ...models.program import ZERO, Around, Program, Size, Slot
+from ...models.program import ZERO, Around, LayerVariant, Program, Size, Slot
+from ...models.vision_parts import is_tower, trains_projector
+from ...objectives import LOSSES
 from .feed_forward import activate
 from .ops import Ops, norm
 from .recording import LayerRecorder, LinearTerm, Recording, saved_term

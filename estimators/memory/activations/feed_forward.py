@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...models.layer_variant import LayerVariant
 from ...models.model_shape import FeedForward
+from ...models.program import LayerVariant
 from .ops import Ops
 from .passes import backward_bytes, backward_pass, forward_bytes, forward_pass
 from .saved_tensors import AutogradGraph, Value

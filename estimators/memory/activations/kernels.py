@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Literal
 
 from ...models.families import layer_variant
-from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, Block, ModelShape
+from ...models.program import LayerVariant
 from ...objectives import OBJECTIVES
 from ...workload import Workload
 from .ops import Ops

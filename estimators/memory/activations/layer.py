@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, Block, FeedForward
+from ...models.program import LayerVariant
 from .feed_forward import dense, experts, shared_gate, spread_experts, tiled_dense
 from .kernels import Kernel, attend, delta_rule
 from .ops import Ops, norm

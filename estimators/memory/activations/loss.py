@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
-from ...losses import CHUNKS_THE_HEAD, LOSSES, upcasts
 from ...models.families import family_of, supports
 from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
 from ...models.program import ZERO
+from ...objectives import CHUNKS_THE_HEAD, LOSSES, upcasts
 from ...phrase import phrase
 from ...plan import Plan
 from ...workload import Workload

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...models.layer_variant import NormVariant
 from ...models.lora import Adapters, in_int8, quantized
 from ...models.model_shape import Tensor
+from ...models.program import NormVariant
 from ...workload import Workload
 from .saved_tensors import AutogradGraph, Value
 

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS, Formula, Terms
 from ...models.families import layer_variant
-from ...models.frozen_parts import derives, is_tower, trains_projector
-from ...models.layer_variant import LayerVariant
 from ...models.lora import adapters, trains_embedding
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
-from ...models.program import Program, Size
+from ...models.program import LayerVariant, Program, Size
+from ...models.vision_parts import derives, is_tower, trains_projector
 from ...workload import Workload
 from .kernels import FIRST_BOOLEAN_MASKS, Kernel, kernel_and_mask
 from .layer import Layer

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...models.layer_variant import LayerVariant
 from ...models.model_shape import Attention, attention_of
-from ...models.program import ROWS, ZERO, Instruction, Program, Size, value_at
+from ...models.program import ROWS, ZERO, Instruction, LayerVariant, Program, Size, value_at
 from . import kernels
 from .kernels import Kernel
 from .ops import Ops

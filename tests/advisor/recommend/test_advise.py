@@ -21,7 +21,7 @@ from ds_advise.advisor.text.units import times
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware import Cluster, gpus
 from ds_advise.estimators.json_form import to_json
-from ds_advise.estimators.losses import LOSSES
+from ds_advise.estimators.objectives import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.time.step_time import estimate_time
 

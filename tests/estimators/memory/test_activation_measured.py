@@ -26,8 +26,8 @@ import transformers as T
 from ds_advise.estimators.memory.activations import kernels, saved_tensors
 from ds_advise.estimators.memory.activations.activation_memory import ActivationMemory, activation_memory, layout_of
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.images import with_images
 from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.models.vision_parts import with_images
 from ds_advise.estimators.workload import Software, Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
 from ds_advise.probes.simulated_gpu.attention import aten, efficient, flash

@@ -7,8 +7,8 @@ import pytest
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.frozen_parts import frozen_prefixes, parts_of, with_frozen
 from ds_advise.estimators.models.lora import adapters
+from ds_advise.estimators.models.vision_parts import frozen_prefixes, parts_of, with_frozen
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload

@@ -8,8 +8,8 @@ import pytest
 from ds_advise.advisor.advise import ask
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.images import with_images
 from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.models.vision_parts import with_images
 
 VL, GEMMA = "Qwen2.5-VL-7B-Instruct", "gemma-3-4b"
 QWEN_TEXT = {

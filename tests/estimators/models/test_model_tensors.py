@@ -17,7 +17,7 @@ from tests.estimators.small_models import BERT, DEEPSEEK, GPT, T5, TEXT, Config,
 
 # Families without a class in transformers: their remote code is never run, so only their counts are tested.
 ENTRIES = [entry for entry in catalogue._entries() if entry["config"]["model_type"] in FAMILIES]
-REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm", "qwen"}
+REMOTE_CODE = {"baichuan", "internlm2", "minicpm", "qwen"}
 DEPTH_FIELDS = "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers decoder_layers"
 
 FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
@@ -123,7 +123,6 @@ VARIANTS: list[Config] = [
     small("glm4", pad_token_id=0),
     small("starcoder2", use_bias=False, sliding_window=8),
     small("phi", qk_layernorm=True),
-    small("internlm3", attention_bias=True, mlp_bias=True),
     small("mixtral", num_local_experts=4, tie_word_embeddings=True),
     small("olmoe", num_experts=4, num_experts_per_tok=2, attention_bias=True),
     small("qwen2_moe", num_experts=4, decoder_sparse_step=2, mlp_only_layers=[3], use_sliding_window=True)
