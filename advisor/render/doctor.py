@@ -120,7 +120,7 @@ def _machine(facts: MachineFacts) -> Iterator[str]:
             yield f"GPU {gpu.index}: {gpu.name}, {memory}"
     if cpu := facts.processor:
         quota = f", quota {cpu.quota:g}" if cpu.quota is not None else ""
-        yield f"CPU: {cpu.name}, {len(cpu.usable)} of {cpu.online} cores{quota}"
+        yield f"CPU: {cpu.name}, {cpu.usable} of {cpu.online} cores{quota}"
     if facts.memory:
         limit = f", limit {gib(facts.memory.limit_bytes)}" if facts.memory.limit_bytes is not None else ""
         yield f"RAM: {gib(facts.memory.available_bytes)} of {gib(facts.memory.total_bytes)} GiB available{limit}"

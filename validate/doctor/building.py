@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sysconfig
 import tempfile
 import time
@@ -41,7 +40,7 @@ class Toolchain:
     """
 
     cxx: str = ""
-    """The C++ compiler of torch and its version ("g++ 12.2.0"), "" for none."""
+    """The C++ compiler of torch as it names itself ("g++ (Debian 12.2.0-14) 12.2.0"), "" for none."""
     standard: str = "c++17"
     """The C++ standard that DeepSpeed uses."""
     cxx_trial: str | None = None
@@ -73,15 +72,14 @@ class OpsFolder:
 
 def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
     """Compile the four programs in parallel. Raises TimeoutError for a compiler that does not answer."""
-    cxx = _words(environment.get("CXX", "")) or ["c++"]  # `ccache g++` is two words
-    cc = _words(environment.get("CC", "")) or ["cc"]
+    cxx = environment.get("CXX", "").split() or ["c++"]  # `ccache g++` is two words
+    cc = environment.get("CC", "").split() or ["cc"]
     standard = "c++20" if parse_version(torch_version).release >= (2, 12) else "c++17"
     paths = environment.get("PATH", os.defpath)
     cuda_home = find_cuda_home(environment)
     nvcc = str(Path(cuda_home) / "bin/nvcc")
     host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as in torch's ninja file
-    c_flags = _words(environment.get("CFLAGS", ""))
-    linker_flags = _words(environment.get("LDFLAGS", ""))
+    c_flags, linker_flags = environment.get("CFLAGS", "").split(), environment.get("LDFLAGS", "").split()
     includes = f"-I{sysconfig.get_paths()['include']}"
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
@@ -113,7 +111,7 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
         release = re.search(r"release (\d+\.\d+)", nvcc_version.out)
         first_line = cxx_version.out.splitlines()[:1] if cxx_version.code == 0 else []
         return Toolchain(
-            cxx=_compiler_name(first_line[0]) if first_line else "",
+            cxx=first_line[0] if first_line else "",
             standard=standard,
             cxx_trial=cpu.result() if first_line else None,
             python_trial=python.result() if first_line else None,
@@ -123,19 +121,6 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
             nvcc=release[1] if release else "",
             ninja=which("ninja", path=paths) is not None,
         )
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:  # an unbalanced quotation mark
-        return text.split()
-
-
-def _compiler_name(line: str) -> str:
-    """`g++ (Debian 12.2.0-14) 12.2.0` -> `g++ 12.2.0`."""
-    version = re.search(r"(\d+\.\d+(?:\.\d+)?)(?!.*\d\.\d)", line)
-    return f"{line.split()[0]} {version[1]}" if version and line.split() else line
 
 
 def find_cuda_home(environment: Mapping[str, str]) -> str:

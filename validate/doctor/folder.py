@@ -10,9 +10,6 @@ from pathlib import Path
 from ...estimators.phrase import phrase
 from .findings import Findings, ok, problem, warning
 
-Space = tuple[int, int]
-"""Size of a file system and its free space, in bytes."""
-
 NETWORK_FILE_SYSTEMS = frozenset(
     (
         *("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "9p", "virtiofs"),
@@ -29,12 +26,6 @@ class Folder:
     filesystem: str = ""
     error: str = ""
     """Why it is unusable, "" where it is usable."""
-
-
-def space_of(folder: Path) -> Space:
-    """Size and free space of the file system of a folder. Raises OSError."""
-    known = os.statvfs(folder)
-    return known.f_frsize * known.f_blocks, known.f_frsize * known.f_bavail
 
 
 def read_folder(path: str, root: Path = Path("/")) -> Folder:

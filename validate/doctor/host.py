@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from ...estimators.phrase import gib, phrase
 from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
 from .findings import Findings, counted, note, ok, problem, warning
-from .folder import Folder, Space, space_of
+from .folder import Folder
 from .gpus import Graphics
 
 _CAP_IPC_LOCK = 14
@@ -55,8 +57,8 @@ class Processor:
     name: str
     online: int
     """Number of CPUs of the machine."""
-    usable: frozenset[int]
-    """CPUs that this process may run on."""
+    usable: int
+    """Number of CPUs that this process may run on."""
     quota: float | None = None
     """The container's share in CPUs, None for no limit."""
 
@@ -71,25 +73,24 @@ class Host:
     """InfiniBand or RoCE adapters."""
 
 
-def read_memory(root: Path, space: Callable[[Path], Space] = space_of) -> Memory:
+def read_memory(root: Path) -> Memory:
     """RAM, the container's limit, page locking and /dev/shm."""
     kib = {name: int(value.split()[0]) * 1024 for name, value in read_pairs(root / "proc/meminfo").items() if value}
     groups = memory_groups(root)
     limits = [(limit, group) for group in groups if (limit := group.limit_bytes) and limit < kib["MemTotal"]]
     limit_bytes, tightest = min(limits, key=lambda pair: pair[0], default=(None, None))
-    try:
-        shared: tuple[int | None, int | None] = space(root / "dev/shm")
-    except OSError:
-        shared = None, None
+    shared = None
+    with suppress(OSError):
+        shared = disk_usage(root / "dev/shm")
     return Memory(
         total_bytes=kib["MemTotal"],
         available_bytes=kib.get("MemAvailable", kib.get("MemFree", 0)),
         limit_bytes=limit_bytes,
         limit_used_bytes=_used_bytes(tightest) if tightest else None,
         killed=max(group.killed or 0 for group in groups),
-        lockable_bytes=None if _may_lock_all(root) else _soft_limit(root, "Max locked memory"),
-        shared_bytes=shared[0],
-        shared_free_bytes=shared[1],
+        lockable_bytes=_lockable_bytes(root),
+        shared_bytes=shared and shared.total,
+        shared_free_bytes=shared and shared.free,
     )
 
 
@@ -101,40 +102,23 @@ def _used_bytes(group: MemoryGroup) -> int | None:
     return None if used_bytes is None else max(0, used_bytes - dropped_bytes)
 
 
-def _may_lock_all(root: Path) -> bool:
-    effective = read_pairs(root / "proc/self/status").get("CapEff", "0")
-    return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
+def _lockable_bytes(root: Path) -> int | None:
+    """RLIMIT_MEMLOCK, None for no limit."""
+    import resource  # which Windows lacks
 
-
-def _soft_limit(root: Path, name: str) -> int | None:
-    """A soft limit of this process, None for none."""
-    for line in read_text(root / "proc/self/limits").splitlines():
-        if line.startswith(name):
-            value = line[len(name) :].split()[0]
-            return int(value) if value.isdigit() else None
-    return None
+    capabilities = int(read_pairs(root / "proc/self/status").get("CapEff", "0"), 16)
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else limit
 
 
 def read_processor(root: Path) -> Processor:
     """Usable cores and their quota."""
-    usable = _cpu_list(read_pairs(root / "proc/self/status").get("Cpus_allowed_list", ""))
-    online = _cpu_list(read_text(root / "sys/devices/system/cpu/online")) or usable
     return Processor(
         name=" ".join(read_pairs(root / "proc/cpuinfo").get("model name", platform.machine()).split()),
-        online=len(online),
-        usable=usable or online,
+        online=os.cpu_count() or 1,
+        usable=len(os.sched_getaffinity(0)),
         quota=cpu_quota(root),
     )
-
-
-def _cpu_list(text: str) -> frozenset[int]:
-    """The numbers in `0-3,8`."""
-    cpus: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            cpus |= set(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
 
 
 def read_host(root: Path) -> Host:
@@ -143,15 +127,8 @@ def read_host(root: Path) -> Host:
     return Host(
         system=release.get("PRETTY_NAME", platform.system()),
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
-        rdma=_entries(root / "sys/class/infiniband"),
+        rdma=tuple(sorted(adapter.name for adapter in (root / "sys/class/infiniband").glob("*"))),
     )
-
-
-def _entries(folder: Path) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(entry.name for entry in folder.iterdir()))
-    except OSError:
-        return ()
 
 
 def ram(memory: Memory) -> Findings:
@@ -244,7 +221,7 @@ def shared_memory(memory: Memory, graphics: Graphics | None = None) -> Findings:
 
 def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
     """Cores for data loading and CPU Adam, and a quota that agrees with them."""
-    usable = len(processor.usable)
+    usable = processor.usable
     ranks = max(1, len(graphics.gpus) if graphics else 1)
     if processor.quota is not None and processor.quota < 0.9 * usable:
         yield warning(

@@ -71,7 +71,7 @@ SOUND = MachineFacts(
     processor=Processor(
         name="AMD EPYC 7742",
         online=64,
-        usable=frozenset(range(64)),
+        usable=64,
     ),
     host=Host(
         system="Debian",
@@ -207,7 +207,7 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
     ("shared-memory", "problem", "missing", facts(memory={"shared_bytes": None})),
     ("shared-memory", "warning", "full", facts(memory={"shared_free_bytes": 2**20})),
     ("cores", "warning", "OMP_NUM_THREADS=4", facts(processor={"quota": 8.0})),
-    ("cores", "warning", "2 cores for 2 ranks", facts(processor={"usable": frozenset({0, 1})})),
+    ("cores", "warning", "2 cores for 2 ranks", facts(processor={"usable": 2})),
     ("swap-folder", "problem", "does not exist", facts(folder={"error": "it does not exist"})),
     ("swap-folder", "problem", "in RAM", facts(folder={"filesystem": "tmpfs"})),
     ("swap-folder", "warning", "network", facts(folder={"filesystem": "nfs4"})),
