@@ -20,7 +20,7 @@ from ds_advise.validate.doctor.building import read_ops_folder, read_toolchain
 from ds_advise.validate.doctor.findings import run_program
 from ds_advise.validate.doctor.folder import read_folder
 from ds_advise.validate.doctor.gpus import read_graphics
-from ds_advise.validate.doctor.host import read_host, read_memory, read_processor
+from ds_advise.validate.doctor.host import read_memory, read_processor
 from ds_advise.validate.doctor.software import read_software
 
 TARGET_S = 5.0
@@ -38,7 +38,6 @@ def main() -> None:
         ("graphics", lambda: read_graphics(ROOT)),
         ("memory", lambda: read_memory(ROOT)),
         ("processor", lambda: read_processor(ROOT)),
-        ("host", lambda: read_host(ROOT)),
         ("ops folder", lambda: read_ops_folder(os.environ)),
         ("swap folder", lambda: read_folder("/tmp")),
         ("toolchain", lambda: read_toolchain(run_program, os.environ, "2.13")),

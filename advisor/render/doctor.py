@@ -104,8 +104,7 @@ def report_block(facts: MachineFacts) -> str:
 
 
 def _machine(facts: MachineFacts) -> Iterator[str]:
-    if facts.host:
-        yield f"system: {facts.host.system}, Linux {facts.host.kernel} {platform.machine()}"
+    yield f"system: {platform.platform()}"
     if facts.software:
         versions = versions_label(facts.software.packages)
         yield f"python {facts.software.python}: {versions or 'none of the relevant packages'}"

@@ -26,7 +26,7 @@ from .building import OpsFolder, Toolchain, read_ops_folder, read_toolchain
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus, Runner, run_program
 from .folder import Folder, read_folder
 from .gpus import Graphics, read_graphics
-from .host import Host, Memory, Processor, read_host, read_memory, read_processor
+from .host import Memory, Processor, read_memory, read_processor
 from .nodes import MAX_NODES, PARALLEL_NODES, HostfileNode, rank_port, read_nodes
 from .software import InstalledSoftware, read_software
 
@@ -81,7 +81,6 @@ class MachineFacts:
     graphics: Graphics | None = None
     memory: Memory | None = None
     processor: Processor | None = None
-    host: Host | None = None
     folder: Folder | None = None
     nodes: tuple[HostfileNode, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +116,6 @@ def gather(
         "graphics": _start(lambda: read_graphics(root)),
         "memory": _start(lambda: read_memory(root)),
         "processor": _start(lambda: read_processor(root)),
-        "host": _start(lambda: read_host(root)),
         "ops_folder": _start(lambda: read_ops_folder(variables)),
     }
     if nvme is not None:

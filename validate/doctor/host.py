@@ -1,4 +1,4 @@
-"""Host memory and its limits, the processor, and the operating system, from /proc, /sys and /dev (or a copy)."""
+"""Host memory and its limits, and the processor, from /proc, /sys and /dev (or a copy)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from ...estimators.phrase import gib, phrase
-from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs, read_text
+from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs
 from .findings import Findings, counted, note, ok, problem, warning
 from .folder import Folder
 from .gpus import Graphics
@@ -48,6 +48,8 @@ class Memory:
     shared_bytes: int | None = None
     """The size of /dev/shm, None where it is missing."""
     shared_free_bytes: int | None = None
+    rdma: bool = False
+    """There is an InfiniBand or RoCE adapter, whose buffers are locked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +63,6 @@ class Processor:
     """Number of CPUs that this process may run on."""
     quota: float | None = None
     """The container's share in CPUs, None for no limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """The operating system."""
-
-    system: str = ""
-    kernel: str = ""
-    rdma: tuple[str, ...] = ()
-    """InfiniBand or RoCE adapters."""
 
 
 def read_memory(root: Path) -> Memory:
@@ -91,6 +83,7 @@ def read_memory(root: Path) -> Memory:
         lockable_bytes=_lockable_bytes(root),
         shared_bytes=shared and shared.total,
         shared_free_bytes=shared and shared.free,
+        rdma=any((root / "sys/class/infiniband").glob("*")),
     )
 
 
@@ -118,16 +111,6 @@ def read_processor(root: Path) -> Processor:
         online=os.cpu_count() or 1,
         usable=len(os.sched_getaffinity(0)),
         quota=cpu_quota(root),
-    )
-
-
-def read_host(root: Path) -> Host:
-    """Operating system and network adapters."""
-    release = {name: value.strip('"') for name, value in read_pairs(root / "etc/os-release", "=").items()}
-    return Host(
-        system=release.get("PRETTY_NAME", platform.system()),
-        kernel=read_text(root / "proc/sys/kernel/osrelease"),
-        rdma=tuple(sorted(adapter.name for adapter in (root / "sys/class/infiniband").glob("*"))),
     )
 
 
@@ -175,7 +158,7 @@ def memory_limit(memory: Memory) -> Findings:
         yield ok("no limit below the machine's RAM")
 
 
-def locked_memory(memory: Memory, host: Host | None = None, folder: Folder | None = None) -> Findings:
+def locked_memory(memory: Memory, folder: Folder | None = None) -> Findings:
     """The limit of page-locked memory.
 
     It does not bind CUDA's pinned memory. It binds DeepSpeed's swap buffers, which are locked with mlock
@@ -189,7 +172,7 @@ def locked_memory(memory: Memory, host: Host | None = None, folder: Folder | Non
     seen = phrase("a process may lock {limit} MiB", limit=f"{limit / 2**20:,.0f}")
     if folder is not None:
         yield problem(seen, "DeepSpeed locks its NVMe buffers, which then fails", fix)
-    elif host is not None and host.rdma:
+    elif memory.rdma:
         yield problem(seen, "InfiniBand registers the buffers of NCCL, which then fails", fix)
     else:
         yield note(seen, "CUDA pins memory without it; offload to NVMe locks its buffers and fails", fix)

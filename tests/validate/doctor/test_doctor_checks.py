@@ -16,7 +16,7 @@ from ds_advise.validate.doctor.building import OpsFolder, Toolchain
 from ds_advise.validate.doctor.examine import AREAS
 from ds_advise.validate.doctor.folder import Folder
 from ds_advise.validate.doctor.gpus import GpuState, Graphics
-from ds_advise.validate.doctor.host import Host, Memory, Processor
+from ds_advise.validate.doctor.host import Memory, Processor
 from ds_advise.validate.doctor.nodes import HostfileNode
 from ds_advise.validate.doctor.software import InstalledSoftware
 from rich.console import Console
@@ -72,10 +72,6 @@ SOUND = MachineFacts(
         name="AMD EPYC 7742",
         online=64,
         usable=64,
-    ),
-    host=Host(
-        system="Debian",
-        kernel="6.1",
     ),
     folder=Folder(path="/nvme", filesystem="xfs"),
     nodes=(
@@ -194,7 +190,7 @@ CASES: tuple[tuple[str, str, str, MachineFacts], ...] = (
         "locked-memory",
         "problem",
         "InfiniBand",
-        facts(memory={"lockable_bytes": 65536}, folder=None, host={"rdma": ("mlx5_0",)}),
+        facts(memory={"lockable_bytes": 65536, "rdma": True}, folder=None),
     ),
     ("locked-memory", "note", "ulimit -l", facts(memory={"lockable_bytes": 8 * 2**20}, folder=None)),
     (
