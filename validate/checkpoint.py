@@ -251,10 +251,10 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
     names = [file.name for file in files]
     states, models = (ranks_of(names, kind) for kind in (OPTIMIZER_STATES, SHARDED_MODEL_STATES))
     count = ranks if ranks is not None else max(states | models, default=-1) + 1
-    absent = (f"the optimizer states of rank {rank}" for rank in range(count) if rank not in states)
-    missing = [*islice(absent, _MOST_NAMED)]
-    absent = (f"the model states of rank {rank}" for rank in range(count) if models and rank not in models)
-    missing += islice(absent, _MOST_NAMED)
+    missing = []
+    for kind, have in {"optimizer": states, **({"model": models} if models else {})}.items():
+        absent = (f"the {kind} states of rank {rank}" for rank in range(count) if rank not in have)
+        missing += islice(absent, _MOST_NAMED)
     tag = tag_of(folder)
     if not tag:
         missing.append("latest")
