@@ -139,11 +139,11 @@ def fullest_rank(run: Run) -> int:
     """The rank with the highest peak, by the differences between ranks that are known before a run.
 
     Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
-    every rank whose piece touches it: the rank that touches the most elements is the fullest. With the optimizer
-    offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the piece: the rank
-    with the largest slice is the fullest. Of equals the last one, whose gradients come earliest in the backward pass,
-    when most activations are held. Stages 0 and 3 treat all ranks alike except for padding: rank 0. With AutoTP the
-    first rank of a group represents the group.
+    every rank whose piece touches it: the rank that touches the most elements is the fullest. Where the closed form
+    peaks while layers run backward, it is the fullest of those that touch the last tensor, whose gradients come first.
+    With the optimizer offloaded, gradients leave at once, through a buffer of the largest slice of a tensor inside the
+    piece: the rank with the largest slice is the fullest. Of equals the last one. Stages 0 and 3 treat all ranks alike
+    except for padding: rank 0. With AutoTP the first rank of a group represents the group.
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
         `temp_grad_buffer_for_gpu_offload`).
@@ -160,17 +160,27 @@ def fullest_rank(run: Run) -> int:
         whole = with_frozen(shape or shape_from_config(description or {}, name="model"), run.workload.freeze)
         part = split_layers(whole, tensor_parallel_size)
         part = spread_experts(part, autoep_size_in(run.config))
-        loads = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size).loads
+        sharded = shard_tensors(tensor_set(part, run.workload), run.cluster.world_size // tensor_parallel_size)
     except DsAdviseError:
         return 0
-    offload = zero.get("offload_optimizer")
+    loads, offload = sharded.loads, zero.get("offload_optimizer")
     offloads = isinstance(offload, Mapping) and offload.get("device", "none") != "none"
 
     def fullness(rank: int) -> tuple[int, int, int]:
         load = loads[rank]
         return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
 
-    return tensor_parallel_size * max(range(len(loads)), key=fullness)
+    fullest = max(range(len(loads)), key=fullness)
+    estimate = None if offloads else replace(run, shape=whole).estimate()
+    if estimate is not None:
+        last = max(sharded.last_load.tensors)
+        first = max((rank for rank, load in enumerate(loads) if last in load.tensors), key=fullness)
+        more_bytes = run.workload.weight_bytes * (loads[first].touched - sharded.last_load.touched)
+        phases = {phase.name: phase.allocated_bytes for phase in estimate.memory.phases}
+        in_layers = max((size for name, size in phases.items() if "layer" in name or "reduction" in name), default=0)
+        if in_layers + more_bytes > max(phases.get("backward_end", 0), phases["step"]):
+            fullest = first
+    return tensor_parallel_size * fullest
 
 
 def _with_overhead(peak: Peak, cluster: Cluster) -> Peak:

@@ -50,10 +50,20 @@ def test_no_other_rank_peaks_higher() -> None:
     assert not too_low([(config(2), "lora")])
 
 
+def test_a_large_head_makes_its_ranks_the_fullest_while_layers_run_backward() -> None:
+    """Rank 1 touches the most elements; rank 6 the head and a layer, whose gradients come first."""
+    deep = MODEL | {"num_hidden_layers": 8, "vocab_size": 6656, "max_position_embeddings": 1024}
+    workload = Workload(seq_len=1024, loss="fused")
+    run = Run(config=config(2), model=deep, cluster=h100s(RANKS), workload=workload)
+    most, chosen = ask_forks([request_for(run, rank=rank, iterations=2) for rank in (1, fullest_rank(run))])
+    assert chosen.rank == 6
+    assert chosen.peak.allocated_bytes_per_gpu > 1.03 * most.peak.allocated_bytes_per_gpu
+
+
 def test_the_piece_decides() -> None:
     """The embedding alone fills the first rank's piece; the second's touches its rest and a layer; the last has the
     head."""
-    in_memory = Run(config=config(2), model=MODEL, cluster=h100s(RANKS))
+    in_memory = Run(config=config(2), model=MODEL, cluster=h100s(RANKS), workload=Workload(seq_len=32))
     offloaded = replace(in_memory, config=config(2, "cpu"))
     assert fullest_rank(in_memory) == request_for(in_memory, rank=None).rank == 1
     assert fullest_rank(offloaded) == RANKS - 1
