@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from ..estimators.errors import ClusterError
 from ..estimators.phrase import phrase
 from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, of_all_ranks
@@ -21,22 +23,13 @@ from .scratch import scratch
 from .store import Record, try_store
 
 TOTAL_S = 55.0
-"""Time of the whole benchmark: a minute, with a margin for its last process."""
+"""Time of the whole benchmark: a minute, with a margin."""
 
-_MIN_BUDGET_S = 1.0
-"""Least measuring time of a group."""
-
-_USUAL_START_S = 5.0
+_START_S = 5.0
 """Expected start of a group's processes, which import torch."""
-
-_MAX_START_S = 15.0
-"""A start that takes longer includes compiling."""
 
 _START_LIMIT_S = 300.0
 """Limit of a group's start: DeepSpeed may compile an extension, and torch may be imported from a slow disk."""
-
-_CPU_RANKS = 2
-"""Fewest ranks that communicate."""
 
 Group = Literal["device", "host_link", "host_memory", "collectives", "cpu_adam", "nvme"]
 
@@ -81,11 +74,16 @@ def ask_bench(
     on_progress: Callable[[str], None],
     total_s: float = TOTAL_S,
 ) -> Record:
-    """Measure, and store the result; the record has no number where the store cannot be used.
+    """Measure the speeds of this machine, in about `total_s` unless DeepSpeed has to compile an extension first, and
+    store the result; the record has no number where the store cannot be used.
 
-    device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU.
+    device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU, which share
+        the cores and measure together.
+    nvme:   a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
 
-    Raises ClusterError for more ranks than GPUs, for GPUs where there are none, and for an unwritable folder.
+    `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
+    single device) with the reason. Raises ClusterError for more ranks than GPUs, for GPUs where there are none, and for
+    an unwritable folder.
     """
     try:
         gpus = len(visible_gpus())
@@ -100,43 +98,18 @@ def ask_bench(
             why="every rank has its own GPU",
             fix=phrase("pass --ranks {gpus} or less", gpus=gpus),
         )
-    result = bench(
-        device=device,
-        ranks=ranks or (gpus if device == "cuda" else _CPU_RANKS),
-        nvme=nvme,
-        total_s=total_s,
-        on_progress=on_progress,
-    )
-    record = Record(kind="bench", machine=this_machine(), result=result.to_json(), versions=result.versions)
-    return replace(record, id=try_store(lambda store: store.add(record), None))
-
-
-def bench(
-    *,
-    device: Device,
-    ranks: int,
-    nvme: str | None = None,
-    total_s: float = TOTAL_S,
-    on_progress: Callable[[str], None] = lambda _title: None,
-) -> BenchResult:
-    """The speeds of this machine, in about `total_s` unless DeepSpeed has to compile an extension first.
-
-    device, ranks: the devices of products, memory and collectives; on the CPU `ranks` processes share the cores and
-        measure together.
-    nvme:    a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
-
-    `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
-    single device) with the reason. Raises ClusterError for an unwritable folder.
-    """
+    ranks = ranks or (gpus if device == "cuda" else 2)
     started = time.monotonic()
-    schedule = _Schedule(total_s)
-    buffer_bytes = min(_MAX_BUFFER_BYTES, _free_bytes() // _BUFFERS // (ranks if device == "cpu" else 1))
+    free_bytes = min(host_memory_bytes(), int(psutil.virtual_memory().available))
+    buffer_bytes = min(_MAX_BUFFER_BYTES, free_bytes // _BUFFERS // (ranks if device == "cpu" else 1))
     figures: list[BenchFigure] = []
     with ExitStack() as stack:
         nvme_folder = "" if nvme is None else _nvme_folder(nvme, stack)
         reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in GROUPS}
         todo = [group for group in GROUPS if reasons[group] is None]
-        for position, group in enumerate(todo):
+        measuring_s = total_s - _START_S * len(todo)
+        shares = sum(GROUPS[group][1] for group in todo)
+        for group in todo:
             on_progress(GROUPS[group][0])
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
@@ -144,14 +117,14 @@ def bench(
                 device=device,
                 ranks=ranks if several else 1,
                 threads=threads_of_a_rank(ranks) if several else cpu_cores(),
-                budget_s=schedule.budget_s(todo[position:]),
+                budget_s=max(1.0, measuring_s * GROUPS[group][1] / shares),
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            measured, reasons[group] = schedule.timed(task)
+            measured, reasons[group] = _run(task)
             figures += measured
         skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
-    return BenchResult(
+    result = BenchResult(
         version=BENCH_VERSION,
         device=device,
         ranks=ranks,
@@ -161,28 +134,8 @@ def bench(
         versions={name: version(name) for name in ("torch", "deepspeed")},
         seconds=time.monotonic() - started,
     )
-
-
-class _Schedule:
-    """Divides the remaining time among the remaining groups; a group's start is expected to take as long as the
-    last."""
-
-    def __init__(self, total_s: float) -> None:
-        self._deadline = time.monotonic() + total_s
-        self._start_s = _USUAL_START_S
-
-    def budget_s(self, groups: Sequence[Group]) -> float:
-        """Measuring time of the first of the groups."""
-        left = self._deadline - time.monotonic() - self._start_s * len(groups)
-        return max(_MIN_BUDGET_S, left * GROUPS[groups[0]][1] / sum(GROUPS[group][1] for group in groups))
-
-    def timed(self, task: Task) -> tuple[Sequence[BenchFigure], str | None]:
-        began = time.monotonic()
-        result = _run(task)
-        start_s = max(0.0, time.monotonic() - began - task.budget_s)
-        self._start_s = min(start_s, _MAX_START_S)
-        self._deadline += start_s - self._start_s  # compiling is not measuring
-        return result
+    record = Record(kind="bench", machine=this_machine(), result=result.to_json(), versions=result.versions)
+    return replace(record, id=try_store(lambda store: store.add(record), None))
 
 
 def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
@@ -228,10 +181,3 @@ def _nvme_folder(folder: str, stack: ExitStack) -> str:
             why=error.strerror or str(error),
             fix="name a writable folder on the drive",
         ) from None
-
-
-def _free_bytes() -> int:
-    """Free RAM, within the container's limit."""
-    import psutil
-
-    return min(host_memory_bytes(), int(psutil.virtual_memory().available))

@@ -189,7 +189,7 @@ def measure_device(task: Task, device: str, watch: Stopwatch) -> list[BenchFigur
     figures += _memory(size, device, watch, 0.1 * task.budget_s)
     if device == "cpu":
         figures.append(_new_memory(task.buffer_bytes, watch, 0.05 * task.budget_s))
-    return [*figures, _launch(device, watch, 0.05 * task.budget_s)]
+    return figures
 
 
 def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
@@ -257,19 +257,6 @@ def _new_memory(size_bytes: int, watch: Stopwatch, budget_s: float) -> BenchFigu
         torch.empty(size_bytes, dtype=torch.uint8)[:: mmap.PAGESIZE].fill_(1)
 
     return figure("new_memory", "", size_bytes, size_bytes, watch.samples(touch, budget_s))
-
-
-def _launch(device: str, watch: Stopwatch, budget_s: float) -> BenchFigure:
-    """A thousand small operations in a row, which take the host's launch time."""
-    one = torch.ones(1, device=device)
-    calls = 1000
-
-    def launches() -> None:
-        for _ in range(calls):
-            one.mul_(1.0)
-
-    samples = [seconds / calls for seconds in watch.samples(launches, budget_s)]
-    return figure("launch", "", 1, math.nan, samples, "s")
 
 
 def measure_host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:

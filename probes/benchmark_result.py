@@ -16,7 +16,6 @@ FigureKind = Literal[
     "attention_backward",
     "elementwise_sum",
     "memory_copy",
-    "launch",
     "host_to_device",
     "device_to_host",
     "host_memory",
@@ -46,7 +45,6 @@ class BenchFigure:
         elementwise_sum       dtype; bytes of an operand; two read, one written; one device
         memory_copy           dtype; bytes copied; one read, one written; one device
         new_memory            "": bytes of a newly mapped block, touched once per page; one process (CPU only)
-        launch                "": host seconds of one operation on one element
         host_to_device, device_to_host    "pinned" or "pageable"; bytes copied
         host_memory           "": a sum as above, by all cores of the host
         host_score            "": seconds of the single-thread workload `HostScore`, whose rounds are the size

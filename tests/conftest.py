@@ -38,7 +38,10 @@ settings.register_profile("ds-advise", deadline=None, suppress_health_check=[Hea
 settings.load_profile("ds-advise")
 
 
-LONGEST = ("test_every_rung_counts_what_the_real_engine_allocates", "test_the_whole_script_runs_without_a_gpu")
+LONGEST = (
+    "test_every_rung_counts_what_the_real_engine_allocates",
+    "test_a_cpu_measures_what_it_can",
+)
 """Each takes minutes, and shares no fixture with others."""
 
 

@@ -25,7 +25,6 @@ _BENCH_TITLES = {
     "elementwise_sum": "sum in device memory",
     "memory_copy": "copy in device memory",
     "new_memory": "new memory, page by page",
-    "launch": "launching an operation",
     "host_memory": "sum in host memory",
     "host_score": "a core, single-threaded",
     "cpu_adam": "DeepSpeedCPUAdam",
@@ -179,7 +178,7 @@ def _bench_line(figure: BenchFigure) -> str:
     title += f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else ""
     write: Mapping[str, str] = {
         **dict.fromkeys(("matrix_product", "attention_forward", "attention_backward"), f"{figure.size}"),
-        **dict.fromkeys(("launch", "host_score"), ""),
+        "host_score": "",
         "cpu_adam": count(figure.size),
     }
     large = write.get(figure.kind, size(figure.size))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ import pytest
 from ds_advise.estimators.hardware import find_gpu
 from ds_advise.probes.machine import Machine
 
-from benchmarks.gpu import chapter
+from benchmarks.gpu import chapter, tables
 from benchmarks.gpu.agenda.configurations import MEMORY
 from benchmarks.gpu.agenda.order import agenda
 from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
 from benchmarks.gpu.configuration import Configuration
 from benchmarks.gpu.machine.place import Place, cluster_of
+from benchmarks.gpu.measure.__main__ import answer
 from benchmarks.gpu.measurement import Measurement, measure
 from benchmarks.gpu.records import FILE, Outcome, Record, Records
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.tables import training_row, write
+from tests.helpers import dry_runs_in_forks
+from tests.training_scripts.forked_ranks import in_forks
 
 ROOT = Path(__file__).parents[2]
 H100 = find_gpu("H100-SXM5")
@@ -163,24 +167,29 @@ def record(one: Configuration, outcome: Outcome, ranks: list[dict[str, Any]]) ->
 
 
 @pytest.mark.slow
-def test_the_whole_script_runs_without_a_gpu(tmp_path: Path, extensions: Callable[..., None]) -> None:
-    """At toy sizes: everything that a CPU can do is measured, and a second call has nothing to do."""
+def test_a_cpu_measures_what_it_can(
+    tmp_path: Path, place: Place, extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At toy sizes, by the command and by a session whose measurements are forks. Tables are made of the records."""
     extensions("FusedAdamBuilder", "CPUAdamBuilder")
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=1300)
+    subprocess.run([*command, "--only", "CPU Adam"], cwd=ROOT, check=True, timeout=1300)
+
+    def run(one: Measurement, place: Place, *, limit_s: float) -> Any:
+        job = {"kind": one.kind, "arguments": dict(one.arguments), "place": asdict(replace(place, limit_s=limit_s))}
+        (tmp_path / "job.json").write_text(json.dumps(job))
+        in_forks(answer, [tmp_path])
+        return json.loads((tmp_path / "answer.json").read_text())
+
+    session = Session(Records(tmp_path), place, deadline=time.monotonic() + 1300, run=run)
+    session.go(agenda(place))
     outcomes = {record.name: record.outcome for record in Records(tmp_path).all}
-    place = Place(device="cpu", limit_s=0, ram_bytes=None, nvme_folder=str(tmp_path))
-    assert set(outcomes) == {one.name for one in agenda(place)}
     not_here = {"CUDA context and workspaces", "allocator's trace of a training, expandable segments"}
-    assert {name for name, outcome in outcomes.items() if outcome == "not possible"} == not_here
-    assert set(outcomes.values()) == {"measured", "not possible"}
-    tables = [sys.executable, "-m", "benchmarks.gpu.tables", str(tmp_path), "--device", "cpu", "--into"]
-    subprocess.run([*tables, str(tmp_path / "tables")], cwd=ROOT, check=True, timeout=600)
+    assert outcomes == {one.name: "not possible" if one.name in not_here else "measured" for one in agenda(place)}
+    monkeypatch.setattr(sys, "argv", ["tables", str(tmp_path), "--device", "cpu", "--into", str(tmp_path / "tables")])
+    with dry_runs_in_forks():
+        assert tables.main() == 0
     with (tmp_path / "tables" / "trainings.csv").open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) == 1
-    assert all(float(row["total_s"]) > 0 and int(row["host_bytes"]) > 0 for row in rows)
-    assert all(int(row["dry_run_allocated_bytes"]) > 0 for row in rows)
+        (row,) = csv.DictReader(stream)
+    assert float(row["total_s"]) > 0 and int(row["host_bytes"]) > 0 and int(row["dry_run_allocated_bytes"]) > 0
     assert "ds-advise doctor" in (tmp_path / "tables" / "commands.md").read_text(encoding="utf-8")
-    again = subprocess.run(command, cwd=ROOT, check=True, timeout=600, capture_output=True, text=True)
-    assert "0 to do, 0 to try again" in again.stdout

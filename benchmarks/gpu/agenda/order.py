@@ -62,7 +62,7 @@ def _on_cpu() -> list[Measurement]:
         "fused Adam": [[4096]],
     }
     return [
-        _extensions("FusedAdamBuilder", "CPUAdamBuilder"),
+        _extensions("CPUAdamBuilder"),
         Measurement(name="CUDA context and workspaces", kind="context", arguments={}, about_s=1, limit_s=60),
         _training(TOY),
         _allocator(True),

@@ -18,13 +18,12 @@ from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    die_with_the_parent(int(sys.argv[2]))
+def answer(folder: Path) -> None:
+    """Do the job of a folder, and write its answer."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    answer = _answer(job["kind"], job["arguments"], Place(**job["place"]))
+    found = _answer(job["kind"], job["arguments"], Place(**job["place"]))
     draft = folder / "answer.draft"
-    draft.write_text(json.dumps(answer), encoding="utf-8")
+    draft.write_text(json.dumps(found), encoding="utf-8")
     draft.rename(folder / "answer.json")  # who reads it never sees half of it
 
 
@@ -45,4 +44,5 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    die_with_the_parent(int(sys.argv[2]))
+    answer(Path(sys.argv[1]))
