@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
 from ...estimators.errors import ConfigFileError
-from ...estimators.json_form import SCHEMA_VERSION
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.phrase import listed, named, phrase
 from ...estimators.plan import Plan, stages_of
 from ...estimators.time.step_time import estimate_plan
@@ -120,17 +120,22 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
     else:
         acts = list(_acts(path, answer))
     plan, costs, no_cost = _costs(path, answer)
+
+    def described(path: str) -> str:
+        known = facts.find_field(path)
+        return meaning(path) or (known.description if known is not None else "")
+
     return KeyExplanation(
         schema_version=SCHEMA_VERSION,
         path=path,
-        meaning=meaning(path) or (field.description if field is not None else ""),
+        meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
         type=phrase("a block") if block is not None else wanted(field.type) if field is not None else "",
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=known.stages if known is not None else stages_of(path),
         acts=tuple(acts),
-        keys={} if block is None else {key: _meaning_of(f"{path}.{key}", facts) for key in block.names()},
+        keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
         rules=tuple(
             phrase("{code} {title}", code=rule.code, title=named(rule.title))
             for rule in RULES
@@ -140,11 +145,6 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         costs=costs,
         no_cost=no_cost,
     )
-
-
-def _meaning_of(path: str, facts: DeepSpeedFacts) -> str:
-    field = facts.find_field(path)
-    return meaning(path) or (field.description if field is not None else "")
 
 
 def _default(path: str, facts: DeepSpeedFacts) -> str:
@@ -218,23 +218,13 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
         return title, (), phrase("it has no effect at stage {stage}", stage=plan.zero_stage)
     if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
         return title, (), phrase("nothing is on NVMe in this plan")
-    costs = []
-    for value in _alternatives(known.field, getattr(plan, known.field), known.lowest):
+    costs, own = [], getattr(plan, known.field)
+    model, workload, cluster = question.model, question.workload, question.cluster
+    for value in _alternatives(known.field, own, known.lowest):
         other = plan.with_fields(**{known.field: value})
-        if value != getattr(plan, known.field) and unsupported(
-            question.model, question.workload, other, question.cluster
-        ):
-            continue
-        estimate = estimate_plan(question.model, question.workload, question.cluster, other)
-        costs.append(
-            KeyCost(
-                value=value,
-                is_the_plans=other == plan,
-                device_bytes_per_gpu=estimate.memory.device_bytes_per_gpu,
-                host_bytes_per_node=estimate.memory.host_bytes_per_node,
-                tokens_per_s=estimate.time.tokens_per_s,
-            )
-        )
+        if value == own or not unsupported(model, workload, other, cluster):
+            found = estimate_plan(model, workload, cluster, other)
+            costs.append(from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=other == plan))
     return title, tuple(costs), "" if len(costs) > 1 else phrase("no other value can be predicted with this plan")
 
 

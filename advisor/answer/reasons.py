@@ -24,13 +24,23 @@ def reasons(
     if chosen is None:
         missed = closest(ladder)
         return (_obstacle(missed, device),) if missed and missed.fit.limit == "gpu" else ()
+    kept_states, ratio = "", chosen.plan.offload_optimizer_ratio
+    if ratio < 1:
+        kept_states = phrase(
+            "The GPU has room for a part of the optimizer, and its step is faster there: {share} of the sub-groups "
+            "stay in host RAM (offload_optimizer.ratio).",
+            share=percent(ratio),
+        )
+    # The rung just below the chosen one that does not fit.
+    below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
+    failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
     sentences = (
         _next_best(ladder, chosen),
-        _simpler_that_fails(ladder, chosen, device),
+        _obstacle(failed[-1], device) if failed else "",
         _layer_inputs(chosen, candidates, device),
         *(_feature(feature, chosen, candidates, device, least) for feature in _FEATURES),
         _checkpointing(chosen, candidates, device, least),
-        _kept_states(chosen),
+        kept_states,
         _micro_batch(question, chosen, candidates),
     )
     return tuple(sentence for sentence in sentences if sentence)
@@ -84,13 +94,6 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         share=percent(ratio),
         component=component_title(extra),
     )
-
-
-def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device: Phrase) -> str:
-    """The rung just below the chosen one that does not fit, and its largest component."""
-    below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
-    failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
-    return _obstacle(failed[-1], device) if failed else ""
 
 
 def _obstacle(candidate: Candidate, device: Phrase) -> str:
@@ -231,16 +234,6 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: Ph
         "{device}.",
         need=gib(min(needs)),
         device=device,
-    )
-
-
-def _kept_states(chosen: Candidate) -> str:
-    if chosen.plan.offload_optimizer_ratio == 1:
-        return ""
-    return phrase(
-        "The GPU has room for a part of the optimizer, and its step is faster there: {share} of the sub-groups "
-        "stay in host RAM (offload_optimizer.ratio).",
-        share=percent(chosen.plan.offload_optimizer_ratio),
     )
 
 

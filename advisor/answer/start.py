@@ -32,13 +32,13 @@ from ...ds_configs.training_script import (
     server_commands,
     trainer_lines,
 )
-from ...estimators.hardware import Cluster, cores_per_rank
+from ...estimators.hardware import cores_per_rank
 from ...estimators.objectives import loss_of
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.plan import Plan
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.time.step_time import estimate_time
-from ...estimators.workload import NEXT_TOKEN, Workload
+from ...estimators.workload import NEXT_TOKEN
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
@@ -107,14 +107,18 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
 
 def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, list[str]]:
     """The command lines that start the training, by launcher."""
-    cluster = answer.question.cluster
+    cluster, bind_cores = answer.question.cluster, False
     sets = _threads_matter(answer, chosen)
+    if sets and cluster.is_this_machine and cluster.threads_per_rank is None:  # the user has not set the threads
+        from ...probes.machine import can_bind_cores  # imported here: most questions are about other machines
+
+        bind_cores = can_bind_cores(cluster.gpus_per_node)
     return launch_commands(
         cluster,
         config_path=config_path,
         framework=answer.question.workload.framework,
         sets_threads=sets,
-        bind_cores=sets and _binds_cores(cluster),
+        bind_cores=bind_cores,
     )
 
 
@@ -139,16 +143,6 @@ def _step_s(question: Question, plan: Plan, threads_per_rank: int | None) -> flo
 def _threads_matter(answer: Recommendation, chosen: Candidate) -> bool:
     slower = slower_without_threads(answer.question, chosen)
     return any(max(ratio, 1 / ratio) > _LEAST_RATIO for ratio in slower.values())
-
-
-def _binds_cores(cluster: Cluster) -> bool:
-    """Whether the deepspeed launcher binds cores: on this machine, where that works and the user has not set the
-    threads."""
-    if not cluster.is_this_machine or cluster.threads_per_rank is not None:
-        return False
-    from ...probes.machine import can_bind_cores  # imported here: most questions are about other machines
-
-    return can_bind_cores(cluster.gpus_per_node)
 
 
 def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:
@@ -205,35 +199,26 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -
 
 def _launch(answer: Recommendation, candidate: Candidate, config_path: str, nodes: str = " --hostfile hostfile") -> str:
     """The command of `ds-advise launch`. nodes: its option for several nodes."""
-    cluster = answer.question.cluster
+    cluster, workload, module = answer.question.cluster, answer.question.workload, answer.question.model.module
     place = nodes if cluster.nodes > 1 else ""
     if cluster.gpu.is_cpu:
         place = f" --device cpu --ranks {cluster.gpus_per_node}"
-    settings = ["pinned-inputs=no"] * _has_pageable_inputs(answer, candidate)
-    if script_makes_optimizer(answer.question.workload, candidate.plan):
-        settings.append(f"optimizer-step={answer.question.workload.software.optimizer_step}")
+    is_pageable = candidate.plan.cpu_checkpointing and not workload.software.pinned_inputs
+    settings = ["pinned-inputs=no"] * is_pageable
+    if script_makes_optimizer(workload, candidate.plan):
+        settings.append(f"optimizer-step={workload.software.optimizer_step}")
     software = f" --software {','.join(settings)}" if settings else ""
-    workload = answer.question.workload
-    switched = workload.loss != loss_of(workload.objective, workload.framework, workload.software)
-    loss = f" --loss {workload.loss}" if switched else ""
+    training, rollouts = "", workload.rollouts
     if workload.objective != NEXT_TOKEN:
-        precomputed = " --precompute-ref-log-probs" * workload.precompute_ref_log_probs
-        loss = f" --objective {workload.objective}{precomputed}{_rollout_flags(workload)}{loss}"
-    module = answer.question.model.module
+        training = (
+            f" --objective {workload.objective}{' --precompute-ref-log-probs' * workload.precompute_ref_log_probs}"
+        )
+    if rollouts is not None and rollouts.rollout == "vllm-server":  # a script's GRPOConfig does not state the GPUs
+        training += f" --rollout vllm-server --server-gpus {rollouts.server_gpus}"
+    if workload.loss != loss_of(workload.objective, workload.framework, workload.software):
+        training += f" --loss {workload.loss}"
     own = f" --model {shlex.quote(os.path.relpath(module.factory))}" if module is not None and module.factory else ""
-    return f"ds-advise launch {shlex.quote(config_path)}{own}{place}{loss}{software} -- train.py"
-
-
-def _rollout_flags(workload: Workload) -> str:
-    """The options of `launch` that a script's GRPOConfig does not tell."""
-    rollouts = workload.rollouts
-    if rollouts is None or rollouts.rollout != "vllm-server":
-        return ""
-    return f" --rollout vllm-server --server-gpus {rollouts.server_gpus}"
-
-
-def _has_pageable_inputs(answer: Recommendation, candidate: Candidate) -> bool:
-    return candidate.plan.cpu_checkpointing and not answer.question.workload.software.pinned_inputs
+    return f"ds-advise launch {shlex.quote(config_path)}{own}{place}{training}{software} -- train.py"
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
@@ -278,7 +263,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     for setting, why in start_settings(answer, chosen):
         yield Block(text=why, code=(f"export {setting}",))
     if cluster.threads_per_rank is not None and not cluster.gpu.is_cpu and _threads_matter(answer, chosen):
-        yield Block(text=_kept_threads(answer, chosen, cluster.threads_per_rank))
+        yield Block(text=_kept_threads(answer.question, chosen.plan, cluster.threads_per_rank))
     by_launcher = start_commands(answer, chosen, config_path)
     first, *others = by_launcher
     yield Block(text=phrase("Start it with {launcher}:", launcher=first), code=tuple(by_launcher[first]))
@@ -314,7 +299,15 @@ def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
         yield Block(text=phrase("After the Trainer is created, before trainer.train():"), code=tuple(lines))
     if chosen.plan.sequence_parallel_size > 1:
-        yield _position_ids(chosen.plan.sequence_parallel_size)
+        # deepspeed `UlyssesSPDataLoaderAdapter`
+        yield Block(
+            text=phrase(
+                "DeepSpeed's loader for Ulysses is empty in every second epoch: repeat the data instead. In the data "
+                "collator, pad batch to a multiple of {ranks}, and add:",
+                ranks=chosen.plan.sequence_parallel_size,
+            ),
+            code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
+        )
 
 
 def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> Phrase:
@@ -338,23 +331,10 @@ def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) ->
     return phrase("{words}.", words=text)
 
 
-def _position_ids(ranks: int) -> Block:
-    """What Ulysses needs of the data loader (deepspeed `UlyssesSPDataLoaderAdapter`)."""
-    return Block(
-        text=phrase(
-            "DeepSpeed's loader for Ulysses is empty in every second epoch: repeat the data instead. In the data "
-            "collator, pad batch to a multiple of {ranks}, and add:",
-            ranks=ranks,
-        ),
-        code=('batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',),
-    )
-
-
-def _kept_threads(answer: Recommendation, chosen: Candidate, threads: int) -> Phrase:
+def _kept_threads(question: Question, plan: Plan, threads: int) -> Phrase:
     """The threads that the user has set, and the gain of others."""
-    cores = cores_per_rank(answer.question.cluster)
-    plan, cluster = chosen.plan, answer.question.cluster
-    ratio = _step_s(answer.question, plan, cluster.threads_per_rank) / _step_s(answer.question, plan, cores)
+    cores = cores_per_rank(question.cluster)
+    ratio = _step_s(question, plan, threads) / _step_s(question, plan, cores)
     text = phrase("OMP_NUM_THREADS={threads} is set here and stays", threads=threads)
     if ratio > _LEAST_RATIO:
         gain = {"cores": cores, "ratio": times(ratio)}

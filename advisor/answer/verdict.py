@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ...ds_configs.training_script import evaluation_arguments
-from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
@@ -58,7 +57,15 @@ def verdict_of(answer: Recommendation) -> Verdict:
         headline, short = (fits_sentence(name, chosen.fit) for name in (plan_title(chosen.plan), chosen.rung))
         duration = duration_of(question, chosen)
         job = () if duration is None else (verdict_sentence(duration, question.price),)
-        notes = (*_positions(question), *_loss(answer), *risk, *answer.doubts)
+        limit, positions = question.model.max_positions, list[Phrase]()
+        if limit is not None and question.workload.seq_len > limit:
+            positions.append(
+                phrase(
+                    "The model's configuration states {limit} positions; longer sequences need RoPE scaling.",
+                    limit=f"{limit:,}",
+                )
+            )
+        notes = (*positions, *_loss(answer), *risk, *answer.doubts)
         split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
         figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
@@ -84,19 +91,6 @@ def verdict_of(answer: Recommendation) -> Verdict:
         sentences=sentences,
         notes=notes,
         try_first=risk[0] if risk else "",
-    )
-
-
-def _positions(question: Question) -> tuple[Phrase, ...]:
-    """That a sequence is longer than the model's configuration allows for."""
-    limit = question.model.max_positions
-    if limit is None or question.workload.seq_len <= limit:
-        return ()
-    return (
-        phrase(
-            "The model's configuration states {limit} positions; longer sequences need RoPE scaling.",
-            limit=f"{limit:,}",
-        ),
     )
 
 
@@ -161,15 +155,13 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
     """What a preference's reference model takes."""
     if not reference_passes(question.workload) or question.workload.rollouts:
         return ()
-    time = chosen.time
-    share = percent(time.components.get("reference model", 0.0) / time.step_s)
+    share = percent(chosen.time.components.get("reference model", 0.0) / chosen.time.step_s)
     if has_reference_model(question.workload):
         size = gib(chosen.memory.components.get("reference_model", 0))
         text = phrase(
             "The reference model, a second engine, takes {size} GiB and {share} of the time", size=size, share=share
         )
-        return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
-    if keeps_gathered(question.workload, chosen.plan):
+    elif keeps_gathered(question.workload, chosen.plan):
         terms = (part for phase in chosen.memory.phases for part in phase.terms)
         weights = max(part.size_bytes for part in terms if part.name == "gathered_parameters")
         text = phrase(
@@ -178,8 +170,9 @@ def _reference(question: Question, chosen: Candidate) -> tuple[Phrase, ...]:
             share=share,
             size=gib(weights),
         )
-        return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
-    return (phrase("The reference is the policy without adapters: {share} of the time, no memory.", share=share),)
+    else:
+        return (phrase("The reference is the policy without adapters: {share} of the time, no memory.", share=share),)
+    return (phrase("{sentence}; --precompute-ref-log-probs saves both.", sentence=text),)
 
 
 def _evaluation(question: Question, plan: Candidate) -> tuple[Phrase, ...]:
@@ -334,24 +327,20 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[Phrase, Phr
     size = phrase("{count} parameters", count=count(model.parameters))
     if question.trainable_parameters != model.parameters:
         size = phrase("{size}, {count} trained", size=size, count=count(question.trainable_parameters))
+    length: str = str(workload.seq_len)
+    if any(block.cross_attention for block in model.blocks):
+        length = phrase(
+            "{tokens} (tokens of the target, which are counted; the source has {source})",
+            tokens=length,
+            source=model.encoder_len(workload.seq_len),
+        )
     fields = {"precision": workload.precision, "optimizer": workload.optimizer}
-    training = phrase("{precision} · {optimizer} · sequence {length}", length=_length(model, workload), **fields)
+    training = phrase("{precision} · {optimizer} · sequence {length}", length=length, **fields)
     if model.unit == "samples":
         training = phrase("{precision} · {optimizer}", **fields)
     return (
         phrase("{model} · {size} · {method}", model=model.name, size=size, method=method_title(workload)),
         listed([training, *_unusual(workload, tool)]),
-    )
-
-
-def _length(model: ModelShape, workload: Workload) -> str:
-    """Tokens of a sequence; for an encoder and a decoder, of both."""
-    if not any(block.cross_attention for block in model.blocks):
-        return str(workload.seq_len)
-    return phrase(
-        "{tokens} (tokens of the target, which are counted; the source has {source})",
-        tokens=workload.seq_len,
-        source=model.encoder_len(workload.seq_len),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from ...estimators.errors import WorkloadError
@@ -85,13 +86,11 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
-    without_autoep = question.with_options(experts="zero")  # which methods, losses and states do not go with
     back = "" if question.options["experts"] == "zero" else " --experts zero"
-    for kind in (_methods, _losses, _references, _states):
-        yield ((flags + back, altered) for flags, altered in kind(without_autoep))
-    yield _fused_experts(question)
-    yield _experts(question)
-    yield _collectives(question, chosen)
+    without_autoep = question.with_options(experts="zero")  # which methods, losses and states do not go with
+    yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
+    yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
+    yield from ([asked] for asked in _models(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine
         yield _sequences(question)
         return
@@ -101,12 +100,20 @@ def _kinds(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         yield _gpus(question)
     yield _sequences(question)
     if chosen is not None:
-        yield _larger_batch(question, chosen)
-    else:
-        yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
-        yield _pageable(question, ladder)
-        if not with_server:
-            yield _larger_gpus(question)
+        if question.is_batch_free and chosen.plan.offload_optimizer != "none":  # more samples share the host's step
+            samples = ACCUMULATED * chosen.plan.micro_batch_size * question.cluster.world_size
+            samples //= chosen.plan.ranks_per_sample
+            yield [(f"--global-batch {samples}", _altered(question, global_batch_size=samples))]
+        return
+    yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
+    software = question.workload.software
+    limited = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
+    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in limited):
+        # The host may be too small for page-locked blocks alone.
+        pageable = replace(software, pinned_inputs=False)
+        yield [("--software pinned-inputs=no", _altered(question, software=pageable))]
+    if not with_server:
+        yield _larger_gpus(question)
 
 
 def _outcome(question: Question, best: Candidate, chosen: Candidate | None) -> Phrase:
@@ -142,47 +149,33 @@ def _methods(question: Question) -> Iterator[Asked]:
         yield f"--method {method}{flags}", _altered(question, method=method, lora_targets=targets or None)
 
 
-def _losses(question: Question) -> Iterator[Asked]:
-    loss = offered_loss(question.model, question.workload)
+def _without_autoep(question: Question) -> Iterator[Asked]:
+    """Loss, log-probabilities of the reference from before the training, and states in bf16."""
+    workload = question.workload
+    loss = offered_loss(question.model, workload)
     if loss is not None and not question.free_loss:  # a free loss has been asked for already
         yield f"--loss {loss}", _altered(question, loss=loss)
-
-
-def _references(question: Question) -> Iterator[Asked]:
-    """Log-probabilities of the reference from before the training."""
-    if reference_passes(question.workload) and not question.workload.rollouts:
+    if reference_passes(workload) and not workload.rollouts:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
-
-
-def _states(question: Question) -> Iterator[Asked]:
-    workload = question.workload
     possible = workload.precision == "bf16" and optimizer(workload.optimizer).is_adam and workload.method == "full"
     if possible and question.options["optimizer_dtype"] == "fp32":
         yield "--optimizer-dtype bf16", question.with_options(optimizer_dtype="bf16")
 
 
-def _fused_experts(question: Question) -> Iterator[Asked]:
-    """Experts as transformers 5 fuses them, where each is a module of its own."""
-    software = question.workload.software
+def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
+    """Experts as transformers 5 fuses them, where each is a module of its own; experts that AutoEP spreads; and
+    quantized collectives, where ZeRO-3's cross a network that is slower than the links of a node."""
+    cluster, software = question.cluster, question.workload.software
     if module_experts(question.model, software):
         fused = _altered(question, software=replace(software, transformers=(5, 0)))
         with suppress(WorkloadError):  # peft refuses dropout where experts are fused
             adapters(fused.model, fused.workload)
             yield "--software transformers=5.0", fused
-
-
-def _experts(question: Question) -> Iterator[Asked]:
-    if question.options["experts"] == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
+    if question.options["experts"] == "zero" and cluster.world_size > 1 and question.model.is_moe:
         with suppress(WorkloadError):
             yield "--experts autoep", question.with_options(experts="autoep")
-
-
-def _collectives(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
-    """Quantized collectives, where ZeRO-3's cross a network that is slower than the links of a node."""
-    cluster = question.cluster
-    if chosen is None or chosen.plan.zero_stage < 3 or min(cluster.nodes, cluster.gpus_per_node) == 1:
-        return
-    if not question.options["zeropp"] and ring(cluster).resource == "network":
+    crosses = chosen is not None and chosen.plan.zero_stage == 3 and min(cluster.nodes, cluster.gpus_per_node) > 1
+    if crosses and not question.options["zeropp"] and ring(cluster).resource == "network":
         yield "--zeropp", question.with_options(zeropp=True)
 
 
@@ -197,22 +190,6 @@ def _tiles(question: Question) -> Iterator[Asked]:
             "--loss tiled" + " --mlp tiled" * (given.mlp == "whole"),
             replace(question, workload=both, free_loss=False),
         )
-
-
-def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[Asked]:
-    """Layers' inputs on the host that are not page-locked, where the host is too small for page-locked blocks."""
-    software = question.workload.software
-    limited = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
-    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in limited):
-        yield "--software pinned-inputs=no", _altered(question, software=replace(software, pinned_inputs=False))
-
-
-def _larger_batch(question: Question, chosen: Candidate) -> Iterator[Asked]:
-    """Accumulation, where the optimizer steps on the host: more samples then share its step."""
-    if question.is_batch_free and chosen.plan.offload_optimizer != "none":
-        replicas = question.cluster.world_size // chosen.plan.ranks_per_sample
-        samples = ACCUMULATED * chosen.plan.micro_batch_size * replicas
-        yield f"--global-batch {samples}", _altered(question, global_batch_size=samples)
 
 
 def _sequences(question: Question) -> Iterator[Asked]:
@@ -281,13 +258,14 @@ def _storage(
     """More host RAM or NVMe; and, for a plan that presumes an amount of RAM, what less of it is enough for."""
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
     for limit in ("host", "nvme"):
+        need = attrgetter(f"memory.{limit}_bytes_per_node")
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
         if not stopped:
             continue
         best = max(stopped, key=lambda candidate: candidate.tokens_per_s)
         shown = [best]
         if chosen is None:
-            least = min(stopped, key=lambda candidate: _storage_gib(candidate, limit))
+            least = min(stopped, key=lambda candidate: whole_gib(need(candidate)))
             shown = [least] if best.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, best]
         elif best.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
             continue
@@ -332,11 +310,11 @@ def _less_ram(question: Question, chosen: Candidate, sample_bytes: SampleBytes) 
 
 def _with_storage(cluster: Cluster, plan: Candidate) -> Cluster:
     """The cluster with the RAM and NVMe that a plan needs, in whole GiB, where it has less."""
-    changes: dict[str, Any] = {}
-    if plan.memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
-        changes["host_memory_bytes_per_node"] = _storage_gib(plan, "host") * 2**30
-    if plan.memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
-        changes["nvme_bytes_per_node"] = _storage_gib(plan, "nvme") * 2**30
+    changes, memory = dict[str, Any](), plan.memory
+    if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
+        changes["host_memory_bytes_per_node"] = whole_gib(memory.host_bytes_per_node) * 2**30
+    if memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
+        changes["nvme_bytes_per_node"] = whole_gib(memory.nvme_bytes_per_node) * 2**30
     return replace(cluster, **changes)
 
 
@@ -347,9 +325,3 @@ def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
         ("--nvme PATH:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),
     )
     return " ".join(f"{flag}{new >> 30}GiB" for flag, old, new in amounts if new is not None and new != old)
-
-
-def _storage_gib(candidate: Candidate, limit: str) -> int:
-    memory = candidate.memory
-    need = memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
-    return whole_gib(need)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from ..answer.advice import advice_of
 from ..answer.explanation import explain_plan
-from ..answer.recommendation import Recommendation, closest
+from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, scaling_of
 from ..answer.view import AnswerView, LadderRow, host_parts
 from ..render.answer import print_answer
@@ -33,7 +34,28 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
     rows = [[change.flags, change.outcome] for change in answer.changes]
     changes = doc.Section("changes", view.changes, doc.table(["ask with", "and the answer is"], rows))
     steps = (joined(doc.note(block.text), doc.copyable("\n".join(block.code))) for block in view.steps)
-    fits = answer.recommended is not None
+    ladder = (
+        doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
+        _plans_table(view),
+        *(doc.note(line) for line in (*view.ladder_notes, view.pytorch_baseline)),
+        doc.bullets(answer.reasons),
+    )
+    terms = []
+    if answer.shown is not None:
+        explanation = explain_plan(answer.shown)
+        terms = [
+            doc.note(f"Every part of {answer.shown.rung}: formula in words, numbers and source."),
+            *(
+                doc.folded(section_title(explanation, section), doc.terms_table(section.terms))
+                for section in explanation.sections
+            ),
+        ]
+    evidence = joined(
+        *(doc.note(line) for line in view.evidence),
+        joined(element("h3", "Assumed"), doc.bullets(answer.assumptions)) if answer.assumptions else None,
+        doc.note(view.deepspeed_estimate),
+        doc.as_printed(lambda console: print_answer(answer, console, details=True)),
+    )
     return doc.Report(
         subject=" · ".join(view.subject),
         verdict=view.verdict.headline,
@@ -41,36 +63,21 @@ def advice_report(answer: Recommendation, config_path: str, picture: str = "") -
         lead=view.verdict.sentences,
         tiles=[(each.title, each.value, " · ".join(filter(None, (each.unit, each.note)))) for each in view.figures],
         sections=(
-            doc.Section("start", "Start it", joined(*steps)) if fits else changes,
+            doc.Section("start", "Start it", joined(*steps)) if chosen else changes,
             *_charts(answer, series),
-            doc.Section("ladder", "Every strategy", _ladder(view)),
-            doc.Section("figures", "Where the figures come from", _terms(answer)),
-            *([changes] if fits else []),
+            doc.Section("ladder", "Every strategy", joined(*ladder)),
+            doc.Section("figures", "Where the figures come from", joined(*terms)),
+            *([changes] if chosen else []),
             doc.Section("phases", "Phases of a step", doc.bullets(view.phases)),
             doc.Section("job", "The whole job", doc.bullets(view.job)),
             doc.configuration(view.config, config_path),
-            doc.Section("evidence", "Why, and how it is known", _evidence(answer, view)),
+            doc.Section("evidence", "Why, and how it is known", evidence),
         ),
         data=advice_of(answer),
-        chart=lambda: _picture(answer, picture, series),
+        chart=partial(draw_all, answer.question.cluster, series)
+        if picture == "scaling" and series
+        else lambda: draw_stacked_bars(memory_bars(best_plans(answer), answer.question.cluster, chosen=answer.shown)),
     )
-
-
-def _series_table(series: Series) -> Markup:
-    rows: list[list[doc.Cell]] = [
-        [value, "nothing fits", doc.speed(None), doc.size(None)]
-        if plan is None
-        else [value, plan.rung, doc.speed(plan.tokens_per_s), doc.size(plan.device_bytes)]
-        for value, plan in zip(series.values, series.plans, strict=True)
-    ]
-    return doc.figures_table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
-
-
-def _picture(answer: Recommendation, name: str, series: Sequence[Series]) -> Markup:
-    """The picture of --plot: of a file called `scaling` that of all series, else every plan's memory."""
-    if name == "scaling" and series:
-        return draw_all(answer.question.cluster, series)
-    return draw_stacked_bars(memory_bars(best_plans(answer), answer.question.cluster, chosen=answer.shown))
 
 
 def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.Section]:
@@ -80,6 +87,15 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.
     device = device_label(cluster)
     memory_table, time_table = doc.plan_tables(plans)
     every = AnswerView(answer, all_candidates=True)
+
+    def table(series: Series) -> Markup:
+        rows: list[list[doc.Cell]] = [
+            [value, "nothing fits", doc.speed(None), doc.size(None)]
+            if plan is None
+            else [value, plan.rung, doc.speed(plan.tokens_per_s), doc.size(plan.device_bytes)]
+            for value, plan in zip(series.values, series.plans, strict=True)
+        ]
+        return doc.figures_table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
 
     def chapter(name: str, title: str, words: str, *figures: Markup) -> doc.Section:
         return doc.Section(name, title, joined(doc.note(words), *figures) if figures else Markup())
@@ -124,18 +140,9 @@ def _charts(answer: Recommendation, every_series: Sequence[Series]) -> list[doc.
             "Longer sequences, larger batches, more GPUs",
             "The fastest plan that fits for each value; for each micro batch the recommended one. "
             "Green: this question.",
-            *(doc.figure(series, partial(draw_series, cluster), _series_table(series)) for series in every_series),
+            *(doc.figure(series, partial(draw_series, cluster), table(series)) for series in every_series),
         ),
     ]
-
-
-def _ladder(view: AnswerView) -> Markup:
-    return joined(
-        doc.note("From all states on every GPU to states on a drive. The fastest predicted plan that fits is taken."),
-        _plans_table(view),
-        *(doc.note(line) for line in (*view.ladder_notes, view.pytorch_baseline)),
-        doc.bullets(view.answer.reasons),
-    )
 
 
 _FIRST_COLUMNS = ("rung", "tokens_per_s", "verdict")
@@ -152,36 +159,12 @@ def _plans_table(view: AnswerView) -> Markup:
 
 
 def _cell(row: LadderRow, column: str, text: str) -> doc.Cell:
-    plan = row.candidate
-    if column not in ("gpu_gib", "ram_gib", "nvme_gib", "tokens_per_s"):
-        return text
-    if plan is None:
-        return doc.Figure(doc.NOTHING, None)
     exact = {
-        "gpu_gib": plan.device_bytes,
-        "ram_gib": plan.memory.host_bytes_per_node,
-        "nvme_gib": plan.memory.nvme_bytes_per_node,
-        "tokens_per_s": plan.tokens_per_s,
+        "gpu_gib": "device_bytes",
+        "ram_gib": "memory.host_bytes_per_node",
+        "nvme_gib": "memory.nvme_bytes_per_node",
+        "tokens_per_s": "tokens_per_s",
     }
-    return doc.Figure(text or doc.NOTHING, exact[column])
-
-
-def _terms(answer: Recommendation) -> Markup:
-    shown = answer.recommended or closest(answer.ladder)
-    if shown is None:
-        return Markup()
-    explanation = explain_plan(shown)
-    parts = [
-        doc.folded(section_title(explanation, section), doc.terms_table(section.terms))
-        for section in explanation.sections
-    ]
-    return joined(doc.note(f"Every part of {shown.rung}: formula in words, numbers and source."), *parts)
-
-
-def _evidence(answer: Recommendation, view: AnswerView) -> Markup:
-    return joined(
-        *(doc.note(line) for line in view.evidence),
-        joined(element("h3", "Assumed"), doc.bullets(answer.assumptions)) if answer.assumptions else None,
-        doc.note(view.deepspeed_estimate),
-        doc.as_printed(lambda console: print_answer(answer, console, details=True)),
-    )
+    if column not in exact:
+        return text
+    return doc.Figure(text or doc.NOTHING, row.candidate and attrgetter(exact[column])(row.candidate))

@@ -66,26 +66,21 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
 
 def check_target(path: Path, option: str, *, force: bool) -> None:
     """Raises ConfigFileError where the file that an option names cannot be written, or exists, unless `force`."""
-    other = f"pass another file to {option}"
+    what, why, fix = phrase("{path} cannot be written", path=path), "", f"pass another file to {option}"
     if path.exists() and not path.is_file():
-        raise ConfigFileError(phrase("{path} is not a regular file", path=path), why="it cannot be replaced", fix=other)
-    if not path.parent.is_dir():
-        raise ConfigFileError(phrase("{path} cannot be written", path=path), why="its folder does not exist", fix=other)
-    if path.exists() and not force:
-        raise ConfigFileError(
-            phrase("{path} exists", path=path),
-            why="it would be lost",
-            fix=phrase("pass --force, or another file to {option}", option=option),
-        )
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ConfigFileError(
-            phrase("{path} cannot be written", path=path),
-            why=(error.strerror or "the folder refuses it").lower(),
-            fix=other,
-        ) from error
+        what, why = phrase("{path} is not a regular file", path=path), "it cannot be replaced"
+    elif not path.parent.is_dir():
+        why = "its folder does not exist"
+    elif path.exists() and not force:
+        what, why = phrase("{path} exists", path=path), "it would be lost"
+        fix = phrase("pass --force, or another file to {option}", option=option)
+    else:
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                return
+        except OSError as error:
+            why = (error.strerror or "the folder refuses it").lower()
+    raise ConfigFileError(what, why=why, fix=fix)
 
 
 def write_file(content: bytes, path: Path, option: str) -> None:
@@ -182,13 +177,8 @@ def _text(name: str) -> str:
 
 def bullets(sentences: Sequence[str]) -> Markup:
     """A list, each sentence with a capital letter unless it begins with the name of a rung; empty without sentences."""
-    if not sentences:
-        return Markup()
-    return element("ul", *(element("li", _capital(sentence)) for sentence in sentences))
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:] if sentence.partition(" ")[0].isalpha() else sentence
+    capital = (each[:1].upper() + each[1:] if each.partition(" ")[0].isalpha() else each for each in sentences)
+    return element("ul", *(element("li", sentence) for sentence in capital)) if sentences else Markup()
 
 
 def note(text: str) -> Markup:
@@ -209,15 +199,11 @@ def folded(title: str, body: Markup) -> Markup:
     return element("details", element("summary", title), body) if body else Markup()
 
 
-def printed(render: Callable[[Console], object], width: int = 80) -> str:
+def as_printed(render: Callable[[Console], object], title: str = "The answer as it is printed") -> Markup:
     """The text that an answer has in a terminal."""
     page = io.StringIO()
-    render(Console(file=page, width=width, highlight=False, color_system=None))
-    return page.getvalue().strip("\n")
-
-
-def as_printed(render: Callable[[Console], object], title: str = "The answer as it is printed") -> Markup:
-    return folded(title, element("pre", printed(render), tabindex="0"))
+    render(Console(file=page, width=80, highlight=False, color_system=None))
+    return folded(title, element("pre", page.getvalue().strip("\n"), tabindex="0"))
 
 
 _HINT = re.compile(r"<title>[^<]*</title>")
@@ -320,24 +306,19 @@ def plan_tables(plans: Mapping[str, Candidate]) -> tuple[Markup, Markup]:
 
 def terms_table(terms: Sequence[MemoryTerm | TimeTerm]) -> Markup:
     """Terms with formula, numbers and source, the largest first."""
-    figures = [
-        (term, size(term.size_bytes) if isinstance(term, MemoryTerm) else duration(term.seconds)) for term in terms
-    ]
-    rows: list[list[Cell]] = [
-        [component_title(term.name), shown, _how(term)]
-        for term, shown in sorted(figures, key=lambda pair: -(pair[1].value or 0))
-    ]
+    rows: list[tuple[str, Figure, Markup]] = []
+    for term in terms:
+        numbers = with_numbers(term)
+        how = joined(
+            in_words(term),
+            element("div", f"= {numbers}") if numbers else None,
+            element("div", f"source: {term.source}", class_="soft"),
+            element("div", f"not covered: {term.not_covered}", class_="soft") if term.not_covered else None,
+        )
+        figure = size(term.size_bytes) if isinstance(term, MemoryTerm) else duration(term.seconds)
+        rows.append((component_title(term.name), figure, how))
+    rows.sort(key=lambda row: -(row[1].value or 0))
     return table(["what", "GiB" if isinstance(terms[0], MemoryTerm) else "time", "how it is computed"], rows)
-
-
-def _how(term: MemoryTerm | TimeTerm) -> Markup:
-    numbers = with_numbers(term)
-    return joined(
-        in_words(term),
-        element("div", f"= {numbers}") if numbers else None,
-        element("div", f"source: {term.source}", class_="soft"),
-        element("div", f"not covered: {term.not_covered}", class_="soft") if term.not_covered else None,
-    )
 
 
 def configuration(config: Mapping[str, Any] | None, name: str, title: str = "The configuration") -> Section:
