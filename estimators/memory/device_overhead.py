@@ -6,8 +6,7 @@ Most figures are published observations: expect errors of some hundred MiB until
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping
 
 from ..estimate import Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster, Gpu
@@ -72,66 +71,59 @@ the transient bytes: the share is rather too large for a large model.
 """
 
 
+_SYMBOLS = {
+    "handles": "cuBLAS handles of a process",
+    "workspace": "bytes of one handle's workspace",
+    "pages": "bytes of pages that are only partly used",
+    "segment": "bytes of a segment",
+    "share": "share of what comes and goes that the allocator cannot give back",
+    "transient": "bytes that come and go within a step",
+    "stream": "most bytes at a moment on one CUDA stream (computation, gathering, reducing), of the step's copies",
+    "component": "most bytes of one component at any moment",
+    "earlier": "bytes that batches left which were the longest before",
+    "kept": "bytes at the peak and the pages that are only partly used",
+    "memory": "bytes of the GPU's memory",
+    "needed": "bytes that the process needs of it",
+    "passes": "bytes at the peak of the forward and backward passes",
+    "peak": "bytes at the step's peak",
+    "channels": "channels that NCCL opens",
+    "connections": "peers of a channel",
+    "buffer": "bytes of one buffer",
+}
 _WORKSPACE = Formula(
     "library_workspace",
     "handles workspace",
     "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
-    {"handles": "cuBLAS handles of a process", "workspace": "bytes of one handle's workspace"},
+    _SYMBOLS,
 )
-_TRANSIENT = {
-    "share": "share of what comes and goes that the allocator cannot give back",
-    "transient": "bytes that come and go within a step",
-}
 _SLACK = Formula(
     "allocator_overhead",
     "pages + share transient",
     "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
-    {"pages": "bytes of pages that are only partly used", **_TRANSIENT},
+    _SYMBOLS,
     "settings other than expandable_segments:True",
 )
 FIXED_SEGMENTS = Formula(
-    "allocator_overhead",
-    "segment + share transient",
-    "benchmarks/accuracy/memory_spread.py wasted_shares",
-    {"segment": "bytes of a segment", **_TRANSIENT},
+    "allocator_overhead", "segment + share transient", "benchmarks/accuracy/memory_spread.py wasted_shares", _SYMBOLS
 )
 _OF_STREAMS = Formula(
     "cache",
     "sum of stream - kept",
     "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: requests of two streams never share a segment, and pages are "
     "returned when a request fails",
-    {
-        "stream": "most bytes at a moment on one CUDA stream (computation, gathering, reducing), of the step's copies",
-        "kept": "bytes at the peak and the pages that are only partly used",
-    },
+    _SYMBOLS,
     "gaps between tensors of different sizes other than those of the logits",
 )
 _OF_COMPONENTS = _OF_STREAMS._replace(
     text="sum of component - kept",
-    symbols={**_OF_STREAMS.symbols, "component": "most bytes of one component at any moment"},
     not_covered="segments that another component can use, and blocks that wait for another stream",
 )
-_OF_LENGTHS = _OF_COMPONENTS._replace(
+_OF_LENGTHS = _OF_STREAMS._replace(
     text="sum of component + earlier - kept",
-    symbols={**_OF_COMPONENTS.symbols, "earlier": "bytes that batches left which were the longest before"},
     not_covered=f"{_OF_COMPONENTS.not_covered}, and other distributions of lengths than Alpaca's",
 )
-_ROOM = Formula(
-    "cache",
-    "memory - needed",
-    "an allocator holds no more than the GPU has",
-    {"memory": "bytes of the GPU's memory", "needed": "bytes that the process needs of it"},
-)
-_HEAP = Formula(
-    "allocator_overhead",
-    "passes + share transient - peak",
-    _ON_CPU,
-    {
-        "passes": "bytes at the peak of the forward and backward passes",
-        "peak": "bytes at the step's peak",
-        **_TRANSIENT,
-    },
-)
+_ROOM = Formula("cache", "memory - needed", "an allocator holds no more than the GPU has", _SYMBOLS)
+_HEAP = Formula("allocator_overhead", "passes + share transient - peak", _ON_CPU, _SYMBOLS)
 _PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="other optimizers and libraries than were measured")
 _CONTEXT = Formula(
     "cuda_context",
@@ -143,7 +135,7 @@ _NCCL = Formula(
     "nccl_buffers",
     "channels connections buffer",
     "NVIDIA/nccl issues 864, 1685",
-    {"channels": "channels that NCCL opens", "connections": "peers of a channel", "buffer": "bytes of one buffer"},
+    _SYMBOLS,
     "NCCL_BUFFSIZE and NVLink SHARP",
 )
 
@@ -219,7 +211,10 @@ def cache(
             apart = sum(held["gathered_parameters"] for held in layers) + _gathered_again(sharded, plan)
             most["gathered_parameters"] = max(most["gathered_parameters"], apart)
             groups = optimizer_group_numels(sharded, plan.sub_group_size)
-            most["step_temporaries"] = most["step_temporaries"] * sum(_successive_maxima(groups)) // max(groups)
+            # Those sub-groups whose fp32 gradients need larger segments, of whole 2 MiB, than all before.
+            segments = [-(-4 * numel // (2 * MIB)) for numel in groups]
+            larger = [numel for at, numel in enumerate(groups) if segments[at] > max(segments[:at], default=0)]
+            most["step_temporaries"] = most["step_temporaries"] * sum(larger) // max(groups)
         if software.varying_lengths:
             earlier, formula = _left_by_earlier_batches(memory, most, streams), _OF_LENGTHS
     kept, room = memory.reserved_bytes_per_gpu, max(0, cluster.gpu.memory_bytes - memory.device_bytes_per_gpu)
@@ -250,33 +245,25 @@ def _gathered_again(sharded: ShardedTensors, plan: Plan) -> int:
     return tensors.workload.weight_bytes * (tensors.embedding + (0 if tensors.tied else tensors.head))
 
 
-def _successive_maxima(numels: Sequence[int]) -> list[int]:
-    """Those sub-groups whose fp32 gradients need larger segments than all before, of whole 2 MiB."""
-    segments = [-(-4 * numel // (2 * MIB)) for numel in numels]
-    return [numel for at, numel in enumerate(numels) if segments[at] > max(segments[:at], default=0)]
-
-
 def _left_by_earlier_batches(memory: MemoryEstimate, most: Counter[str], streams: Mapping[str, str]) -> int:
     """The loss's tensors of the batches that were the longest before, beyond what lies free at that moment on the
     default stream, which serves them."""
-    sizes = [(_loss_bytes(phase), _held(phase)) for phase in memory.phases]
-    loss, held = max(sizes, key=itemgetter(0))
-    free = most - held
+
+    def loss_bytes(phase: Phase) -> int:
+        return total_bytes(term for term in phase.terms if "logits" in term.name or "log-softmax" in term.name)
+
+    phase = max(memory.phases, key=loss_bytes)
+    free = most - _held(phase)
     serving = free.total() - sum(free[name] for name in streams)
-    return max(0, round(EARLIER_BATCHES * loss) - serving)
-
-
-def _loss_bytes(phase: Phase) -> int:
-    return total_bytes(term for term in phase.terms if "logits" in term.name or "log-softmax" in term.name)
+    return max(0, round(EARLIER_BATCHES * loss_bytes(phase)) - serving)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:
     """What glibc's heap, the allocator on a CPU, holds beyond the live tensors at the peak. The optimizer uses what the
     passes leave free, so the overhead counts only above `peak_bytes`, the whole step's. passes_bytes: peak of the
     forward and backward passes."""
-    share, transient = CPU_HEAP_SHARE, transient_bytes
-    size = max(0, round(passes_bytes + share * transient) - peak_bytes)
-    return _HEAP.term(size, passes=passes_bytes, share=share, transient=transient, peak=peak_bytes)
+    size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
+    return _HEAP.term(size, passes=passes_bytes, share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
 
 
 def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:

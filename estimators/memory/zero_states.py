@@ -39,44 +39,40 @@ _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimi
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3"
 _MASTERS_3 = f"{_STAGE_3}._create_fp32_partitions"
 
-_KEPT = {**MEMORY_SYMBOLS, "kept": "elements of the sub-groups that stay on the GPU (offload_optimizer.ratio)"}
-_KEPT_MASTERS = Formula("master_weights", "m kept", _MASTERS_3, _KEPT)
+_SYMBOLS = {
+    **MEMORY_SYMBOLS,
+    "kept": "elements of the sub-groups that stay on the GPU (offload_optimizer.ratio)",
+    "resting": "elements of one rank's shards, frozen ones included, but for what is persistent",
+    "scales": "bytes of the scales of quantized weights, whole on every rank",
+    "persistent": "elements of tensors up to stage3_param_persistence_threshold",
+    "second": "elements, padded to a multiple of N, that have been released since the step, and frozen ones",
+    "h": "ranks that share a second copy (zero_hpz_partition_size)",
+}
+_KEPT_MASTERS = Formula("master_weights", "m kept", _MASTERS_3, _SYMBOLS)
 _KEPT_STATES = Formula(
-    "optimizer_states", "2 m kept", "torch 2.13 optim/adamw.py AdamW (stage3.py backup_optimizer)", _KEPT
+    "optimizer_states", "2 m kept", "torch 2.13 optim/adamw.py AdamW (stage3.py backup_optimizer)", _SYMBOLS
 )
-_KEPT_GRADIENTS = Formula("gradients", "m kept", f"{_STAGE_3}.initialize_optimizer_states", _KEPT)
-
+_KEPT_GRADIENTS = Formula("gradients", "m kept", f"{_STAGE_3}.initialize_optimizer_states", _SYMBOLS)
 _WHOLE = Formula("parameters", "w Pt' + frozen", _STAGE_0)
-_SHARDS = Formula(
-    "parameters",
-    "w resting",
-    f"{_STAGE_3}._create_fp16_partitions_with_defragmentation",
-    {**MEMORY_SYMBOLS, "resting": "elements of one rank's shards, frozen ones included, but for what is persistent"},
-)
+_SHARDS = Formula("parameters", "w resting", f"{_STAGE_3}._create_fp16_partitions_with_defragmentation", _SYMBOLS)
 _SCALES = Formula(
     "parameters",
     "scales",
     "bitsandbytes 0.50 nn/modules.py Params4bit (quant_state, which is not a parameter)",
-    {**MEMORY_SYMBOLS, "scales": "bytes of the scales of quantized weights, whole on every rank"},
+    _SYMBOLS,
 )
 _PERSISTENT = Formula(
     "persistent_parameters",
     "w persistent",
     "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
-    {**MEMORY_SYMBOLS, "persistent": "elements of tensors up to stage3_param_persistence_threshold"},
+    _SYMBOLS,
 )
-
 _REFERENCE = "trl 1.16 models/utils.py prepare_deepspeed"
-
 _SECOND_COPY = Formula(
     "second_copy_of_weights",
     "w second / h",
     "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec, stage3.py invalidate_secondary_tensor",
-    {
-        **MEMORY_SYMBOLS,
-        "second": "elements, padded to a multiple of N, that have been released since the step, and frozen ones",
-        "h": "ranks that share a second copy (zero_hpz_partition_size)",
-    },
+    _SYMBOLS,
 )
 
 
@@ -129,9 +125,7 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
         scales = tensors.frozen_bytes - width * sum(tensors.frozen)
         whole = _SCALES.term(scales, scales=scales) if scales else ()
         return _SHARDS.term(width * resting, w=width, resting=resting) + whole + persistent
-    trainable = tensors.trainable_numel
-    if plan.zero_stage:
-        trainable = sharded.flat_numel
+    trainable = sharded.flat_numel if plan.zero_stage else tensors.trainable_numel
     formula = _WHOLE._replace(source=_STAGE_1_2) if plan.zero_stage else _WHOLE
     inputs = {"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes}
     return formula.term(width * trainable + tensors.frozen_bytes, **inputs)
@@ -151,12 +145,9 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
     """Master weights and optimizer states on a GPU; under offload those of the sub-groups that stay, with fp32
     gradients."""
     if plan.offload_optimizer != "none":
-        kept, width = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
-        return (
-            _KEPT_MASTERS.term(width * kept, m=width, kept=kept)
-            + _KEPT_STATES.term(2 * width * kept, m=width, kept=kept)
-            + _KEPT_GRADIENTS.term(width * kept, m=width, kept=kept)
-        )
+        kept, m = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
+        masters, gradients = (each.term(m * kept, m=m, kept=kept) for each in (_KEPT_MASTERS, _KEPT_GRADIENTS))
+        return masters + _KEPT_STATES.term(2 * m * kept, m=m, kept=kept) + gradients
     stage, numel = plan.zero_stage, master_numel(sharded, plan.zero_stage)
     source, symbol = ((_STAGE_0, "Pt"), (_STAGE_1_2, "part"), (_STAGE_1_2, "part"), (_MASTERS_3, "shards"))[stage]
     masters = 0 if stage == 0 and sharded.tensors.workload.precision == "fp32" else plan.master_bytes * numel
