@@ -55,28 +55,21 @@ class GatheredParameters(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """The plan's settings; in elements unless stated."""
+    """The plan's settings that matter here, for a cache; in elements unless stated."""
 
+    ranks: int
     threshold: int
     max_live: int
     max_reuse: int
     prefetch: int
     reduce_bucket: int
     checkpointing: bool
-    gathers: bool
-    """There is more than one rank."""
     swap_buffers: int
     """Tensors that can be read from NVMe at a time; 0 without NVMe."""
-    swap_min: int
-    """The smallest tensor whose shard goes to NVMe."""
     bits_8: bool
     """Weights travel in 8 bits."""
-    cast: bool
-    """Dequantized weights, in fp16, are cast to the model's type."""
-    offloaded_ranks: int
-    """N if shards are offloaded, else 0."""
-    experts_rest: bool
-    """Every expert is on one rank alone (AutoEP over all ranks): nothing gathers it."""
+    offloaded: bool
+    autoep_size: int
 
 
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
@@ -86,19 +79,17 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     in_memory = tensors.trainable_numel if plan.offload_param != "nvme" else plan.param_max_in_cpu * world_size
     from_disk = plan.offload_param == "nvme" and (tensors.frozen or in_memory < tensors.trainable_numel)
     limits = _Limits(
+        ranks=world_size,
         threshold=plan.stage3_param_persistence_threshold,
         max_live=min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
         max_reuse=plan.stage3_max_reuse_distance,
         prefetch=plan.stage3_prefetch_bucket_size,
         reduce_bucket=plan.reduce_bucket_size,
         checkpointing=plan.gradient_checkpointing,
-        gathers=world_size > 1,
         swap_buffers=plan.param_buffer_count if from_disk else 0,
-        swap_min=SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
         bits_8=plan.zero_quantized_weights,
-        cast=plan.zero_quantized_weights and tensors.workload.precision == "bf16",
-        offloaded_ranks=world_size if plan.offload_param != "none" else 0,
-        experts_rest=tensors.spread_numel > 0 and world_size == plan.autoep_size,
+        offloaded=plan.offload_param != "none",
+        autoep_size=plan.autoep_size,
     )
     found, workload = _gathered(tensors, limits), tensors.workload
     breaks = breaks_traces(workload, plan)
@@ -143,8 +134,9 @@ class _Gathering:
         self.embeddings = self._released(tensors.embeddings)
         shardable = tensors.numel - self.persistent - tensors.unread - (0 if tensors.tied else self.head_apart)
         self.layers = max(0, shardable - self.embedding - (0 if self.tied else self.head))
-        spread = compress(tensors.trainable, tensors.spread) if limits.experts_rest else ()
-        self.resting = self._released(spread)
+        # Under AutoEP over all ranks every expert is on one rank alone: nothing gathers it.
+        self.experts_rest = tensors.spread_numel > 0 and limits.ranks == limits.autoep_size
+        self.resting = self._released(compress(tensors.trainable, tensors.spread)) if self.experts_rest else 0
         self.prefetches = limits.prefetch > 0 and limits.max_live > 0
         self.ahead = limits.max_live if self.prefetches else 0
         self.reached = self.ahead + self.widest if self.prefetches else 0
@@ -158,7 +150,7 @@ class _Gathering:
         self.gone = 0 if tensors.trains_embedding else self.embeddings - stays
         self.embedding_in_backward = 0 if tensors.tied else max(0, self.embedding - self.gone)
         # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when needed.
-        self.fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not self.prefetches else 1
+        self.fetched = 1 + 1 / limits.ranks if limits.offloaded and not self.prefetches else 1
         self.forward, self.backward = shardable, shardable - self.gone * self.everything
 
     def _released(self, numels: Iterable[int]) -> int:
@@ -217,7 +209,7 @@ class _Gathering:
         """
         limits = self.limits
         flat = 0
-        if limits.gathers and self.prefetches and not self.everything and not limits.swap_buffers and queue:
+        if limits.ranks > 1 and self.prefetches and not self.everything and not limits.swap_buffers and queue:
             whole, rest = divmod(limits.prefetch, self.layer)
             for start in range(len(queue)):
                 sums = [*accumulate(queue[start:] + queue[:start], initial=0)]
@@ -232,7 +224,7 @@ class _Gathering:
     def _in_8_bits(self, flat: int, widest: int) -> int:
         """Elements, in the model's type, of a flat buffer in 8 bits and of its dequantized fp16; each tensor is put
         together in fp16 before it is cast."""
-        return flat * 3 // 2 + widest * self.limits.cast
+        return flat * 3 // 2 + widest * (self.tensors.workload.precision == "bf16")
 
     def _viewed(self, reused: int) -> int:
         """Rule 4: autograd keeps what it saved, released or not.
@@ -241,7 +233,7 @@ class _Gathering:
         which keeps the whole tensor from the forward to the backward pass: without checkpointing the experts of all
         layers that are not whole anyway.
         """
-        if self.limits.checkpointing or self.everything or not self.layers or self.limits.experts_rest:
+        if self.limits.checkpointing or self.everything or not self.layers or self.experts_rest:
             return 0
         return self.tensors.viewed * (self.layers - reused) // self.layers
 
@@ -264,7 +256,8 @@ class _Gathering:
 
     def _reach(self, buffers: int) -> int:
         """Elements of layers in `buffers` tensors from NVMe, widest first: whole layers, then tensors of one."""
-        swapped = sorted((numel for numel in self.layer_tensors if numel >= self.limits.swap_min), reverse=True)
+        smallest = SWAP_MIN_BYTES // self.tensors.workload.weight_bytes * self.limits.ranks
+        swapped = sorted((numel for numel in self.layer_tensors if numel >= smallest), reverse=True)
         if not swapped:
             return self.layer
         layers, rest = divmod(buffers, len(swapped))
@@ -278,12 +271,12 @@ class _Gathering:
         if not self.everything:
             return 0, last
         flats, limits = [0], self.limits
-        if limits.gathers:
+        if limits.ranks > 1:
             numels = self.tensors.frozen
             numels += self.tensors.trainable if self.tensors.workload.method == "full" else ()
             apart = self.tensors.spread or repeat(False)
             released = [(numel, kind) for numel, kind in zip(numels, apart, strict=False) if numel > limits.threshold]
-            groups = _flat_buffers(released, limits.prefetch, (False,) if limits.experts_rest else (False, True))
+            groups = _flat_buffers(released, limits.prefetch, (False,) if self.experts_rest else (False, True))
             flats = [sum(group) for group in groups]
             if limits.bits_8:
                 flats = [self._in_8_bits(sum(group), max(group, default=0)) for group in groups]
@@ -328,13 +321,14 @@ class _Gathering:
         # When the bucket is full for the first time, as many elements have been released, and there is less left to
         # prefetch.
         reduced = min(limits.reduce_bucket, self.tensors.trainable_numel)
-        arriving = (0, 0, 0, 0)
+        first = last = at_loss = within_layer = 0
         if limits.bits_8:
             whole = max(reused, in_layer)
-            first, last = (self.backward - self.embedding, 0) if self.everything else (0, last_layer - flat - whole)
-            last *= not self.tensors.frozen  # adapters' layers are within reach of their reuse
-            arriving = first, last, loss - reused - head, layer - flat - whole
-        at_first_layer, at_last_layer, at_loss, within_layer = (max(0, numel) for numel in arriving)
+            if self.everything:
+                first = self.backward - self.embedding
+            elif not self.tensors.frozen:  # adapters' layers are within reach of their reuse
+                last = last_layer - flat - whole
+            at_loss, within_layer = loss - reused - head, layer - flat - whole
         return GatheredParameters(
             persistent=self.persistent,
             first_layer=first_layer,
@@ -349,10 +343,10 @@ class _Gathering:
             layer=self._copied(layer) + viewed,
             product=self._copied(whole_in_layer + in_product) + viewed,
             reduction=self._copied(min(whole_in_layer + in_product, max(in_layer, self.backward - reduced))) + viewed,
-            arriving_at_first_layer=at_first_layer,
-            arriving_at_last_layer=at_last_layer,
-            arriving_at_loss=at_loss,
-            arriving_in_layer=within_layer,
+            arriving_at_first_layer=max(0, first),
+            arriving_at_last_layer=max(0, last),
+            arriving_at_loss=max(0, at_loss),
+            arriving_in_layer=max(0, within_layer),
             end=min(self.backward, self.embeddings) if self.prefetches else int(self.embedding * fetched),
         )
 
