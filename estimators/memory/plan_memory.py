@@ -71,7 +71,7 @@ from .host_memory import (
     with_ranks_on_cpu,
 )
 from .rollout_memory import held_in_every_phase, rollout_phases
-from .torch_memory import Fsdp2Step, TorchStep, estimate_torch_memory
+from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import shard_tensors, tensor_set
 
 _LOGITS = Formula(
@@ -95,8 +95,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     optimizer."""
     plan, logits = in_sequences(plan, workload), kept_logits(model, workload, cluster)
     if plan.sharding != "zero":
-        moments = Fsdp2Step if plan.sharding == "fsdp2" else TorchStep
-        plain = estimate_torch_memory(model, workload, cluster, plan, moments)
+        plain = estimate_torch_memory(model, workload, cluster, plan)
         if workload.rollouts is not None:
             sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
             resident = resident_terms(model, workload, cluster, plan)

@@ -1,6 +1,6 @@
 """Memory of training without DeepSpeed: torch's optimizer on the model's own weights, alone, replicated or under FSDP.
 
-    estimate_torch_memory(model, workload, cluster, plan, TorchStep) -> MemoryEstimate
+    estimate_torch_memory(model, workload, cluster, plan) -> MemoryEstimate
 
 What every plan shares (activations, loss, adapters, quantized weights, allocator, context) comes from the same modules
 as a DeepSpeed plan's. What differs, with t bytes per trainable element and w per weight:
@@ -26,7 +26,6 @@ mixed precision with fp32 shards; DDP's buckets; torch.compile.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, ON_A_NODE, Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster
@@ -37,7 +36,7 @@ from ..objectives import has_reference_model
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
-from .activations.activation_memory import activation_memory
+from .activations.activation_memory import ActivationMemory, activation_memory
 from .activations.loss import logits_gap_bytes, output_terms
 from .device_overhead import (
     allocator_overhead,
@@ -71,11 +70,9 @@ _OFFLOADED = Formula(
 )
 
 
-def estimate_torch_memory(
-    model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, moments: type[TorchStep]
-) -> MemoryEstimate:
-    """Memory of plans without DeepSpeed's engine (`sharding` is not "zero"), by the moments of their step."""
-    step = moments(model, workload, cluster, plan)
+def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
+    """Memory of plans without DeepSpeed's engine (`sharding` is not "zero")."""
+    step = (Fsdp2Step if plan.sharding == "fsdp2" else TorchStep)(model, workload, cluster, plan)
     phases = step.phases()
     resident, expandable = total_bytes(step.resident), workload.software.expandable_segments
     transient = max(phase.allocated_bytes for phase in phases) - resident
@@ -92,26 +89,10 @@ def estimate_torch_memory(
     )
 
 
-def _term(name: str, text: str, size: float, **inputs: float) -> Terms:
-    return Formula(name, text, _SOURCE, _SYMBOLS).term(size, **inputs)
-
-
 def _means(tensor: Tensor) -> int:
     """Elements of Adafactor's row and column means of a matrix; a vector's second moment is whole."""
     shape, numel = tensor.shape, tensor.numel
     return numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel
-
-
-class _Sizes(NamedTuple):
-    """Bytes per element: w, t, o and s of the formulas; and ranks per shard."""
-
-    width: int
-    trained: float
-    """The mean where adapters are wider than modules that train whole."""
-    states: float
-    step: float
-    shards: int
-    """N under FSDP, else 1."""
 
 
 class TorchStep:
@@ -120,30 +101,57 @@ class TorchStep:
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.tensors = tensor_set(model, workload)
-        self.sizes = _sizes(self.tensors, workload, cluster, plan)
+        self.numel = self.tensors.trainable_numel
         self.offloaded = plan.offload_param != "none"
+        software, kind, full = workload.software, optimizer(workload.optimizer), workload.method == "full"
+        # w, t, o and s of the formulas, and ranks per shard.
+        self.width = workload.weight_bytes
+        self.trained: float = 4 if (software.autocast if full else software.fp32_adapters) else self.width
+        # Adapters may be wider than modules that train whole, which are copies: the mean.
+        self.trained += (self.width - self.trained) * self.tensors.copied / self.numel
+        if plan.sharding == "fsdp2":
+            self.trained = 4.0
+        self.states = kind.state_bytes if kind.states_have_fixed_type else kind.state_bytes / 4 * self.trained
+        self.step = self.trained * kind.foreach_step_elements if workload.script_step == "foreach" else 0.0
+        self.shards = cluster.world_size if plan.is_fsdp else 1
         self.resident = self._resident()
 
     def _part(self, name: str, text: str, size: float) -> Terms:
         """A term with the inputs that all formulas share."""
-        sizes, numel = self.sizes, self.tensors.trainable_numel
-        return _term(name, text, size, t=sizes.trained, w=sizes.width, Pt=numel, N=sizes.shards)
+        formula = Formula(name, text, _SOURCE, _SYMBOLS)
+        return formula.term(size, t=self.trained, w=self.width, Pt=self.numel, N=self.shards)
+
+    def _activations(self, workload: Workload) -> ActivationMemory:
+        return activation_memory(
+            self.model,
+            workload,
+            self.plan.micro_batch_size,
+            self.plan.gradient_checkpointing,
+            compute_capability=self.cluster.gpu.compute_capability,
+        )
+
+    def _while_training(self) -> tuple[Terms, Terms, Terms]:
+        """What is held in every phase, the gradients that wait for the step, and the optimizer's temporaries."""
+        on_gpu = not self.offloaded
+        return (
+            self.resident + output_terms(self.model, self.workload, self.plan.micro_batch_size),
+            self._part("gradients", "t Pt / N", on_gpu * self.trained * self.numel / self.shards),
+            self._part("step_temporaries", "s Pt / N", on_gpu * self.step * self.numel / self.shards),
+        )
 
     def _resident(self) -> Terms:
-        sizes, tensors, workload = self.sizes, self.tensors, self.workload
-        resident, numel = library_workspace(self.cluster.gpu), tensors.trainable_numel
-        if not self.offloaded:
-            weights = (sizes.trained * numel + tensors.frozen_bytes) / sizes.shards
-            resident += self._part("parameters", "(t Pt + frozen) / N", weights)
-            if has_reference_model(workload):
-                numel_bytes = sizes.width * numel / sizes.shards
-                resident += self._part("reference_model", "w Pt / N", numel_bytes)
-            if self.plan.offload_optimizer == "none":
-                if optimizer(workload.optimizer).factored and sizes.shards == 1:
-                    resident += self._part("optimizer_states", "t (rows + columns)", self._factored_bytes())
-                else:
-                    resident += self._part("optimizer_states", "o Pt / N", sizes.states * numel / sizes.shards)
-        return resident
+        resident, tensors, shards = library_workspace(self.cluster.gpu), self.tensors, self.shards
+        if self.offloaded:
+            return resident
+        weights = (self.trained * self.numel + tensors.frozen_bytes) / shards
+        resident += self._part("parameters", "(t Pt + frozen) / N", weights)
+        if has_reference_model(self.workload):
+            resident += self._part("reference_model", "w Pt / N", self.width * self.numel / shards)
+        if self.plan.offload_optimizer != "none":
+            return resident
+        if optimizer(self.workload.optimizer).factored and shards == 1:
+            return resident + self._part("optimizer_states", "t (rows + columns)", self._factored_bytes())
+        return resident + self._part("optimizer_states", "o Pt / N", self.states * self.numel / shards)
 
     def _factored_bytes(self) -> int:
         """Adafactor's second moment of tensors that are not flattened."""
@@ -154,36 +162,28 @@ class TorchStep:
             trained = (tensor,) if whole else chosen.matrices(tensor)
             elements += count * sum(map(_means, trained))
         elements += sum(map(_means, trained_copies(self.model, self.workload).tensors))
-        return round(self.sizes.trained * elements)
+        return round(self.trained * elements)
 
     def phases(self) -> tuple[Phase, ...]:
-        sizes, tensors, plan, workload = self.sizes, self.tensors, self.plan, self.workload
-        made = activation_memory(
-            self.model,
-            workload.under_fsdp() if plan.sharding == "fsdp" else workload,
-            plan.micro_batch_size,
-            plan.gradient_checkpointing,
-            compute_capability=self.cluster.gpu.compute_capability,
-        )
-        numel, sharded = tensors.trainable_numel, sizes.shards > 1
-        whole = self._part("gradients", "t Pt / N", 0 if self.offloaded else sizes.trained * numel / sizes.shards)
+        tensors, plan, workload = self.tensors, self.plan, self.workload
+        made = self._activations(workload.under_fsdp() if plan.sharding == "fsdp" else workload)
+        full, sharded = workload.method == "full", self.shards > 1
+        alive, whole, stepping = self._while_training()
         earlier = whole if plan.gradient_accumulation_steps > 1 else ()
-        head_bytes = (sizes.trained if workload.method == "full" else sizes.width) * tensors.head * tensors.trains_head
+        head_bytes = (self.trained if full else self.width) * tensors.head * tensors.trains_head
         head = self._part("gradients", "t head", head_bytes)
-        root = sum(tensor.numel for tensor in self.model.outside) * sizes.width * sharded
-        layer = _layer_bytes(tensors) * sharded * (2 if workload.method == "full" else 1)
+        root = sum(tensor.numel for tensor in self.model.outside) * self.width * sharded
+        layer = _layer_bytes(tensors) * sharded * (2 if full else 1)
         in_layer = self._part("gathered_parameters", "w outside + layers", root + layer)
         unsharded: Terms = ()
         if sharded:
-            layer_bytes = sizes.trained * sum(tensors.trainable_layer) if workload.method == "full" else 0
+            layer_bytes = self.trained * sum(tensors.trainable_layer) if full else 0
             unsharded = self._part("gradients", "t (layer + head)", layer_bytes + head_bytes)
         saved = made.saved_terms + self._fp32_inputs()
-        alive = self.resident + output_terms(self.model, workload, plan.micro_batch_size)
-        casts = self._part("autocast_copies", "2 Pt", 2 * (numel - tensors.copied) * (self._casts and not sharded))
+        casts = self._part("autocast_copies", "2 Pt", 2 * (self.numel - tensors.copied) * (self._casts and not sharded))
         passing = alive + casts
         cast_head = self._part("autocast_copies", "w head", self._cast_head_bytes)
         outside = self._part("gathered_parameters", "w outside", root)
-        stepping = self._part("step_temporaries", "s Pt / N", sizes.step * numel / sizes.shards * (not self.offloaded))
         first = earlier + unsharded if sharded else whole
         return (
             Phase(
@@ -208,7 +208,7 @@ class TorchStep:
         """A frozen head in fp32 is cast before its product, which keeps the copy for the backward pass."""
         software = self.workload.software
         casts = self.workload.method == "qlora" and software.autocast and software.fp32_embeddings
-        return self.sizes.width * self.tensors.head * casts
+        return self.width * self.tensors.head * casts
 
     @property
     def _hidden_elements(self) -> int:
@@ -223,7 +223,7 @@ class TorchStep:
         """Keys and values are views of the fused projection, so the cache keeps all of it."""
         if not family_of(self.model).cached_in_training or self.workload.software.transformers >= (4, 46):
             return ()
-        width = 4 if self.workload.software.fp32_norms else self.sizes.width
+        width = 4 if self.workload.software.fp32_norms else self.width
         per_token = sum(
             block.count * (block.attention.heads + 2 * block.attention.kv_heads) * block.attention.head_dim
             for block in self.model.blocks
@@ -232,43 +232,26 @@ class TorchStep:
         return self._part("key_value_cache", "L w B S (A + 2 K) D", size)
 
     def _retained_inputs(self) -> Terms:
-        frozen = self.workload.method != "full" and self.sizes.shards > 1
+        frozen = self.workload.method != "full" and self.shards > 1
         if not (frozen and self.plan.gradient_checkpointing and self.workload.software.reentrant):
             return ()
-        size = (2 * self.model.num_layers - 1) * self._hidden_elements * self.sizes.width
+        size = (2 * self.model.num_layers - 1) * self._hidden_elements * self.width
         return self._part("retained_inputs", "(2 L - 1) B S H w", size)
 
     def host_terms(self) -> Terms:
-        ranks, sizes = self.cluster.gpus_per_node, self.sizes
         terms = process_terms(self.cluster)
         if self.offloaded:
-            numel, t, o = self.tensors.trainable_numel, sizes.trained, sizes.states
-            size = ((2 * t + o) * numel + self.tensors.frozen_bytes) / sizes.shards
-            terms += _OFFLOADED.on_node(ranks, size, t=t, o=o, Pt=numel, N=sizes.shards)
+            t, o = self.trained, self.states
+            size = ((2 * t + o) * self.numel + self.tensors.frozen_bytes) / self.shards
+            terms += _OFFLOADED.on_node(self.cluster.gpus_per_node, size, t=t, o=o, Pt=self.numel, N=self.shards)
         return terms
 
     def loading_bytes(self) -> int:
         """Every rank loads the model; under FSDP one per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
         ranks, plan = self.cluster.gpus_per_node, self.plan.with_fields(zero_stage=0)
-        loading = 1 if self.sizes.shards > 1 else ranks
+        loading = 1 if self.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
         return total_bytes(process_terms(self.cluster)) + loading_bytes(sharded, plan, loading)
-
-
-def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan) -> _Sizes:
-    software, width, kind = workload.software, workload.weight_bytes, optimizer(workload.optimizer)
-    full = workload.method == "full"
-    trained: float = 4 if (software.autocast if full else software.fp32_adapters) else width
-    # Copies of whole modules are as wide as these.
-    trained += (width - trained) * tensors.copied / tensors.trainable_numel
-    trained = 4.0 if plan.sharding == "fsdp2" else trained
-    return _Sizes(
-        width=width,
-        trained=trained,
-        states=kind.state_bytes if kind.states_have_fixed_type else kind.state_bytes / 4 * trained,
-        step=float(trained) * kind.foreach_step_elements if workload.script_step == "foreach" else 0.0,
-        shards=cluster.world_size if plan.is_fsdp else 1,
-    )
 
 
 def _layer_bytes(tensors: TensorSet) -> int:
@@ -315,12 +298,9 @@ class Fsdp2Step(TorchStep):
     """
 
     def phases(self) -> tuple[Phase, ...]:
-        sizes, tensors, plan, workload = self.sizes, self.tensors, self.plan, self.workload
-        capability = self.cluster.gpu.compute_capability
-        made = activation_memory(
-            self.model, workload, plan.micro_batch_size, plan.gradient_checkpointing, compute_capability=capability
-        )
-        w, numel, tied = sizes.width, tensors.trainable_numel, tensors.tied
+        tensors, plan, workload, w = self.tensors, self.plan, self.workload, self.width
+        made, (alive, reduced, stepping) = self._activations(workload), self._while_training()
+        tied = tensors.tied
         layer, trained_layer = tensors.layer_numel, sum(tensors.trainable_layer)
         head, embedding = tensors.head, 0 if tied else tensors.embedding
         kept, of_head = tied * head, head * tensors.trains_head
@@ -328,11 +308,8 @@ class Fsdp2Step(TorchStep):
         tokens = plan.micro_batch_size * workload.seq_len
         later = tokens * head // self.model.hidden_size if workload.loss == "standard" else 0
         buffer = 0 if tied else max(0, head - later)
-        reduced = self._part("gradients", "t Pt / N", sizes.trained * numel / sizes.shards)
         earlier = reduced if plan.gradient_accumulation_steps > 1 else ()
-        alive = self.resident + output_terms(self.model, workload, plan.micro_batch_size)
         saved = made.saved_terms + self._fp32_inputs()
-        stepping = self._part("step_temporaries", "s Pt / N", sizes.step * numel / sizes.shards)
 
         def gathered(elements: int) -> Terms:
             return _GATHERED.term(w * elements, w=w, units=elements)
