@@ -59,8 +59,8 @@ def untileable(model: ModelShape, workload: Workload) -> str | None:
 
 
 LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of cross_entropy"
-LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
 
+_SYMBOLS = {**MEMORY_SYMBOLS, "k": "bytes per element at this moment"}
 _PER_LOGIT = {**MEMORY_SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
 _KEPT = tuple(
     Formula(name, "c B S V", LOSS_SOURCE, _PER_LOGIT)
@@ -78,12 +78,9 @@ _CHUNK = Formula(
         "k": "bytes per logit of a chunk at this moment",
     },
 )
-_GRADIENT = {**MEMORY_SYMBOLS, "k": "bytes per element at this moment"}
-_HIDDEN_GRADIENT = Formula("gradient of hidden states", "k B S H", "", _GRADIENT)
-_HEAD_GRADIENT = Formula("gradient of the head's weight", "k V H", "", _GRADIENT)
+_HIDDEN_GRADIENT = Formula("gradient of hidden states", "k B S H", "torch 2.13 derivatives of mm", _SYMBOLS)
+_HEAD_GRADIENT = Formula("gradient of the head's weight", "k V H", "", _SYMBOLS)
 _SOFTMAX_SOURCE = "deepspeed 0.19.8 runtime/chunked_cross_entropy.py _TritonCrossEntropy"
-_SOFTMAX_LOGITS = Formula("logits", "w B S V", _SOFTMAX_SOURCE)
-_SOFTMAX_GRADIENT = Formula("gradient of logits", "w B S V", _SOFTMAX_SOURCE)
 _LOG_PROBS_SOURCE = "trl 1.16 kernels/logprob_entropy.py; torch 2.13 derivative of a slice"
 _LOG_PROBS = tuple(
     Formula(name, "w B S V", _LOG_PROBS_SOURCE) for name in ("gradient of logits", "gradient of sliced logits")
@@ -103,7 +100,7 @@ _REFERENCE = Formula(
 )
 _CHOSEN = Formula("chosen half: log-softmax and a gradient", "w B S V", "trl 1.16 experimental/orpo/orpo_trainer.py")
 _IN_16_BITS = {
-    "chunked-softmax": (_SOFTMAX_LOGITS, _SOFTMAX_GRADIENT),
+    "chunked-softmax": tuple(Formula(name, "w B S V", _SOFTMAX_SOURCE) for name in ("logits", "gradient of logits")),
     "log-probs": _LOG_PROBS,
     "odds-ratio": (*_LOG_PROBS, _CHOSEN),
 }
@@ -186,7 +183,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         own = {"V": v, "B": micro_batch_size, "S": workload.scored_len}
         return states + _COPIES.term(copies * tokens * v, c=copies, **own) + capped
     inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "w": w}
-    if workload.loss in _IN_CHUNKS:
+    if not LOSSES[workload.loss].makes_logits:
         return _terms_of_chunks(model, workload, micro_batch_size)
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     if workload.loss in _IN_16_BITS:
@@ -229,40 +226,35 @@ class _Chunks(NamedTuple):
     """Per element of the head's gradient, where the loss makes it."""
     source: str
 
+    @property
+    def logits(self) -> Terms:
+        k, c, v = self.logit_bytes, self.tokens, self.columns
+        return _CHUNK._replace(source=self.source).term(k * c * v, k=k, c=c, v=v)
 
-def _liger_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
+
+def _chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
     tokens, v, w = micro_batch_size * workload.seq_len, model.vocab_size, workload.weight_bytes
-    chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // model.hidden_size))))
-    return _Chunks(chunk, v, w, w, w, LIGER_SOURCE)
-
-
-def _tiles(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
-    tile = micro_batch_size * -(-workload.seq_len // loss_tiles(model, workload, micro_batch_size))
-    source = "deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute; torch 2.13 cross_entropy"
-    return _Chunks(tile, model.vocab_size, 12, workload.weight_bytes, 0, source)
-
-
-def _head_chunks(_: ModelShape, workload: Workload, micro_batch_size: int) -> _Chunks:
-    tokens, w = min(HEAD_TOKENS, micro_batch_size * workload.scored_len), workload.weight_bytes
-    summed = 4 + (w if w < 4 else 0)
+    if workload.loss == "fused":
+        chunk = -(-tokens // -(-v // model.hidden_size))
+        chunk = 1 << max(0, chunk - 1).bit_length()  # the next power of two
+        return _Chunks(min(tokens, chunk), v, w, w, w, "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py")
+    if workload.loss == "tiled":
+        tile = micro_batch_size * -(-workload.seq_len // loss_tiles(model, workload, micro_batch_size))
+        source = "deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute"
+        return _Chunks(tile, v, 12, w, 0, f"{source}; torch 2.13 cross_entropy")
+    tokens, summed = min(HEAD_TOKENS, micro_batch_size * workload.scored_len), 4 + (w if w < 4 else 0)
     source = "trl 1.16 kernels/chunked_logprob.py ChunkedLogProbFunction"
     return _Chunks(tokens, HEAD_COLUMNS, w, summed, summed, source)
 
 
-_IN_CHUNKS = {"fused": _liger_chunks, "tiled": _tiles, "chunked-head": _head_chunks}
-
-
 def _terms_of_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    chunks, h = _IN_CHUNKS[workload.loss](model, workload, micro_batch_size), model.hidden_size
+    chunks, h = _chunks(model, workload, micro_batch_size), model.hidden_size
     tokens, v = micro_batch_size * workload.scored_len, model.vocab_size
     inputs = {"B": micro_batch_size, "S": workload.scored_len, "V": v, "H": h}
-    logits = _CHUNK._replace(source=chunks.source).term(
-        chunks.logit_bytes * chunks.tokens * chunks.columns, k=chunks.logit_bytes, c=chunks.tokens, v=chunks.columns
-    )
     hidden, head = (each._replace(source=chunks.source) for each in (_HIDDEN_GRADIENT, _HEAD_GRADIENT))
     made = chunks.head_bytes if trains_head(model, workload) else 0
     return (
-        logits
+        chunks.logits
         + hidden.term(chunks.gradient_bytes * tokens * h, **inputs, k=chunks.gradient_bytes)
         + head.term(made * v * h, **inputs, k=made)
     )
@@ -280,14 +272,12 @@ def evaluated_loss_terms(model: ModelShape, workload: Workload, samples: int, *,
     states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
     if not v or model.num_labels:
         return states
-    if workload.loss in _IN_CHUNKS and not keeps_logits:
-        chunks = _IN_CHUNKS[workload.loss](model, workload, samples)
-        size = chunks.logit_bytes * chunks.tokens * chunks.columns
-        formula = _CHUNK._replace(source=chunks.source)
-        return states + formula.term(size, k=chunks.logit_bytes, c=chunks.tokens, v=chunks.columns)
+    makes_logits = LOSSES[workload.loss].makes_logits
+    if not makes_logits and not keeps_logits:
+        return states + _chunks(model, workload, samples).logits
     upcast = (4 if w < 4 else 0) if upcasts(model) else 0
     c = _copied_bytes(model, workload) or w + upcast + (4 if upcasts(model) else w)
-    if workload.loss in (*_IN_CHUNKS, *_IN_16_BITS) and workload.loss != "fused":
+    if (not makes_logits or workload.loss in _IN_16_BITS) and workload.loss != "fused":
         c = w
     formula = _COPIES._replace(source=LOSS_SOURCE)
     return states + formula.term(c * tokens * v, c=c, V=v, B=samples, S=workload.seq_len)
@@ -299,8 +289,7 @@ def hidden_gradient(model: ModelShape, workload: Workload, micro_batch_size: int
     if not model.vocab_size or model.num_labels:
         return ()
     size = w * micro_batch_size * workload.seq_len * h
-    source = "torch 2.13 derivatives of mm"
-    return _HIDDEN_GRADIENT._replace(source=source).term(size, k=w, B=micro_batch_size, S=workload.seq_len, H=h)
+    return _HIDDEN_GRADIENT.term(size, k=w, B=micro_batch_size, S=workload.seq_len, H=h)
 
 
 def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
@@ -314,7 +303,7 @@ def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int)
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
     """Bytes per logit of losses other than transformers' from 4.48 on; 0 for that."""
     w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
-    if workload.loss in (*_IN_CHUNKS, *_IN_16_BITS) or model.num_labels:
+    if not LOSSES[workload.loss].makes_logits or workload.loss in _IN_16_BITS or model.num_labels:
         return 0
     if workload.loss == "chunked":
         return 2 * w + 8 / CHUNKS
@@ -346,25 +335,17 @@ def logits_gap_bytes(model: ModelShape, workload: Workload, micro_batch_size: in
 
 def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     """The model's output in a user's own loop, until the end of the next forward pass: `output = engine(x)` holds it
-    until the name is bound again: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused or tiled
-    loss has no logits."""
+    until the name is bound again: w B S V, in fp32 before transformers 4.46; of a module what its program holds. The
+    Trainer drops it. A fused or tiled loss has no logits."""
     if model.module:
-        return _module_output_terms(model, workload, micro_batch_size)
+        size = ZERO
+        for program in (block.program for block in model.blocks if block.program):
+            for slot in (program.slots[number] for number in program.held):
+                size = size.plus(slot.elements.at(workload.seq_len).times(slot.itemsize or workload.weight_bytes))
+        return _MODULE_OUTPUT.term(size.at(micro_batch_size), x=size.per_sample, y=size.fixed, B=micro_batch_size)
     v = model.vocab_size
     if workload.uses_trainer or not v or not LOSSES[workload.loss].makes_logits or model.num_labels:
         return ()
     c = 4 if workload.software.transformers < _KEEPS_LOGITS else workload.weight_bytes
-    size = c * micro_batch_size * workload.seq_len * v
-    return _OUTPUT.term(size, c=c, B=micro_batch_size, S=workload.seq_len, V=v)
-
-
-def _module_output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
-    size = ZERO
-    for program in (block.program for block in model.blocks if block.program):
-        for slot in (program.slots[number] for number in program.held):
-            size = size.plus(slot.elements.at(workload.seq_len).times(slot.itemsize or workload.weight_bytes))
-    return _MODULE_OUTPUT.term(size.at(micro_batch_size), x=size.per_sample, y=size.fixed, B=micro_batch_size)
-
-
-def _next_power_of_2(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
+    size_bytes = c * micro_batch_size * workload.seq_len * v
+    return _OUTPUT.term(size_bytes, c=c, B=micro_batch_size, S=workload.seq_len, V=v)
