@@ -10,8 +10,6 @@ from ds_advise.estimators.memory.activations.kernels import attention_kernel
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Attention, ModelShape
 from ds_advise.estimators.workload import Software, Workload
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.estimators.small_models import sizes, small
 
@@ -19,11 +17,6 @@ H, F, L, A, K, D, V = 4096, 14336, 32, 32, 8, 128, 128_256
 """Llama 3 8B."""
 
 LLAMA = shape_from_config(small("llama", sizes(H, F, L, A, K, V)), name="llama")
-GPT2 = shape_from_config(
-    {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024},
-    name="gpt2",
-)
-BOTH = pytest.mark.parametrize("checkpointing", [False, True])
 
 
 def memory(
@@ -63,21 +56,6 @@ def test_a_chunked_softmax_holds_the_logits_and_their_gradient_in_16_bits() -> N
     terms = {term.name: term.size_bytes for term in memory(batch=2, loss="chunked-softmax").loss_terms}
     del terms["final norm and head input"]
     assert terms == dict.fromkeys(("logits", "gradient of logits"), 2 * 2 * 2048 * V)
-
-
-@BOTH
-@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
-@settings(max_examples=25)
-@given(batch=st.integers(1, 64), seq=st.sampled_from([128, 512, 1000]))
-def test_bytes_grow_with_batch_and_sequence(model: ModelShape, checkpointing: bool, batch: int, seq: int) -> None:
-    """One more sample or a longer sequence never needs less, and what is saved is linear in the batch."""
-
-    def bytes_of(b: int, s: int) -> int:
-        return memory(model, b, checkpointing, seq_len=s).peak_bytes
-
-    assert bytes_of(batch, seq) < bytes_of(batch + 1, seq) and bytes_of(batch, seq) < bytes_of(batch, seq + 8)
-    one, two, three = (memory(model, batch + more, checkpointing, seq_len=seq).saved_bytes for more in range(3))
-    assert two - one == three - two
 
 
 def test_adapted_experts_are_kept_whole() -> None:

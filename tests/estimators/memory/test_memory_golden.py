@@ -30,34 +30,24 @@ def qwen2(*dimensions: int, tied: bool) -> Config:
     return small("qwen2", base, architectures=["Qwen2ForCausalLM"], tie_word_embeddings=tied)
 
 
+def qwen3_moe(*dimensions: int, inner: int, head: int, experts: int, chosen: int) -> Config:
+    fields = {"moe_intermediate_size": inner, "head_dim": head, "num_experts": experts, "num_experts_per_tok": chosen}
+    named = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    return qwen2(*dimensions, tied=False) | named | fields
+
+
 MODELS = {
     "toy": qwen2(1024, 2816, 4, 16, 4, 32000, tied=False),
     "toy tied": qwen2(1024, 2816, 4, 16, 4, 32000, tied=True),
     "0.5B": qwen2(896, 4864, 24, 14, 2, 151936, tied=True),
     "1.5B": qwen2(1536, 8960, 28, 12, 2, 151936, tied=True),
     "6B": qwen2(4096, 11008, 32, 32, 8, 32000, tied=False),
-    # peft's adapters go into the fused experts and the router too.
-    "experts": qwen2(1024, 2048, 4, 16, 4, 8192, tied=False)
-    | {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "moe_intermediate_size": 512,
-        "head_dim": 64,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-    },
     # Matrices that exceed a prefetch bucket, five of which fill a bucket of gradients.
     "wide": qwen2(2560, 43040, 4, 8, 4, 32768, tied=True),
+    # peft's adapters go into the fused experts and the router too.
+    "experts": qwen3_moe(1024, 2048, 4, 16, 4, 8192, inner=512, head=64, experts=32, chosen=4),
     # One of its tensors is a third of what may be gathered.
-    "huge experts": qwen2(2048, 2048, 4, 16, 4, 32000, tied=False)
-    | {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "moe_intermediate_size": 5632,
-        "head_dim": 128,
-        "num_experts": 16,
-        "num_experts_per_tok": 2,
-    },
+    "huge experts": qwen3_moe(2048, 2048, 4, 16, 4, 32000, inner=5632, head=128, experts=16, chosen=2),
 }
 TOY = {
     "reduce_bucket_size": 4_000_000,
@@ -82,59 +72,45 @@ def auto(hidden: int) -> dict[str, int]:
     }
 
 
+SHORT, LONG, ADAPTED = Workload(seq_len=128), Workload(seq_len=1024), Workload(seq_len=1024, method="lora")
+SAVED = {"gradient_checkpointing": False}
 ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
-    ("toy", 0, 4, TOY, Workload(seq_len=128), 2_655_365_632, 0.003),
+    ("toy", 0, 4, TOY, SHORT, 2_655_365_632, 0.003),
     ("toy", 0, 4, TOY, Workload(seq_len=128, precision="fp32"), 2_212_805_632, 0.003),
-    ("toy", 1, 4, TOY, Workload(seq_len=128), 840_020_480, 0.003),
-    ("toy", 1, 4, {**TOY, "overlap_comm": False}, Workload(seq_len=128), 895_221_248, 0.003),
-    ("toy", 1, 4, {**TOY, "gradient_accumulation_steps": 2}, Workload(seq_len=128), 903_012_352, 0.03),
-    ("toy", 2, 4, {**TOY, "gradient_accumulation_steps": 2}, Workload(seq_len=128), 860_475_904, 0.01),
-    ("toy", 2, 4, {**TOY, "reduce_bucket_size": 60_000_000}, Workload(seq_len=128), 1_010_812_928, 0.003),
-    ("toy tied", 2, 4, TOY, Workload(seq_len=128), 684_289_536, 0.003),
-    ("toy", 2, 8, TOY, Workload(seq_len=128), 563_420_160, 0.003),
-    ("toy", 2, 1, TOY, Workload(seq_len=128), 2_434_086_912, 0.003),
-    ("toy", 2, 4, {**TOY, **CPU}, Workload(seq_len=128), 589_636_608, 0.003),
-    ("toy", 1, 4, {**TOY, **CPU}, Workload(seq_len=128), 655_172_608, 0.003),
+    ("toy", 1, 4, TOY, SHORT, 840_020_480, 0.003),
+    ("toy", 1, 4, {**TOY, "overlap_comm": False}, SHORT, 895_221_248, 0.003),
+    ("toy", 1, 4, {**TOY, "gradient_accumulation_steps": 2}, SHORT, 903_012_352, 0.03),
+    ("toy", 2, 4, {**TOY, "gradient_accumulation_steps": 2}, SHORT, 860_475_904, 0.01),
+    ("toy", 2, 4, {**TOY, "reduce_bucket_size": 60_000_000}, SHORT, 1_010_812_928, 0.003),
+    ("toy tied", 2, 4, TOY, SHORT, 684_289_536, 0.003),
+    ("toy", 2, 8, TOY, SHORT, 563_420_160, 0.003),
+    ("toy", 2, 1, TOY, SHORT, 2_434_086_912, 0.003),
+    ("toy", 2, 4, {**TOY, **CPU}, SHORT, 589_636_608, 0.003),
+    ("toy", 1, 4, {**TOY, **CPU}, SHORT, 655_172_608, 0.003),
     ("toy", 2, 4, TOY, Workload(seq_len=128, method="lora"), 274_968_576, 0.003),
-    ("toy", 3, 4, TOY, Workload(seq_len=128), 747_983_872, 0.003),
-    ("toy", 3, 64, TOY, Workload(seq_len=128), 333_083_648, 0.005),
-    ("toy", 3, 4, {**TOY, **CPU}, Workload(seq_len=128), 368_412_672, 0.003),
-    ("toy", 3, 4, {**TOY, **BOTH}, Workload(seq_len=128), 313_092_608, 0.003),
-    ("toy tied", 3, 4, TOY, Workload(seq_len=128), 581_668_352, 0.003),
-    ("0.5B", 2, 2, auto(896), Workload(seq_len=1024), 5_936_520_704, 0.003),
-    ("0.5B", 2, 2, {}, Workload(seq_len=1024), 6_940_340_224, 0.003),
-    ("0.5B", 3, 2, auto(896), Workload(seq_len=1024), 6_861_670_400, 0.003),
-    ("1.5B", 3, 8, {}, Workload(seq_len=1024), 8_059_618_816, 0.03),
-    ("1.5B", 3, 8, {"gradient_checkpointing": False}, Workload(seq_len=1024), 11_100_804_608, 0.03),
-    ("1.5B", 1, 8, {"gradient_accumulation_steps": 2}, Workload(seq_len=1024), 12_459_679_232, 0.003),
-    ("6B", 3, 8, auto(4096), Workload(seq_len=1024), 16_350_157_824, 0.003),
-    ("6B", 3, 4, {**auto(4096), **CPU}, Workload(seq_len=1024), 5_781_988_864, 0.03),
-    ("6B", 3, 2, {**auto(4096), **BOTH}, Workload(seq_len=1024), 3_143_015_936, 0.03),
-    ("6B", 2, 2, CPU, Workload(seq_len=1024), 15_720_130_048, 0.005),
+    ("toy", 3, 4, TOY, SHORT, 747_983_872, 0.003),
+    ("toy", 3, 64, TOY, SHORT, 333_083_648, 0.005),
+    ("toy", 3, 4, {**TOY, **CPU}, SHORT, 368_412_672, 0.003),
+    ("toy", 3, 4, {**TOY, **BOTH}, SHORT, 313_092_608, 0.003),
+    ("toy tied", 3, 4, TOY, SHORT, 581_668_352, 0.003),
+    ("0.5B", 2, 2, auto(896), LONG, 5_936_520_704, 0.003),
+    ("0.5B", 2, 2, {}, LONG, 6_940_340_224, 0.003),
+    ("0.5B", 3, 2, auto(896), LONG, 6_861_670_400, 0.003),
+    ("1.5B", 3, 8, {}, LONG, 8_059_618_816, 0.03),
+    ("1.5B", 3, 8, SAVED, LONG, 11_100_804_608, 0.03),
+    ("1.5B", 1, 8, {"gradient_accumulation_steps": 2}, LONG, 12_459_679_232, 0.003),
+    ("6B", 3, 8, auto(4096), LONG, 16_350_157_824, 0.003),
+    ("6B", 3, 4, {**auto(4096), **CPU}, LONG, 5_781_988_864, 0.03),
+    ("6B", 3, 2, {**auto(4096), **BOTH}, LONG, 3_143_015_936, 0.03),
+    ("6B", 2, 2, CPU, LONG, 15_720_130_048, 0.005),
     ("6B", 3, 2, auto(4096), Workload(seq_len=1024, method="lora", lora_rank=16), 8_998_367_232, 0.01),
-    ("experts", 2, 2, TOY, Workload(seq_len=1024, method="lora"), 727_634_944, 0.03),
-    (
-        "experts",
-        2,
-        2,
-        {**TOY, "gradient_checkpointing": False},
-        Workload(seq_len=1024, method="lora"),
-        1_237_900_800,
-        0.003,
-    ),
-    ("experts", 3, 2, TOY, Workload(seq_len=1024, method="lora"), 981_665_792, 0.03),
-    ("huge experts", 3, 8, DEFAULTS | {"gradient_checkpointing": False}, Workload(seq_len=1024), 12_066_081_280, 0.03),
-    ("huge experts", 3, 8, DEFAULTS, Workload(seq_len=1024), 8_253_601_792, 0.04),
-    (
-        "huge experts",
-        3,
-        8,
-        DEFAULTS | {"gradient_checkpointing": False},
-        Workload(seq_len=1024, method="lora"),
-        8_561_085_952,
-        0.045,
-    ),
-    ("huge experts", 3, 8, {"gradient_checkpointing": False}, Workload(seq_len=1024), 12_968_602_112, 0.03),
+    ("experts", 2, 2, TOY, ADAPTED, 727_634_944, 0.03),
+    ("experts", 2, 2, TOY | SAVED, ADAPTED, 1_237_900_800, 0.003),
+    ("experts", 3, 2, TOY, ADAPTED, 981_665_792, 0.03),
+    ("huge experts", 3, 8, DEFAULTS | SAVED, LONG, 12_066_081_280, 0.03),
+    ("huge experts", 3, 8, DEFAULTS, LONG, 8_253_601_792, 0.04),
+    ("huge experts", 3, 8, DEFAULTS | SAVED, ADAPTED, 8_561_085_952, 0.045),
+    ("huge experts", 3, 8, SAVED, LONG, 12_968_602_112, 0.03),
     ("wide", 3, 4, {"micro_batch_size": 4}, Workload(seq_len=2048), 13_934_927_872, 0.02),
     ("wide", 2, 4, {"micro_batch_size": 4}, Workload(seq_len=2048), 15_375_648_768, 0.01),
 ]
