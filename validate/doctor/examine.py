@@ -119,7 +119,7 @@ def gather(
         "ops_folder": _start(lambda: read_ops_folder(variables)),
     }
     if nvme is not None:
-        readers["folder"] = _start(lambda: read_folder(nvme, root))
+        readers["folder"] = _start(lambda: read_folder(nvme))
     if hosts:
         readers["nodes"] = _start(lambda: read_nodes(hosts, rank_port(variables), run))
     parts: dict[str, Any] = {}

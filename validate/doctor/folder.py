@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from ...estimators.phrase import phrase
 from .findings import Findings, ok, problem, warning
@@ -28,33 +29,18 @@ class Folder:
     """Why it is unusable, "" where it is usable."""
 
 
-def read_folder(path: str, root: Path = Path("/")) -> Folder:
-    """Examine a folder with the mounts under `root`."""
+def read_folder(path: str) -> Folder:
+    """Examine a folder and its mount."""
     try:
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             return Folder(path=path, error="it is not a folder" if folder.exists() else "it does not exist")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
         return Folder(path=path, error=str(error))
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    innermost = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
     refused = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write there"
-    return Folder(path=path, filesystem=_mount_of(folder, root), error=refused)
-
-
-def _mount_of(folder: Path, root: Path) -> str:
-    """The file system of the mount of a folder, "" where it is unknown."""
-    depth, found = -1, ""
-    with suppress(OSError):
-        for line in (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            before, _, after = line.partition(" - ")
-            fields = before.split()
-            rest = after.split()
-            if len(fields) < 5 or not rest:
-                continue
-            point = Path(fields[4].replace("\\040", " "))
-            if (folder == point or point in folder.parents) and len(point.parts) >= depth:
-                depth = len(point.parts)
-                found = rest[0]
-    return found
+    return Folder(path=path, filesystem=innermost.fstype if innermost else "", error=refused)
 
 
 def swap_folder(folder: Folder) -> Findings:

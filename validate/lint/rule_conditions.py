@@ -14,21 +14,13 @@ from typing import Any
 from .linted_config import LintedConfig, shown
 from .rule import RuleCheck, Violation, violation
 
-DTYPES = {
-    "fp16": "fp16",
-    "float16": "fp16",
-    "half": "fp16",
-    "torch.float16": "fp16",
-    "fp32": "fp32",
-    "float32": "fp32",
-    "float": "fp32",
-    "torch.float32": "fp32",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "torch.bfloat16": "bf16",
-    "int8": "int8",
-    "torch.int8": "int8",
+_DTYPE_NAMES = {
+    "fp16": ("fp16", "float16", "half", "torch.float16"),
+    "fp32": ("fp32", "float32", "float", "torch.float32"),
+    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+    "int8": ("int8", "torch.int8"),
 }
+DTYPES = {name: dtype for dtype, names in _DTYPE_NAMES.items() for name in names}
 """The names of `runtime/config.py DtypeEnum`."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from ds_advise.validate.doctor.building import read_ops_folder, read_toolchain
 from ds_advise.validate.doctor.examine import gather, relevant_variables
@@ -125,11 +126,11 @@ def test_the_port_of_a_node() -> None:
     assert (rank_port({"MASTER_PORT": "7"}), rank_port({"MASTER_PORT": "no"})) == (7, 29500)
 
 
-def test_the_drive_of_a_folder(tmp_path: Path) -> None:
+def test_the_drive_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The innermost mount decides."""
-    lines = ("1 0 0:1 / / rw - ext4 /dev/other rw", f"2 1 0:6 / {tmp_path} rw - nfs4 server:/x rw")
-    root = tree(tmp_path / "root", {"proc/self/mountinfo": "\n".join(lines)})
-    assert read_folder(str(tmp_path), root).filesystem == "nfs4"
+    mounts = [SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4"), SimpleNamespace(mountpoint="/", fstype="ext4")]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+    assert read_folder(str(tmp_path)).filesystem == "nfs4"
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
