@@ -18,9 +18,8 @@ from pathlib import Path
 
 from ds_advise.validate.doctor.building import read_ops_folder, read_toolchain
 from ds_advise.validate.doctor.findings import run_program
-from ds_advise.validate.doctor.folder import read_folder
 from ds_advise.validate.doctor.gpus import read_graphics
-from ds_advise.validate.doctor.host import read_memory, read_processor
+from ds_advise.validate.doctor.host import read_folder, read_memory, read_processor
 from ds_advise.validate.doctor.software import read_software
 
 TARGET_S = 5.0

@@ -251,7 +251,7 @@ def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -
     names = [file.name for file in files]
     states, models = (ranks_of(names, kind) for kind in (OPTIMIZER_STATES, SHARDED_MODEL_STATES))
     count = ranks if ranks is not None else max(states | models, default=-1) + 1
-    missing = []
+    missing: list[str] = []
     for kind, have in {"optimizer": states, **({"model": models} if models else {})}.items():
         absent = (f"the {kind} states of rank {rank}" for rank in range(count) if rank not in have)
         missing += islice(absent, _MOST_NAMED)

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     "--nvme", metavar="PATH", help="Check this swap folder: it is writable, and not in RAM or on a network drive."
 )
 @click.option("--hostfile", type=PATH, metavar="FILE", help="Check the nodes of this hostfile: names, ssh, GPUs, port.")
-@click.option("--report", is_flag=True, help="Print a block for a bug report, without names, addresses and secrets.")
 @output_options
-def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output) -> int:
+def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
     """Check versions, compilers, GPUs, memory limits, cores, the swap folder, variables and other nodes.
 
     Each line is an observation and, for a fault, why it matters and how to fix it. Nothing is changed. Neither torch
@@ -33,21 +32,14 @@ def doctor(nvme: str | None, hostfile: Path | None, report: bool, output: Output
     \b
     ds-advise doctor
     ds-advise doctor --nvme /mnt/nvme --hostfile hostfile
-    ds-advise doctor --report
 
     Exit code: 0 no problem (there may be warnings), 1 problems, 2 the checks could not be made.
     """
-    if report and output.mode != "human":
-        raise click.UsageError("--report cannot be combined with --json or --quiet")
     from ...validate.doctor import gather, judge
-    from ..render.doctor import render_doctor, report_block
+    from ..render.doctor import render_doctor
 
-    facts = gather(nvme=nvme, hostfile=hostfile)
-    checkup = judge(facts)
-    if report:
-        print(report_block(facts))
-    else:
-        output.show(lambda: checkup, lambda console: render_doctor(checkup, console))
+    checkup = judge(gather(nvme=nvme, hostfile=hostfile))
+    output.show(lambda: checkup, lambda console: render_doctor(checkup, console))
     return 1 if checkup.counts["problem"] else 0
 
 

@@ -158,11 +158,11 @@ def test_bad_input_gets_one_line_and_exit_2(here: Path, capsys: pytest.CaptureFi
 def test_a_message_on_a_terminal_is_wrapped_without_breaking_a_command_or_a_path() -> None:
     """To a file or a pipe it is one line, as the tests around this one show."""
     path = "/data/" + "experiment/" * 6 + "ds_config.json"
-    message = f"ds-advise: {path}: no such file; pass --output FILE, or run ds-advise doctor --report first"
+    message = f"ds-advise: {path}: no such file; pass --output FILE, or run ds-advise doctor --json first"
     lines = wrapped(message, 40).splitlines()
     assert " ".join(line.strip() for line in lines) == message
     assert lines[1].strip() == f"{path}:" and all(len(line) < 40 for line in lines if path not in line)
-    assert any("--output FILE" in line for line in lines) and any("ds-advise doctor --report" in line for line in lines)
+    assert any("--output FILE" in line for line in lines) and any("ds-advise doctor --json" in line for line in lines)
     chinese = "ds-advise: 没有叫 'GTX9999' 的显卡: 猜不出它的显存和速度; 相近的有 RTX 3090, 或只写显存"
     assert all(cell_len(line) < 40 for line in wrapped(chinese, 40).splitlines())
 

@@ -71,7 +71,7 @@ COMMANDS = {
     ),
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": How(elsewhere=SYNOPSIS),
     "ds-advise checkpoint DIR [--to-hf OUT] [--dtype auto|bf16|fp16|fp32] [--force] [--json]": How(elsewhere=SYNOPSIS),
-    "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--report] [--json]": How(elsewhere=SYNOPSIS),
+    "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--json]": How(elsewhere=SYNOPSIS),
     "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How(says="gradients"),
     "ds-advise check configs/ds_config*.json": How(
         elsewhere="a step of somebody's workflow; test_check.py runs the like"

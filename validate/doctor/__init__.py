@@ -7,6 +7,5 @@ nor DeepSpeed is imported, and nothing is changed on the machine.
 
 from .examine import Checkup, MachineFacts, gather, judge
 from .findings import STATUSES, DoctorFinding, FindingStatus
-from .redact import Redactor
 
-__all__ = ["STATUSES", "Checkup", "DoctorFinding", "FindingStatus", "MachineFacts", "Redactor", "gather", "judge"]
+__all__ = ["STATUSES", "Checkup", "DoctorFinding", "FindingStatus", "MachineFacts", "gather", "judge"]

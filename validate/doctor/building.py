@@ -24,7 +24,7 @@ from ...estimators.phrase import phrase
 from ...probes.real_run.supervisor import open_files
 from .. import parse_version
 from .findings import Findings, Runner, ok, problem, unknown, warning
-from .folder import Folder
+from .host import Folder
 from .software import InstalledSoftware
 
 _LIMIT_S = 3.0

@@ -7,7 +7,6 @@ therefore has a thread that the end of the program does not wait for.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,12 +20,11 @@ from ...ds_configs.launch_commands import read_hostfile
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.phrase import phrase
-from . import building, environment, folder, gpus, host, nodes, software
+from . import building, environment, gpus, host, nodes, software
 from .building import OpsFolder, Toolchain, read_ops_folder, read_toolchain
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus, Runner, run_program
-from .folder import Folder, read_folder
 from .gpus import Graphics, read_graphics
-from .host import Memory, Processor, read_memory, read_processor
+from .host import Folder, Memory, Processor, read_folder, read_memory, read_processor
 from .nodes import MAX_NODES, PARALLEL_NODES, HostfileNode, rank_port, read_nodes
 from .software import InstalledSoftware, read_software
 
@@ -34,13 +32,6 @@ _Part = TypeVar("_Part")
 
 _LIMIT_S = 4.0
 """Time for all readers; the programs they run end earlier."""
-
-_VARIABLES = re.compile(
-    r"(?:NCCL|TORCH_NCCL|GLOO|UCX|CUDA|NVIDIA|PYTORCH|TORCH|DS|OMP|KMP|MKL|HF_HUB|ACCELERATE|MASTER)_"
-    r"|HF_DATASETS_OFFLINE|TRANSFORMERS_OFFLINE|LD_LIBRARY_PATH|(?:(?:LOCAL_)?RANK|WORLD_SIZE|CXX|CC)$"
-    r"|(?i:https?|all|no)_(?:proxy|PROXY)$"
-)
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 DoctorCheck = Callable[..., Findings]
 """A check. Its parameters are named after fields of `MachineFacts`; those without a default are required."""
@@ -64,7 +55,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "gpus": (gpus.gpus, gpus.gpu_memory),
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores,),
-    "swap folder": (folder.swap_folder,),
+    "swap folder": (host.swap_folder,),
     "environment": (environment.environment, environment.visible_devices),
     "nodes": (nodes.names, nodes.ssh, nodes.slots, nodes.rendezvous),
 }
@@ -131,16 +122,7 @@ def gather(
             late = isinstance(error, TimeoutError) and not reader.done()
             reason = "no answer within the time" if late else f"{type(error).__name__}: {error}"
             unread.append((name.replace("_", " "), reason))
-    return MachineFacts(environment=relevant_variables(variables), unread=tuple(unread), **parts)
-
-
-def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are checked or reported, without those with the name of a secret."""
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if _VARIABLES.match(name) and not any(word in name for word in _SECRET)
-    }
+    return MachineFacts(environment=variables, unread=tuple(unread), **parts)
 
 
 def _start(reader: Callable[[], _Part]) -> Future[_Part]:
@@ -191,7 +173,7 @@ def judge(facts: MachineFacts) -> Checkup:
             "unknown",
             phrase("could not be read: {reason}", reason=reason),
             "its checks are missing above",
-            "report it with the output of ds-advise doctor --report",
+            "report it with the output of ds-advise doctor --json",
             "unread",
             part,
         )

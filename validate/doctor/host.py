@@ -1,18 +1,18 @@
-"""Host memory and its limits, and the processor, from /proc, /sys and /dev (or a copy)."""
+"""Host memory and its limits, the processor (from /proc, /sys and /dev, or a copy), and the folder of --nvme."""
 
 from __future__ import annotations
 
 import os
-import platform
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 
+import psutil
+
 from ...estimators.phrase import gib, phrase
 from ...probes.machine import MemoryGroup, cpu_quota, memory_groups, read_pairs
 from .findings import Findings, counted, note, ok, problem, warning
-from .folder import Folder
 from .gpus import Graphics
 
 _CAP_IPC_LOCK = 14
@@ -29,6 +29,14 @@ _DOCKER_SHARED_BYTES = 64 * 2**20
 
 _MIN_LOCKED_BYTES = 10**9
 """The parameter swap buffers of one rank by default: 5 of 1e8 elements of 2 bytes."""
+
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "9p", "virtiofs"),
+        *("fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs", "fuse.glusterfs"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +64,20 @@ class Memory:
 class Processor:
     """The CPU."""
 
-    name: str
-    online: int
-    """Number of CPUs of the machine."""
     usable: int
     """Number of CPUs that this process may run on."""
     quota: float | None = None
     """The container's share in CPUs, None for no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder to swap to."""
+
+    path: str
+    filesystem: str = ""
+    error: str = ""
+    """Why it is unusable, "" where it is usable."""
 
 
 def read_memory(root: Path) -> Memory:
@@ -106,12 +121,21 @@ def _lockable_bytes(root: Path) -> int | None:
 
 def read_processor(root: Path) -> Processor:
     """Usable cores and their quota."""
-    return Processor(
-        name=" ".join(read_pairs(root / "proc/cpuinfo").get("model name", platform.machine()).split()),
-        online=os.cpu_count() or 1,
-        usable=len(os.sched_getaffinity(0)),
-        quota=cpu_quota(root),
-    )
+    return Processor(usable=len(os.sched_getaffinity(0)), quota=cpu_quota(root))
+
+
+def read_folder(path: str) -> Folder:
+    """Examine a folder and its mount."""
+    try:
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            return Folder(path=path, error="it is not a folder" if folder.exists() else "it does not exist")
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
+        return Folder(path=path, error=str(error))
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    innermost = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
+    refused = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write there"
+    return Folder(path=path, filesystem=innermost.fstype if innermost else "", error=refused)
 
 
 def ram(memory: Memory) -> Findings:
@@ -222,3 +246,33 @@ def cores(processor: Processor, graphics: Graphics | None = None) -> Findings:
         )
     else:
         yield ok(phrase("{usable} cores", usable=usable))
+
+
+def swap_folder(folder: Folder) -> Findings:
+    """The folder exists, is writable, and is on a drive of this machine."""
+    filesystem = folder.filesystem
+    if folder.error:
+        yield problem(
+            folder.error,
+            "DeepSpeed writes its swap files there",
+            "name a writable folder on the drive: nvme_path in the configuration",
+        )
+    elif filesystem in ("tmpfs", "ramfs", "devtmpfs"):
+        yield problem(
+            phrase("the folder is in RAM ({filesystem})", filesystem=filesystem),
+            "swapping to RAM frees no memory",
+            "name a folder on a drive",
+        )
+    elif filesystem in NETWORK_FILE_SYSTEMS:
+        yield warning(
+            phrase("a network drive ({filesystem})", filesystem=filesystem),
+            "every step reads and writes all optimizer states, which takes minutes",
+            "name a folder on a local drive",
+        )
+    else:
+        yield ok(
+            phrase(
+                "a folder on {filesystem}; ds-advise bench --nvme PATH measures its drive",
+                filesystem=filesystem or phrase("an unknown file system"),
+            )
+        )

@@ -22,15 +22,7 @@ PACKAGES = (
     "deepspeed",
     "transformers",
     "accelerate",
-    "peft",
-    "triton",
-    "flash-attn",
-    "bitsandbytes",
     "ninja",
-    "setuptools",
-    "numpy",
-    "mpi4py",
-    "nvidia-ml-py",
 )
 
 NO_NVIDIA_GPU = "no NVIDIA GPU"

@@ -17,13 +17,11 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.validate.doctor.building import read_ops_folder, read_toolchain
-from ds_advise.validate.doctor.examine import gather, relevant_variables
+from ds_advise.validate.doctor.examine import gather
 from ds_advise.validate.doctor.findings import ProgramRun, run_program
-from ds_advise.validate.doctor.folder import read_folder
 from ds_advise.validate.doctor.gpus import read_graphics
-from ds_advise.validate.doctor.host import read_memory, read_processor
+from ds_advise.validate.doctor.host import Processor, read_folder, read_memory, read_processor
 from ds_advise.validate.doctor.nodes import port_state, rank_port, read_nodes
-from ds_advise.validate.doctor.redact import Redactor
 from ds_advise.validate.doctor.software import read_software
 
 MEMINFO = """MemTotal:       528000000 kB
@@ -105,14 +103,12 @@ def test_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = host_tree(
         tmp_path,
         **{
-            "proc/cpuinfo": "processor : 0\nmodel name : AMD EPYC  7742\nflags : fpu avx2 sse\n",
             "proc/self/cgroup": "0::/\n",
             "sys/fs/cgroup/cpu.max": "400000 100000",
         },
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8})
-    processor = read_processor(root)
-    assert (processor.name, processor.usable, processor.quota) == ("AMD EPYC 7742", 5, 4.0)
+    assert read_processor(root) == Processor(usable=5, quota=4.0)
 
 
 def test_the_port_of_a_node() -> None:
@@ -375,32 +371,3 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path) -> None
     command = [sys.executable, "-c", HANGING, str(host_tree(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.stdout == "no answer within the time True\n", done
-
-
-def test_variables_with_secrets_are_never_read() -> None:
-    """Secrets are recognised by their names; other variables that matter are kept."""
-    kept = {"NCCL_DEBUG": "INFO", "WORLD_SIZE": "2"}
-    others = {"HF_HUB_TOKEN": "hf_x", "DS_API_KEY": "k", "AWS_SECRET": "s", "HOME": "/root"}
-    assert relevant_variables(kept | others) == kept
-
-
-def test_names_and_secrets_are_taken_out() -> None:
-    """User, home, hosts, addresses, credentials, tokens; versions and loopback stay."""
-    redactor = Redactor.of_this_machine(
-        nodes=("ann@trainer-7.lab.example",),
-        environment={
-            "HOME": "/home/ann",
-            "USER": "ann",
-            "HOSTNAME": "gpubox",
-            "WANDB_API_KEY": "0123456789abcdef",
-            "SHELL": "/bin/sh",
-        },
-    )
-    hidden = redactor.redact(
-        "/home/ann/.cache of ann on gpubox and trainer-7.lab.example at 10.1.2.3 and fe80::1; /home/bob/x "
-        "http://ann:pw@proxy:3128 hf_abcdefghijkl 0123456789abcdef planning torch 2.8.0 nvcc 12.4 127.0.0.1"
-    )
-    secrets = ("ann/", " ann ", "gpubox", "trainer-7", "10.1.2.3", "fe80", "bob", "pw@", "hf_abc", "0123456789abcdef")
-    assert not [secret for secret in secrets if secret in hidden], hidden
-    for kept in ("planning", "2.8.0", "12.4", "127.0.0.1", "<home>/.cache"):
-        assert kept in hidden, (kept, hidden)
