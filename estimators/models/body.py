@@ -378,6 +378,11 @@ def window_size(c: Fields, *, default: int | None = None) -> int | None:
     return c.positive("sliding_window", limit=MAX_POSITIONS) if c.given("sliding_window") else default
 
 
+def switched_window(c: Fields) -> int | None:
+    """`sliding_window` where `use_sliding_window` is on."""
+    return window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
+
+
 def windows(c: Fields, layers: int, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: by `layer_types` if the config has them, else in the layers for which `slides`."""
     kinds = c.per_layer("layer_types", layers, ("full_attention", "sliding_attention"))

@@ -202,7 +202,7 @@ def _one(name: str, found: list[_Name]) -> ModelShape:
     """The shape that all these names share."""
     entries = list(dict.fromkeys(known.entry for known in found))
     shapes = [_shape(entry) for entry in entries]
-    if any(not _same_shape(shapes[0], shape) for shape in shapes[1:]):
+    if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
     first = replace(shapes[0], name=_name(found[0]))
     alike = len({shape.max_positions for shape in shapes}) == 1
@@ -219,12 +219,6 @@ def _name(known: _Name) -> str:
 def _shape(entry: int) -> ModelShape:
     facts = _entries()[entry]
     return shape_from_config(facts["config"], name=facts["id"], source=f"catalogue: {'; '.join(facts['sources'])}")
-
-
-def _same_shape(one: ModelShape, other: ModelShape) -> bool:
-    return replace(one, name="", source="", max_positions=None) == replace(
-        other, name="", source="", max_positions=None
-    )
 
 
 def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:

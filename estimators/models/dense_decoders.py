@@ -21,6 +21,7 @@ from .body import (
     grouped_query,
     linear,
     norms,
+    switched_window,
     window_size,
     windows,
 )
@@ -62,9 +63,8 @@ def all_but_each(every: int, field: str = "") -> WindowRule:
 
 def late_layers(c: Fields, dims: Dims) -> tuple[int | None, ...]:
     """Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
-    window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
     first = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
-    return windows(c, dims.layers, window, lambda layer: layer >= first)
+    return windows(c, dims.layers, switched_window(c), lambda layer: layer >= first)
 
 
 def unrotated_layers(c: Fields, dims: Dims) -> tuple[int | None, ...]:
@@ -173,12 +173,6 @@ def positions(c: Fields, name: str, width: int, *names: str, offset: int = 0) ->
     return embedding(name, c.size(*names, limit=MAX_POSITIONS) + offset, width, "position")
 
 
-def gpt_dims(c: Fields, *, kv_heads: int | None = None) -> Dims:
-    return dims(
-        c, hidden=HIDDEN[::-1], layers=LAYERS[::-1], heads=HEADS[::-1], feed_forward="n_inner", kv_heads=kv_heads
-    )
-
-
 GPT = Style(
     names=Names("transformer", "h", "wte", "ln_f"),
     tied=True,
@@ -196,16 +190,18 @@ GPT = Style(
 
 
 def gpt2(c: Fields) -> Body:
-    return _gpt(c, GPT._replace(transposed=True, suffix="LMHeadModel"), gpt_dims(c))
+    return _gpt(c, GPT._replace(transposed=True, suffix="LMHeadModel"))
 
 
 def gpt_bigcode(c: Fields) -> Body:
-    style = GPT._replace(activation="gelu_pytorch_tanh")
-    return _gpt(c, style, gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None))
+    kv_heads = 1 if c.flag("multi_query", default=True) else None
+    return _gpt(c, GPT._replace(activation="gelu_pytorch_tanh"), kv_heads=kv_heads)
 
 
-def _gpt(c: Fields, style: Style, sizes: Dims) -> Body:
+def _gpt(c: Fields, style: Style, *, kv_heads: int | None = None) -> Body:
     c.refuse("add_cross_attention")
+    hidden, layers, heads = HIDDEN[::-1], LAYERS[::-1], HEADS[::-1]
+    sizes = dims(c, hidden=hidden, layers=layers, heads=heads, feed_forward="n_inner", kv_heads=kv_heads)
     return build(c, sizes, style, outside=positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings"))
 
 

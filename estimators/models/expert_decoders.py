@@ -20,6 +20,7 @@ from .body import (
     linear,
     norm,
     parameter,
+    switched_window,
     window_size,
     windows,
 )
@@ -79,25 +80,25 @@ def olmoe(c: Fields) -> Body:
     return build(c, dims, Style(qk_norm="all", biases=BIASED), sparse=mixture(dims.hidden, experts))
 
 
+def gated_mixture(c: Fields, dims: Dims, *, width: int, shared: int, count: int, chosen: int) -> FeedForwardPart:
+    """Routed experts and a shared one, which a number per token scales; with these defaults."""
+    width = c.size("moe_intermediate_size", default=width)
+    shared = c.size("shared_expert_intermediate_size", default=shared)
+    experts = routed(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
+    feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
+    return feed_forward, tensors + linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
+
+
 def qwen2_moe(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=16)
-    width, shared = (
-        c.size("moe_intermediate_size", default=1408),
-        c.size("shared_expert_intermediate_size", default=5632),
-    )
-    experts = routed(c, width, "num_experts", count=60, chosen=4, shared_hidden=shared)
-    feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
-    tensors += linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
-    slides = c.flag("use_sliding_window", default=False)
     last = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
-    window = window_size(c, default=4096) if slides else None
     return build(
         c,
         dims,
         Style(biases=(("qkv_bias", True), False, False)),
-        sparse=(feed_forward, tensors),
+        sparse=gated_mixture(c, dims, width=1408, shared=5632, count=60, chosen=4),
         is_sparse=qwen_sparse(c, dims),
-        window=windows(c, dims.layers, window, lambda layer: layer % 2 == 0 and layer < last),
+        window=windows(c, dims.layers, switched_window(c), lambda layer: layer % 2 == 0 and layer < last),
     )
 
 
@@ -111,14 +112,13 @@ def qwen3_moe(c: Fields, *, key_value_heads: int = 4, width: int = 768, count: i
     dims = Dims.read(c, num_key_value_heads=key_value_heads)
     width = c.size("moe_intermediate_size", default=width)
     experts = routed(c, width, "num_experts", "num_local_experts", count=count, chosen=chosen)
-    window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
     return build(
         c,
         dims,
         Style(qk_norm="head", biases=BIASED),
         sparse=mixture(dims.hidden, experts),
         is_sparse=qwen_sparse(c, dims),
-        window=(window,) * dims.layers,
+        window=(switched_window(c),) * dims.layers,
     )
 
 
@@ -210,42 +210,34 @@ CHUNK = 64
 """Tokens that linear attention takes at a time (transformers 5.23 `torch_chunk_gated_delta_rule`)."""
 
 
+PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+
 def qwen3_5_text(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
-    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, projections))
+    return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, PROJECTIONS))
 
 
 def qwen3_5_moe_text(c: Fields) -> Body:
     # The class has no dense layer, and so needs no width for one.
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256, intermediate_size=1)
-    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    sparse = _hybrid_experts(c, dims, count=256, chosen=8)
-    return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, projections), sparse=sparse)
+    sparse = gated_mixture(c, dims, width=512, shared=512, count=256, chosen=8)
+    return build(c, dims, Style(biases=BIASED), attentions=_hybrid_layers(c, dims, PROJECTIONS), sparse=sparse)
 
 
 def qwen3_next(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=2, head_dim=256)
     attentions = _hybrid_layers(c, dims, ("in_proj_qkvz", "in_proj_ba"))
-    sparse = _hybrid_experts(c, dims, count=512, chosen=10)
+    sparse = gated_mixture(c, dims, width=512, shared=512, count=512, chosen=10)
     return build(c, dims, Style(biases=BIASED), attentions=attentions, sparse=sparse, is_sparse=qwen_sparse(c, dims))
 
 
 def qwen3_5(c: Fields) -> Body:
-    text = qwen3_5_text(part(c, "text_config", "qwen3_5_text"))
-    return idle(c, text)
+    return idle(c, qwen3_5_text(part(c, "text_config", "qwen3_5_text")))
 
 
 def qwen3_5_moe(c: Fields) -> Body:
-    text = qwen3_5_moe_text(part(c, "text_config", "qwen3_5_moe_text"))
-    return idle(c, text)
-
-
-def _hybrid_experts(c: Fields, dims: Dims, *, count: int, chosen: int) -> FeedForwardPart:
-    width, shared = (c.size(f"{name}_intermediate_size", default=512) for name in ("moe", "shared_expert"))
-    experts = routed(c, width, "num_experts", count=count, chosen=chosen, shared_hidden=shared)
-    feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
-    return feed_forward, tensors + linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
+    return idle(c, qwen3_5_moe_text(part(c, "text_config", "qwen3_5_moe_text")))
 
 
 def _hybrid_layers(c: Fields, dims: Dims, projections: tuple[str, ...]) -> list[AttentionPart]:

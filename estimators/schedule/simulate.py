@@ -29,25 +29,19 @@ from ..workload import PRECISION_OF
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
 from .streams import HOST, Lane, Span, Streams
 
-_NAMES: dict[Kind, str] = {
-    "product": "matrix products",
-    "attention": "attention",
-    "memory": "elementwise operations",
-    "to host": "copies to host",
-    "to device": "copies to device",
-    "read": "NVMe reads",
-    "write": "NVMe writes",
+_KINDS: dict[Kind, tuple[str, str, Lane | None]] = {
+    "product": ("matrix products", "gpu compute", "gpu"),
+    "attention": ("attention", "gpu compute", "gpu"),
+    "memory": ("elementwise operations", "gpu memory", "gpu"),
+    "to host": ("copies to host", "pcie", "to host"),
+    "to device": ("copies to device", "pcie", "to device"),
+    "read": ("NVMe reads", "nvme", "drive"),
+    "write": ("NVMe writes", "nvme", "drive"),
+    "host": ("", "cpu", None),
+    "collective": ("", "", "links"),
 }
-_RESOURCES: dict[Kind, str] = {
-    "product": "gpu compute",
-    "attention": "gpu compute",
-    "memory": "gpu memory",
-    "to host": "pcie",
-    "to device": "pcie",
-    "read": "nvme",
-    "write": "nvme",
-    "host": "cpu",
-}
+"""What a term calls the operations, and their resource ("": by the operation); the lane that they keep busy, None: the
+host computes them."""
 
 
 _CALLS = {
@@ -124,11 +118,11 @@ class _Simulation:
         self.phase_of: list[str] = []
         self.seconds = [duration_s(operation, cluster) for operation in schedule.operations]
         self.contentions = [contention(operation) for operation in schedule.operations]
-        self.lanes = [None if self.on_cpu else lane_of(operation) for operation in schedule.operations]
+        self.lanes = [None if self.on_cpu else _KINDS[operation.kind][2] for operation in schedule.operations]
         self.names = tuple(map(name_of, schedule.operations))
         links = "network" if cluster.nodes > 1 else "gpu links"
         self.resources = {
-            name: _RESOURCES.get(operation.kind, links)
+            name: links if operation.kind == "collective" else _KINDS[operation.kind][1]
             for name, operation in zip(self.names, schedule.operations, strict=True)
         }
         self.steps: dict[int, Callable[[int, int], None]] = {
@@ -248,25 +242,7 @@ def name_of(operation: RecordedOperation) -> str:
         return next((name for part, name in words.items() if part in operation.name), "other collectives")
     if kind == "host":
         return "tensor operations on the host" if operation.name.startswith("aten::") else "optimizer on the host"
-    return _NAMES[kind]
-
-
-_LANES: dict[Kind, Lane | None] = {
-    "product": "gpu",
-    "attention": "gpu",
-    "memory": "gpu",
-    "host": None,
-    "to device": "to device",
-    "to host": "to host",
-    "collective": "links",
-    "read": "drive",
-    "write": "drive",
-}
-
-
-def lane_of(operation: RecordedOperation) -> Lane | None:
-    """The lane that the operation keeps busy; None: the host computes it."""
-    return _LANES[operation.kind]
+    return _KINDS[kind][0]
 
 
 def contention(operation: RecordedOperation) -> float:
@@ -285,12 +261,15 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     if kind in ("to host", "to device"):
         return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.serialized else 0.0)
     if kind == "collective":
-        return _collective_s(operation, cluster)
+        link = _ring(operation, cluster)
+        return (link.all_reduce_s if "allreduce" in operation.name else link.gather_s)(size, 1)
     if kind == "read":
         return size * cluster.gpus_per_node / nvme_read_bytes_per_s(cluster)
     if kind == "write":
         return size * cluster.gpus_per_node / nvme_write_bytes_per_s(cluster)
-    return max(KERNEL_S, _kernel_s(operation, cluster)) + _page_faults_s(operation, cluster)
+    seconds, rate = max(KERNEL_S, _kernel_s(operation, cluster)), cluster.new_memory_bytes_per_s
+    # What the kernel takes to map new memory, where the device is the CPU and that was measured.
+    return seconds + (operation.unmapped_bytes / rate if cluster.gpu.is_cpu and rate else 0.0)
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
@@ -314,17 +293,6 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
         rate = attention_rate(gpu, precision, "flash", operation.keys, backward="backward" in operation.name)
         return max(moved, operation.flops / rate)
     return moved
-
-
-def _page_faults_s(operation: RecordedOperation, cluster: Cluster) -> float:
-    """What the kernel takes to map new memory, where the device is the CPU and that was measured."""
-    rate = cluster.new_memory_bytes_per_s
-    return operation.unmapped_bytes / rate if cluster.gpu.is_cpu and rate else 0.0
-
-
-def _collective_s(operation: RecordedOperation, cluster: Cluster) -> float:
-    link = _ring(operation, cluster)
-    return (link.all_reduce_s if "allreduce" in operation.name else link.gather_s)(operation.size_bytes, 1)
 
 
 def _ring(operation: RecordedOperation, cluster: Cluster) -> Ring:

@@ -158,13 +158,14 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     products.append(adapter._replace(backward=2))
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
+            repeats = workload.mlp == "tiled" and tensor.role == "feed_forward"  # rule 7
             products.append(
                 Product(
                     name=tensor.name,
                     rows=rows,
                     inner=tensor.in_features,
                     columns=tensor.out_features,
-                    backward=(2 if chosen.folds(tensor) else backward) + _runs_again(tensor, workload),
+                    backward=(2 if chosen.folds(tensor) else backward) + repeats,
                 )
             )
             if tensor.linear and (rank := chosen.rank_of(tensor)):
@@ -212,11 +213,6 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
             backward=round(backward),
             again=runs_again,
         )
-
-
-def _runs_again(tensor: Tensor, workload: Workload) -> bool:
-    """The backward pass repeats the product (rule 7)."""
-    return workload.mlp == "tiled" and tensor.role == "feed_forward"
 
 
 def _saves_its_end(block: Block) -> bool:

@@ -293,13 +293,6 @@ def with_server(cluster: Cluster, rollouts: Rollouts) -> Cluster:
     return replace(cluster, gpus_per_node=cluster.gpus_per_node + rollouts.server_gpus)
 
 
-def evaluation_plan(plan: Plan, job: Job) -> Plan:
-    """The plan with an evaluation's batches."""
-    if job.evaluation_batch is None:
-        return plan
-    return plan.with_fields(micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
-
-
 def job_duration(
     model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate, job: Job
 ) -> JobDuration:
@@ -325,7 +318,9 @@ def job_duration(
     saved = saving(model, workload, cluster, plan, steps * step_s)
     evaluation_s = 0.0
     if job.evaluation_samples:
-        evaluated = evaluation_plan(plan, job)
+        evaluated = plan
+        if job.evaluation_batch is not None:
+            evaluated = plan.with_fields(micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
         batches = ceil(job.evaluation_samples / evaluated.samples_per_step(ranks))
         evaluation_s = saved.count * batches * estimate_forward_s(model, shorter, cluster, evaluated)
     in_all = job.samples_in_all(seq_len)
